@@ -1,0 +1,1 @@
+"""A declarative generator of fused GPU ops for JAX: a YAML spec in, a CuTe DSL kernel and a JAX function out."""

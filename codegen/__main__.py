@@ -1,0 +1,195 @@
+"""The command line: one function a command, each handing over to the module that does the work.
+
+Heavy imports stand inside the commands: `codegen --help` and everything up to `codegen build` load neither JAX nor
+CuTe DSL.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="codegen",
+    help="Fused GPU ops for JAX from YAML: readable CuTe DSL kernels, checked against a jnp reference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Specs = Annotated[Path, typer.Option("--specs", help="The folder of specs.")]
+Out = Annotated[Path, typer.Option("--out", help="The package to write; its parent must be importable.")]
+TestsOut = Annotated[Path, typer.Option("--tests", help="Where the property-test modules go; '' writes none.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+SPECS, OUT, TESTS = Path("specs"), Path("generated"), Path("tests/generated")
+
+
+class UsageError(Exception):
+    """A mistake on the command line: one message, exit status 2."""
+
+
+def main() -> None:
+    """Run the command line; user mistakes end in one message and exit status 2."""
+    from codegen.errors import SpecError
+
+    try:
+        app()
+    except SpecError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = SPECS) -> None:
+    """Write a commented starter spec, specs/OP.yaml.
+
+    Example: codegen new my_bias_relu
+    """
+    from codegen.scaffold import starter
+
+    path = specs / f"{op}.yaml"
+    if path.exists():
+        raise UsageError(f"{path} exists already; pick another name or edit it")
+    text = starter(op, path)
+    specs.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    print(f"wrote {path}; next: codegen build")
+
+
+@app.command()
+def build(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; all of --specs.")] = None,
+    specs: Specs = SPECS,
+    out: Out = OUT,
+    tests: TestsOut = TESTS,
+) -> None:
+    """Turn specs into kernels, JAX functions and tests: all of them, or nothing.
+
+    Naming spec files rebuilds only their ops. Files whose bytes agree are not touched.
+
+    Example: codegen build
+    Example: codegen build specs/bias_relu.yaml
+    Example: codegen build --specs my/specs --out my_package/ops --tests my_package/tests
+    """
+    from codegen import outputs
+    from codegen.build import find_specs, generated_files, read_ops, test_files
+
+    found = find_specs(specs) if not files else sorted({*(find_specs(specs) if specs.is_dir() else []), *files})
+    ops = read_ops(found)
+    _no_repeats([op.spec.op for op in ops], found)
+    folders = {out: generated_files(ops, _package(out), specs.name)}
+    if str(tests) not in ("", "."):
+        folders[tests] = test_files(ops, _package(out))
+    for folder, contents in folders.items():
+        foreign = outputs.foreign(folder, contents)
+        if foreign:
+            raise UsageError(f"{foreign[0]} was not generated and would be overwritten; move it, or choose another folder")
+    changed = outputs.write(folders)
+    total = sum(len(contents) for contents in folders.values())
+    print(f"{len(ops)} ops: {len(changed)} of {total} files changed")
+    for path in changed[:20]:
+        print(f"  {path}")
+
+
+@app.command()
+def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None:
+    """Say whether the generated files are what a build would write: exit 1 with the difference if not.
+
+    Example: codegen check
+    """
+    from codegen import outputs
+    from codegen.build import find_specs, generated_files, read_ops, test_files
+
+    ops = read_ops(find_specs(specs))
+    folders = {out: generated_files(ops, _package(out), specs.name)}
+    if str(tests) not in ("", "."):
+        folders[tests] = test_files(ops, _package(out))
+    differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents)]
+    for difference in differences:
+        print(f"{difference.path}: {difference.state}")
+        print(difference.diff, end="")
+    if differences:
+        print(f"{len(differences)} files differ. Run: codegen build")
+        sys.exit(1)
+    print(f"{len(ops)} ops are up to date")
+
+
+@app.command("list")
+def list_ops(specs: Specs = SPECS, as_json: AsJson = False) -> None:
+    """List the ops: kind, types, arguments.
+
+    Example: codegen list --json
+    """
+    from codegen.build import find_specs, read_ops
+
+    rows = []
+    for op in read_ops(find_specs(specs)):
+        spec = op.spec
+        rows.append(
+            {
+                "op": spec.op,
+                "kind": op.plan.kind,
+                "types": {name: list(dtypes) for name, dtypes in spec.types},
+                "inputs": {a.name: str(a) for a in spec.inputs},
+                "outputs": {a.name: str(a) for a in spec.outputs},
+                "params": {p.name: p.kind for p in spec.params},
+                "summary": spec.summary,
+            }
+        )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("op", "kind", "types", "arguments", "result", box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        arguments = [f"{n}: {a}" for n, a in row["inputs"].items()] + [f"{n}: {k}" for n, k in row["params"].items()]
+        types = "; ".join(f"{t} {', '.join(d)}" for t, d in row["types"].items())
+        table.add_row(row["op"], row["kind"], types, escape("\n".join(arguments)), escape("\n".join(row["outputs"].values())))
+    Console().print(table)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors.
+
+    Example: codegen schema > spec.schema.json
+    """
+    from codegen.scaffold import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _package(out: Path) -> str:
+    """The import name of the package written: its folder's name, with its parents where those are packages."""
+    parts = [out.name]
+    parent = out.resolve().parent
+    while (parent / "__init__.py").exists():
+        parts.insert(0, parent.name)
+        parent = parent.parent
+    name = ".".join(parts)
+    if not all(part.isidentifier() for part in parts):
+        raise UsageError(f"--out {out}: {name!r} is no name for a package")
+    return name
+
+
+def _no_repeats(names: list[str], found: list[Path]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two specs define {name!r}: {', '.join(str(p) for p in found if p.stem == name)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""From a folder of specs to the contents of every file a build writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from codegen.errors import Diagnostic, Span, SpecError
+from codegen.pipeline import Op, read_op
+from codegen.render import environment, render_op
+
+
+def find_specs(folder: Path) -> list[Path]:
+    """The spec files of a folder, by name. Raises `SpecError` where there are none."""
+    found = sorted(folder.glob("*.yaml"))
+    if not found:
+        message = "no such folder" if not folder.is_dir() else "no spec (*.yaml) in this folder"
+        raise SpecError([Diagnostic(Span(str(folder), 1, 1), message, "`codegen new OP` writes a first one")])
+    return found
+
+
+def read_ops(paths: list[Path]) -> list[Op]:
+    """Read every spec; the mistakes of all are raised together."""
+    ops, diagnostics = [], []
+    for path in paths:
+        try:
+            ops.append(read_op(path))
+        except SpecError as error:
+            diagnostics += error.diagnostics
+    if diagnostics:
+        raise SpecError(diagnostics)
+    return ops
+
+
+def generated_files(ops: list[Op], package: str, specs: str) -> dict[str, str]:
+    """The package's files: one module an op, and the package itself."""
+    files = {f"{op.spec.op}.py": render_op(op) for op in ops}
+    names = sorted(op.spec.op for op in ops)
+    files["__init__.py"] = environment().get_template("init.py.jinja").render(ops=names, package=package, specs=specs)
+    return files
+
+
+def test_files(ops: list[Op], package: str) -> dict[str, str]:
+    """One property-test module an op."""
+    template = environment().get_template("test.py.jinja")
+    return {
+        f"test_{op.spec.op}.py": template.render(
+            op=op.spec.op, path=f"specs/{op.spec.op}.yaml", package=package, differentiable=op.spec.grad != "none"
+        )
+        for op in ops
+    }

@@ -1,0 +1,168 @@
+"""Typed statements to lines of Python: the chain on CuTe vectors, and the same chain in jnp.
+
+A value used once stands inside the expression that uses it; shared values, and expressions that would grow too long
+for a line, get a name. Chain names are kept, so the code reads like the spec.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from codegen.ir import Node, Statement, topological
+from codegen.ops import OPS
+
+WIDTH = 96  # of an expression
+
+# How tightly Python's operators bind; a name, a literal or a call binds tightest.
+ATOM = 10
+BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, "pow": 9} | dict.fromkeys(
+    ("lt", "le", "gt", "ge", "eq", "ne"), 1
+)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How values are written where the chain is emitted.
+
+    `leaves` names what the chain reads, by (op, attr, index name); `floating` and `integer` are the compute types;
+    `approx` is the text of the approximation flag.
+    """
+
+    name: str  # "cute" or "jnp"
+    leaves: Mapping[tuple, str]
+    floating: str
+    integer: str
+    types: Mapping[str, str]  # dtype or type variable -> how this dialect writes it
+    approx: str = "False"
+    fast: bool = False
+    like: str = ""  # a vector of the compute type, for constants that need one
+
+
+def leaf_key(node: Node) -> tuple:
+    if node.op == "take":
+        return "take", node.args[0].attr, node.args[1].attr, node.attr
+    return node.op, node.attr
+
+
+def emit(statements: tuple[Statement, ...], names: Mapping[tuple[str, int | None], str], dialect: Dialect) -> list[str]:
+    """The statements as lines; `names` gives each target's variable."""
+    return _Emitter(statements, names, dialect).lines()
+
+
+class _Emitter:
+    def __init__(self, statements, names, dialect: Dialect):
+        self.statements, self.names, self.dialect = statements, names, dialect
+        self.uses: Counter[int] = Counter()
+        nodes = list(topological(s.value for s in statements))
+        for node in nodes:
+            if node.op != "take":
+                self.uses.update(id(arg) for arg in node.args)
+        self.taken = set(names.values()) | set(dialect.leaves.values())
+        self.text: dict[int, str] = {}
+        self.binding: dict[int, int] = {}  # how tightly the text of a node binds
+        self.out: list[str] = []
+        self.count = 0
+
+    def lines(self) -> list[str]:
+        # A value that a statement names is written under that name
+        for statement in self.statements:
+            name = self.names[(statement.name, statement.part)]
+            for node in topological([statement.value]):
+                if id(node) not in self.text:
+                    self.visit(node, name if node is statement.value else None)
+            node = statement.value
+            text = self.text[id(node)]
+            if text != name:
+                if node.is_const:
+                    text = self.constant_vector(node)
+                self.out.append(f"{name} = {text}")
+            if not node.is_const:
+                self.text[id(node)], self.binding[id(node)] = name, ATOM
+        return self.out
+
+    def visit(self, node: Node, name: str | None) -> None:
+        text, binding = self.expression(node)
+        leaf = node.is_const or leaf_key(node) in self.dialect.leaves
+        if not leaf and name is None and (self.uses[id(node)] > 1 or len(text) > WIDTH):
+            fresh = self.fresh()
+            self.out.append(f"{fresh} = {text}")
+            text, binding = fresh, ATOM
+        self.text[id(node)], self.binding[id(node)] = text, binding
+
+    def fresh(self) -> str:
+        while (name := f"t{self.count}") in self.taken:
+            self.count += 1
+        self.taken.add(name)
+        return name
+
+    def expression(self, node: Node) -> tuple[str, int]:
+        dialect = self.dialect
+        if node.is_const:
+            return constant(node), BINDING["neg"] if constant(node).startswith("-") else ATOM
+        if leaf_key(node) in dialect.leaves:
+            return dialect.leaves[leaf_key(node)], ATOM
+        if node.op == "float":
+            return self.convert(node.args[0], dialect.floating), ATOM
+        if node.op == "cast":
+            return self.cast(node), ATOM
+        op = OPS[node.op]
+        binding = BINDING.get(node.op, ATOM)
+        if dialect.name == "jnp":
+            # operators that jnp spells so although a kernel calls a function, and the other way round
+            binding = {"div": BINDING["mul"], "not": BINDING["neg"], "pow": BINDING["pow"]}.get(node.op, binding)
+            args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
+            text = op.jnp
+        else:
+            args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
+            text = op.cute_fast if dialect.fast and op.cute_fast else op.cute
+            if not op.infix and all(a.is_const for a in node.args):
+                args[0] = self.constant_vector(node.args[0])
+        return text.format(*args, approx=dialect.approx), binding
+
+    def argument(self, node: Node, binding: int, place: int) -> str:
+        """An argument's text, in parentheses where the operator around it binds tighter."""
+        text, own = self.text[id(node)], self.binding[id(node)]
+        if binding == ATOM:
+            return text
+        loose = own < binding or (own == binding and (place > 0 or binding in (BINDING["lt"], BINDING["pow"])))
+        return f"({text})" if loose else text
+
+    def constant_vector(self, node: Node) -> str:
+        if self.dialect.name == "jnp":
+            return f"jnp.full_like({self.dialect.like}, {constant(node)}, {self.typed(node.kind)})"
+        return f"cute.full_like({self.dialect.like}, {constant(node)}, {self.typed(node.kind)})"
+
+    def typed(self, kind: str) -> str:
+        if kind == "bool":
+            return self.dialect.types["bool"]
+        return self.dialect.floating if kind == "float" else self.dialect.integer
+
+    def convert(self, node: Node, dtype: str) -> str:
+        text = self.text[id(node)] if self.binding[id(node)] == ATOM else f"({self.text[id(node)]})"
+        return f"{text}.astype({dtype})" if self.dialect.name == "jnp" else f"{text}.to({dtype})"
+
+    def cast(self, node: Node) -> str:
+        value, dtype = node.args[0], self.dialect.types[str(node.attr)]
+        target = self.typed(node.kind)
+        text = self.text[id(value)] if not value.is_const else self.constant_vector(value)
+        if self.dialect.name == "jnp":
+            return f"runtime.cast({text}, {dtype})" + ("" if node.kind == "bool" else f".astype({target})")
+        rounded = f"device.cast({text}, {dtype})"
+        return rounded if node.kind == "bool" else f"{rounded}.to({target})"
+
+
+def constant(node: Node) -> str:
+    value = node.attr
+    if isinstance(value, float):
+        if value != value:
+            return 'float("nan")'
+        if value in (float("inf"), float("-inf")):
+            return 'float("inf")' if value > 0 else '-float("inf")'
+    return repr(value)
+
+
+def uses_approximation(statements: tuple[Statement, ...]) -> bool:
+    """Whether any operation of the chain has a cheaper form under `math: auto`."""
+    return any(n.op in OPS and "{approx}" in OPS[n.op].cute for n in topological(s.value for s in statements))

@@ -1,0 +1,162 @@
+"""The typed expression graph: dtypes, named axes, nodes, and how they print.
+
+A node knows its operation, its arguments, its kind (float, int or bool) and the named axes it varies along. Nodes are
+interned by the `Graph` that makes them, so equal expressions are the same object and a shared subexpression is stored
+once. Nothing here knows of YAML, of text positions, or of any backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from codegen.errors import Mistake
+
+ROWS = "..."  # the one logical axis that stands for any number of leading axes
+
+
+@dataclass(frozen=True)
+class DType:
+    """An array element type: its name in JAX, in CuTe DSL, its kind, its size in bytes, and where it exists."""
+
+    name: str
+    cutlass: str
+    kind: str
+    size: int
+    min_arch: int = 80
+
+
+DTYPES = {
+    d.name: d
+    for d in (
+        DType("bool", "Boolean", "bool", 1),
+        DType("int8", "Int8", "int", 1),
+        DType("int16", "Int16", "int", 2),
+        DType("int32", "Int32", "int", 4),
+        DType("int64", "Int64", "int", 8),
+        DType("uint8", "Uint8", "int", 1),
+        DType("uint16", "Uint16", "int", 2),
+        DType("uint32", "Uint32", "int", 4),
+        DType("float8_e4m3fn", "Float8E4M3FN", "float", 1, 89),
+        DType("float8_e5m2", "Float8E5M2", "float", 1, 89),
+        DType("float16", "Float16", "float", 2),
+        DType("bfloat16", "BFloat16", "float", 2),
+        DType("float32", "Float32", "float", 4),
+        DType("float64", "Float64", "float", 8),
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operation. `attr` holds what is not an argument: a name, a constant, a dtype, an axis."""
+
+    op: str
+    args: tuple[Node, ...]
+    attr: object
+    kind: str
+    dims: tuple[str, ...]
+
+    @property
+    def is_const(self) -> bool:
+        return self.op == "const"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The attribute of an `input` node: which input, and which part of its group axis (None: it has none)."""
+
+    name: str
+    part: int | None = None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A checked line of the chain: the name (and part, for an output's parts) it assigns, and its value."""
+
+    name: str
+    part: int | None
+    value: Node
+
+
+class Graph:
+    """Makes nodes, each distinct one once. `axes` is the spec's order of axes, which dims always follow."""
+
+    def __init__(self, axes: Iterable[str]):
+        self.axes = tuple(axes)
+        self._nodes: dict[tuple, Node] = {}
+
+    def node(
+        self, op: str, args: tuple[Node, ...] = (), attr: object = None, *, kind: str, dims: Iterable[str]
+    ) -> Node:
+        # 0.0 == -0.0 and 1 == True == 1.0, but they are different constants
+        tag = (type(attr).__name__, repr(attr)) if op == "const" else attr
+        key = (op, tuple(map(id, args)), tag, kind)
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = Node(op, args, attr, kind, self.order(dims))
+        return found
+
+    def const(self, value: bool | int | float) -> Node:
+        kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
+        if kind == "int" and not -(2**63) <= value < 2**63:
+            raise Mistake(f"the integer constant {_short(value)} does not fit 64 bits")
+        return self.node("const", attr=value, kind=kind, dims=())
+
+    def order(self, dims: Iterable[str]) -> tuple[str, ...]:
+        """The union of axes in the spec's order."""
+        names = set(dims)
+        return tuple(axis for axis in self.axes if axis in names)
+
+
+def _short(value: int) -> str:
+    return str(value) if -(2**70) < value < 2**70 else f"of {value.bit_length()} bits"
+
+
+def topological(roots: Iterable[Node]) -> Iterator[Node]:
+    """Every node the roots reach, arguments before their users, each once; no recursion, so depth is no limit."""
+    seen: set[int] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((arg, False) for arg in reversed(node.args))
+
+
+def dims_text(dims: tuple[str, ...]) -> str:
+    return "[" + ", ".join(dims) + "]"
+
+
+def print_statements(statements: Iterable[Statement]) -> str:
+    """The graph as text, one operation a line: the debugging tool and the golden format.
+
+    %0 = input x : float[..., N]
+    """
+    lines: list[str] = []
+    names: dict[int, str] = {}
+    for statement in statements:
+        for node in topological([statement.value]):
+            if id(node) in names:
+                continue
+            if node.is_const:
+                names[id(node)] = repr(node.attr)
+                continue
+            names[id(node)] = name = f"%{len(lines)}"
+            attr = "" if node.attr is None else f" {_attr_text(node.attr)}"
+            args = ", ".join(names[id(arg)] for arg in node.args)
+            lines.append(f"{name} = {node.op}{attr}{' ' + args if args else ''} : {node.kind}{dims_text(node.dims)}")
+        target = statement.name if statement.part is None else f"{statement.name}[{statement.part}]"
+        lines.append(f"{target} = {names[id(statement.value)]}")
+    return "\n".join(lines) + "\n"
+
+
+def _attr_text(attr: object) -> str:
+    if isinstance(attr, Leaf):
+        return attr.name if attr.part is None else f"{attr.name}[{attr.part}]"
+    if isinstance(attr, tuple):
+        return "(" + ", ".join(map(_attr_text, attr)) + ")"
+    return str(attr)

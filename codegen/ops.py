@@ -1,0 +1,136 @@
+"""The table of primitive operations: one row each, with everything known about it.
+
+`cute` and `jnp` are how the operation is written in a kernel and in the jnp form; `{0}`, `{1}`, ... are its arguments.
+`{approx}` in a CuTe text is where a cheaper approximation may be asked for: `False` under `math: precise`, `True` under
+`math: fast`, and under `math: auto` the kernel's own flag, set for outputs narrower than float32. Only approximations
+within 2**-20 of relative error take part in `auto`, whatever the chain does with them afterwards; `cute_fast` is what
+`math: fast` may use besides.
+
+`grad` holds one formula an argument, in the language of the chain: `a`, `b`, `c` are the arguments, `y` the result, `g`
+its cotangent; "0" says that the derivative is zero everywhere it exists. Ties and kinks follow jax.vjp of `jnp`.
+`domain` is where the operation is finite and smooth, for derivative tests.
+
+What an operation takes and gives (`rule`):
+  arith    numbers, brought to one kind; the result has it       float    numbers brought to float; a float
+  compare  numbers of one kind, or bools for == and !=; a bool   predicate  a float; a bool
+  logic    bools; a bool                                         select   a bool, then two values of one kind
+  round    a number; its kind (integers unchanged)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Op:
+    name: str
+    arity: int
+    rule: str
+    cute: str
+    jnp: str
+    grad: tuple[str, ...]
+    domain: str = "any"  # any, positive, nonnegative, nonzero, unit (open -1..1), small (|x| <= 4)
+    cute_fast: str = ""
+    infix: bool = False  # cute and jnp are operator expressions: scalars may stand beside vectors, parentheses needed
+
+
+def _unary(name: str, grad: str, domain: str = "any", jnp: str = "", cute: str = "", fast: str = "") -> Op:
+    cute = cute or f"cute.math.{name}({{0}})"
+    return Op(name, 1, "float", cute, jnp or f"jnp.{name}({{0}})", (grad,), domain, fast)
+
+
+def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Op:
+    text = f"{{0}} {sign} {{1}}"
+    return Op(name, 2, rule, text, text, grad, infix=True)
+
+
+_TWO_OVER_SQRT_PI = "1.1283791670955126"
+_LN2, _LOG2E = "0.6931471805599453", "1.4426950408889634"
+_FAST = "cute.math.{}({{0}}, fastmath=True)"
+
+OPS: dict[str, Op] = {
+    op.name: op
+    for op in (
+        # arithmetic operators
+        _operator("add", "+", "arith", ("g", "g")),
+        _operator("sub", "-", "arith", ("g", "-g")),
+        _operator("mul", "*", "arith", ("g * b", "g * a")),
+        Op("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-g * y / b"), "nonzero"),
+        Op("neg", 1, "arith", "-{0}", "-{0}", ("-g",), infix=True),
+        Op("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * b * a ** (b - 1)", "0"), "positive"),
+        # comparisons and logic
+        _operator("lt", "<", "compare", ("0", "0")),
+        _operator("le", "<=", "compare", ("0", "0")),
+        _operator("gt", ">", "compare", ("0", "0")),
+        _operator("ge", ">=", "compare", ("0", "0")),
+        _operator("eq", "==", "compare", ("0", "0")),
+        _operator("ne", "!=", "compare", ("0", "0")),
+        _operator("and", "&", "logic", ("0", "0")),
+        _operator("or", "|", "logic", ("0", "0")),
+        Op("not", 1, "logic", "{0} ^ True", "~{0}", ("0",), infix=True),
+        Op("where", 3, "select", "device.where({0}, {1}, {2})", "jnp.where({0}, {1}, {2})",
+           ("0", "where(a, g, 0)", "where(a, 0, g)")),
+        Op("isnan", 1, "predicate", "device.isnan({0})", "jnp.isnan({0})", ("0",)),
+        Op("isinf", 1, "predicate", "device.isinf({0})", "jnp.isinf({0})", ("0",)),
+        Op("isfinite", 1, "predicate", "device.isfinite({0})", "jnp.isfinite({0})", ("0",)),
+        # order: NaN wins, as in jnp; a tie splits the gradient
+        Op("maximum", 2, "arith", "device.maximum({0}, {1})", "jnp.maximum({0}, {1})",
+           ("g * where(a > b, 1, where(a == b, 0.5, 0))", "g * where(b > a, 1, where(a == b, 0.5, 0))")),
+        Op("minimum", 2, "arith", "device.minimum({0}, {1})", "jnp.minimum({0}, {1})",
+           ("g * where(a < b, 1, where(a == b, 0.5, 0))", "g * where(b < a, 1, where(a == b, 0.5, 0))")),
+        Op("abs", 1, "arith", "cute.math.abs({0})", "jnp.abs({0})", ("g * where(a >= 0, 1, -1)",)),
+        Op("sign", 1, "arith", "device.sign({0})", "jnp.sign({0})", ("0",)),
+        Op("rem", 2, "arith", "device.remainder({0}, {1})", "jax.lax.rem({0}, {1})",
+           ("g", "-g * where(a / b >= 0, floor(a / b), ceil(a / b))"), "nonzero"),
+        # rounding to an integral value
+        Op("floor", 1, "round", "cute.math.floor({0})", "jnp.floor({0})", ("0",)),
+        Op("ceil", 1, "round", "cute.math.ceil({0})", "jnp.ceil({0})", ("0",)),
+        Op("round", 1, "round", "cute.math.roundeven({0})", "jnp.round({0})", ("0",)),
+        # roots and reciprocals
+        _unary("sqrt", "g * 0.5 / y", "positive", cute="cute.math.sqrt({0}, fastmath={approx})"),
+        _unary("rsqrt", "-0.5 * g * y / a", "positive", "jax.lax.rsqrt({0})", "device.rsqrt({0}, {approx})"),
+        _unary("cbrt", "g * y / (3 * a)", "nonzero"),
+        _unary("reciprocal", "-g * y * y", "nonzero", cute="device.reciprocal({0}, {approx})"),
+        # exponentials and logarithms
+        _unary("exp", "g * y", "small", cute="cute.math.exp({0}, fastmath={approx})"),
+        _unary("exp2", f"g * y * {_LN2}", "small", cute="cute.math.exp2({0}, fastmath={approx})"),
+        _unary("expm1", "g * (y + 1)", "small"),
+        _unary("log", "g / a", "positive", fast=_FAST.format("log")),
+        _unary("log2", f"g * {_LOG2E} / a", "positive", fast=_FAST.format("log2")),
+        _unary("log1p", "g / (a + 1)", "nonnegative"),
+        # circular and hyperbolic functions
+        _unary("sin", "g * cos(a)", fast=_FAST.format("sin")),
+        _unary("cos", "-g * sin(a)", fast=_FAST.format("cos")),
+        _unary("tan", "g * (1 + y * y)", "unit", cute="device.tan({0})"),
+        _unary("asin", "g * rsqrt(1 - a * a)", "unit"),
+        _unary("acos", "-g * rsqrt(1 - a * a)", "unit"),
+        _unary("atan", "g / (1 + a * a)"),
+        Op("atan2", 2, "float", "device.atan2({0}, {1})", "jnp.arctan2({0}, {1})",
+           ("g * b / (a * a + b * b)", "-g * a / (a * a + b * b)"), "nonzero"),
+        _unary("sinh", "g * cosh(a)", "small", cute="device.sinh({0})"),
+        _unary("cosh", "g * sinh(a)", "small"),
+        _unary("tanh", "g * (1 - y * y)", fast=_FAST.format("tanh")),
+        # the error function
+        _unary("erf", f"g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erf({0})", fast=_FAST.format("erf")),
+        _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erfc({0})", cute="device.erfc({0})"),
+    )
+}  # fmt: skip
+
+# Python operators of the language, by the name of their ast class.
+BINARY = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div", "BitAnd": "and", "BitOr": "or"}
+COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq": "ne"}
+
+# Rows that formulas reach only through operators, not by calling their name.
+OPERATORS = {"add", "sub", "mul", "div", "neg", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
+
+# Reductions: what they take, the identity that masked lanes hold, the jnp function.
+REDUCTIONS = {
+    "sum": ("arith", 0, "jnp.sum"),
+    "mean": ("float", 0, "jnp.mean"),
+    "max": ("arith", "lowest", "jnp.max"),
+    "min": ("arith", "highest", "jnp.min"),
+    "prod": ("arith", 1, "jnp.prod"),
+    "any": ("logic", False, "jnp.any"),
+    "all": ("logic", True, "jnp.all"),
+}

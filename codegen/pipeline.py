@@ -1,0 +1,42 @@
+"""From a spec's text to everything known about the op: the stages, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.check import check
+from codegen.errors import SpecError
+from codegen.formula import read_chain
+from codegen.ir import Statement
+from codegen.plan import Elementwise, make_plan
+from codegen.reference import Reference, read_reference
+from codegen.spec import Spec, load_spec
+
+
+@dataclass(frozen=True)
+class Op:
+    """Everything known about an op once its spec is read: what all later stages take."""
+
+    spec: Spec
+    statements: tuple[Statement, ...]
+    reference: Reference
+    plan: Elementwise
+
+
+def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
+    """Read, check and plan one spec. Raises `SpecError` with every mistake found."""
+    spec = load_spec(path, data)
+    diagnostics = list(check(spec))
+    statements = reference = None
+    try:
+        statements = read_chain(spec)
+    except SpecError as error:
+        diagnostics += error.diagnostics
+    try:
+        reference = read_reference(spec)
+    except SpecError as error:
+        diagnostics += error.diagnostics
+    if diagnostics or statements is None or reference is None:
+        raise SpecError(diagnostics)
+    return Op(spec, statements, reference, make_plan(spec, statements))

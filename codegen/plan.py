@@ -1,0 +1,323 @@
+"""The plan: every decision about a kernel, as one frozen record that templates and the runtime read.
+
+An element-wise kernel walks the outputs' elements in memory order, one vector of consecutive elements a thread. Axes
+that every array treats alike are collapsed into one group, so most ops have two groups (rows and columns) or need none.
+How an array is reached from an element's position is its access:
+
+  flat       it has every group in order: the vector lies at the same place in it (times its interleaved parts)
+  tile       its last axis is the innermost group: the vector is consecutive in it, at its own coordinates
+  scalar     it lacks the innermost group: one value serves the whole vector
+  gather     it has the innermost group but not consecutively: element by element
+  index      no array at all: the coordinate itself
+
+Where the innermost extent is no multiple of the vector width (a ragged call), flat arrays keep their wide accesses and
+everything else is reached element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from codegen.errors import Diagnostic, SpecError
+from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, topological
+from codegen.ops import REDUCTIONS
+from codegen.spec import Array, Spec
+
+INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Adjacent axes that every array has together: one coordinate in the kernel."""
+
+    name: str  # the extent's name in the kernel
+    axes: tuple[str, ...]
+
+    @property
+    def coordinate(self) -> str:
+        return "row" if self.name == "rows" else f"i{self.name}"
+
+
+@dataclass(frozen=True)
+class View:
+    """An array as the kernel sees it: one mode a group, and one for its parts. A token is a group's place or "parts"."""
+
+    array: Array
+    tokens: tuple[int | str, ...]
+
+    @property
+    def modes(self) -> tuple[int | str, ...]:
+        return self.tokens
+
+
+@dataclass(frozen=True)
+class Access:
+    """How one input (or one part of it), or one part of an output, is reached."""
+
+    name: str  # the value's name in the chain
+    array: Array | None
+    part: int | None
+    mode: str  # flat, tile, scalar, gather or index
+    tokens: tuple[int | str, ...] = ()
+    group: int | None = None  # index: whose coordinate
+    index_of: tuple[str, str] | None = None  # take: (index input, table axis)
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The plan of an element-wise kernel."""
+
+    groups: tuple[Group, ...]
+    collapsed: bool  # one group would do: the runtime splits it in two, no coordinate is ever needed
+    views: tuple[View, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    kind: str = "elementwise"
+
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        """The groups whose coordinate some access needs."""
+        used: set[int] = set()
+        for access in (*self.loads, *self.stores):
+            if access.mode != "flat":
+                used |= {t for t in access.tokens if isinstance(t, int)}
+            if access.group is not None:
+                used.add(access.group)
+        return tuple(sorted(used))
+
+    def view(self, name: str) -> View:
+        return next(v for v in self.views if v.array.name == name)
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        """Arrays with every group, and how many of their elements one access takes at a position: interleaved pairs and
+    quadruples come together, other counts of parts in several accesses."""
+        found = {}
+        for access in (*self.loads, *self.stores):
+            if access.array is not None and access.mode in ("flat", "tile"):
+                groups = {t for t in access.tokens if isinstance(t, int)}
+                if len(groups) == len(self.groups):
+                    parts = access.array.parts or 1
+                    found[access.array] = parts if access.mode == "flat" and parts & (parts - 1) == 0 else 1
+        return tuple(found.items())
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a call adds to the plan: the vector width, whether rows are ragged, the threads of a block."""
+
+    vec: int
+    ragged: bool
+    threads: int
+
+
+def launch(
+    plan: Elementwise, dtypes: Mapping[str, str], inner: int | None, total: int | None, schedule: Mapping[str, object]
+) -> Launch:
+    """The launch for arrays of these dtypes (by name). `inner` is the innermost extent and `total` the element count
+    where they are known, or a number that divides them."""
+    width = max((DTYPES[dtypes[a.name]].size * n for a, n in plan.full if a.name in dtypes), default=4)
+    vec = 1
+    limit = int(schedule.get("vector_bytes", 16))  # type: ignore[call-overload]
+    while vec * 2 * width <= limit:
+        vec *= 2
+    unit = total if plan.collapsed or not plan.coordinates else inner
+    ragged = vec > 1 and (unit is None or unit % vec != 0)
+    return Launch(vec, ragged, int(schedule.get("threads", 256)))  # type: ignore[call-overload]
+
+
+def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
+    """The plan for a checked spec. Raises `SpecError` where no kernel of ours can do it."""
+    planner = _Planner(spec, statements)
+    problems = planner.refusals()
+    if problems:
+        raise SpecError(problems)
+    return planner.elementwise()
+
+
+class _Planner:
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        self.spec, self.statements = spec, statements
+        self.nodes = list(topological(s.value for s in statements))
+        self.axes = tuple(a for a in spec.axes if any(a in o.axes for o in spec.outputs))
+
+    def mistake(self, message: str, hint: str = "", array: Array | None = None) -> Diagnostic:
+        span = array.span if array is not None and array.span else self.spec.chain.at(0, 0)
+        return self.spec.source.diagnostic(span, message, hint)
+
+    def refusals(self) -> list[Diagnostic]:
+        """What no kernel does yet, or ever: one message for the first reason found."""
+        reduced = sorted({n.op for n in self.nodes if n.op in REDUCTIONS})
+        if any(n.op == "contract" for n in self.nodes):
+            return [self.mistake("no kernel contracts (@) yet", "element-wise chains have kernels today")]
+        if reduced:
+            return [self.mistake(f"no kernel reduces ({', '.join(reduced)}) yet", "element-wise chains have kernels today")]
+        first = self.spec.outputs[0]
+        for output in self.spec.outputs[1:]:
+            if output.axes != first.axes:
+                message = f"{output.name!r} is {output} but {first.name!r} is {first}: an element-wise op's outputs share their axes"
+                return [self.mistake(message, "make it an op of its own", output)]
+        for array in self.spec.arrays:
+            if tuple(a for a in self.spec.axes if a in array.axes) != array.axes:
+                message = f"{array.name!r} is {array}, but other arrays have these axes in another order"
+                return [self.mistake(message, "an element-wise kernel does not transpose: give all the same order", array)]
+        tables = {n.args[0].attr.name: n.attr for n in self.nodes if n.op == "take"}  # type: ignore[attr-defined]
+        for array in self.spec.inputs:
+            for axis in array.axes:
+                if axis not in self.axes and tables.get(array.name) != axis:
+                    message = f"{array.name!r} has the axis {axis}, which no output has"
+                    return [self.mistake(message, "reduce over it, or leave it out", array)]
+        known = {a for array in self.spec.inputs for a in array.axes} | set(self.spec.extents)
+        for output in self.spec.outputs:
+            for axis in output.axes:
+                if axis not in known:
+                    message = f"the axis {axis} of {output.name!r} is on no input, so its extent is unknown"
+                    return [self.mistake(message, "give an input that axis", output)]
+        if len(self.axes) > 7:
+            return [self.mistake(f"{len(self.axes)} axes; a kernel has at most 7", "", first)]
+        return []
+
+    def elementwise(self) -> Elementwise:
+        apart = {n.attr for n in self.nodes if n.op in ("index", "size")}
+        tables = {n.args[0].attr.name for n in self.nodes if n.op == "take"}  # type: ignore[attr-defined]
+        groups = self.groups(apart)
+        tokens = {a.name: _tokens(a, groups) for a in self.spec.arrays}
+        # `take` makes its table's own coordinates, `index` a group's: neither can be split away
+        simple = not apart and not tables and len(groups) <= 1
+        full = all(_covers(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
+        trailing = all(_is_flat(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
+        collapsed = simple and full and trailing
+        if collapsed:
+            groups = (Group("rows", ()), Group("cols", ()))
+            tokens = {
+                n: tuple(x for t in ts for x in ((0, 1) if t == 0 else (t,))) for n, ts in tokens.items()
+            }  # fmt: skip
+        views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
+        names = _Names(self.spec, self.statements)
+        loads = tuple(self.load(node, tokens, groups, names) for node in self.leaves())
+        stores = tuple(
+            Access(s.name if s.part is None else names.part(s.name, s.part), self.spec.array(s.name), s.part,
+                   _mode(tokens[s.name], len(groups)), tokens[s.name])
+            for s in self.statements if any(s.name == o.name for o in self.spec.outputs)
+        )  # fmt: skip
+        return Elementwise(groups, collapsed, views, loads, stores)
+
+    def leaves(self) -> Iterable[Node]:
+        """What the chain reads, in the order of the inputs, indices last."""
+        order = {a.name: i for i, a in enumerate(self.spec.inputs)}
+        taken = {id(a) for n in self.nodes if n.op == "take" for a in n.args}
+        taken -= {id(a) for n in self.nodes if n.op != "take" for a in n.args} | {id(s.value) for s in self.statements}
+        found = [n for n in self.nodes if n.op == "input" and id(n) not in taken]
+        found += [n for n in self.nodes if n.op == "take"]
+
+        def place(node: Node) -> tuple[int, int, int]:
+            leaf = node.attr if node.op == "input" else node.args[0].attr
+            assert isinstance(leaf, Leaf)
+            return order[leaf.name], leaf.part or 0, node.op == "take"
+
+        return [*sorted(found, key=place), *(n for n in self.nodes if n.op in ("index", "size"))]
+
+    def load(self, node: Node, tokens: dict, groups: tuple[Group, ...], names: _Names) -> Access:
+        count = len(groups)
+        if node.op == "index":
+            place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
+            return Access(names.index(str(node.attr)), None, None, "index", (), place)
+        if node.op == "size":
+            place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
+            return Access(names.size(str(node.attr)), None, None, "size", (), place)
+        leaf = node.attr if node.op == "input" else node.args[0].attr
+        assert isinstance(leaf, Leaf)
+        array = self.spec.array(leaf.name)
+        name = leaf.name if leaf.part is None else names.part(leaf.name, leaf.part)
+        own = tokens[leaf.name]
+        if node.op == "input":
+            return Access(name, array, leaf.part, _mode(own, count), own)
+        index = node.args[1].attr
+        assert isinstance(index, Leaf)
+        inner = {t for t in tokens[index.name] if isinstance(t, int)}
+        mode = _mode(own, count)
+        if mode == "flat" or (count - 1) in inner:
+            mode = "gather" if (count - 1) in inner or mode == "scalar" else "tile"
+        axis = str(node.attr)
+        return Access(names.take(name, index.name), array, leaf.part, mode, own, None, (index.name, axis))
+
+    def groups(self, apart: set) -> tuple[Group, ...]:
+        """Collapse neighbouring axes that every array has together, consecutively, in order."""
+        merged: list[list[str]] = []
+        for axis in self.axes:
+            if merged and self.together(merged[-1][-1], axis) and not apart & {merged[-1][-1], axis}:
+                merged[-1].append(axis)
+            else:
+                merged.append([axis])
+        return tuple(Group("rows" if ROWS in axes else "".join(axes), tuple(axes)) for axes in merged)
+
+    def together(self, first: str, second: str) -> bool:
+        for array in self.spec.arrays:
+            if (first in array.axes) != (second in array.axes):
+                return False
+            if first in array.axes:
+                flat: list[str | None] = []
+                for dim in array.dims:
+                    names: list[str | None] = list(dim.names)
+                    if dim.parts is not None:
+                        names = [None, *names] if dim.parts_first else [*names, None]
+                    flat += names
+                if flat.index(second) != flat.index(first) + 1:
+                    return False
+        return True
+
+
+def _tokens(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
+    """One token a mode of the array's view: a group's place, "parts", or the axis that only a table has."""
+    tokens: list[int | str] = []
+    for dim in array.dims:
+        names: list[int | str] = []
+        for axis in dim.names:
+            place = next((i for i, g in enumerate(groups) if axis in g.axes), axis)
+            if not names or names[-1] != place:
+                names.append(place)
+        if dim.parts is not None:
+            names = ["parts", *names] if dim.parts_first else [*names, "parts"]
+        tokens += names if not tokens or not names or tokens[-1] != names[0] else names[1:]
+    return tuple(tokens)
+
+
+def _covers(tokens: tuple[int | str, ...], groups: int) -> bool:
+    return {t for t in tokens if isinstance(t, int)} == set(range(groups))
+
+
+def _is_flat(tokens: tuple[int | str, ...], groups: int) -> bool:
+    return tokens in (tuple(range(groups)), (*range(groups), "parts"))
+
+
+def _mode(tokens: tuple[int | str, ...], groups: int) -> str:
+    if groups == 0 or (groups - 1) not in tokens:
+        return "scalar"
+    if _is_flat(tokens, groups):
+        return "flat"
+    return "tile" if tokens[-1] == groups - 1 else "gather"
+
+
+class _Names:
+    """Names for parts and coordinates that no name of the spec has."""
+
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        self.taken = {s.name for s in statements} | {a.name for a in spec.arrays} | {p.name for p in spec.params}
+
+    def free(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        return name
+
+    def part(self, name: str, part: int) -> str:
+        return self.free(f"{name}{part}")
+
+    def index(self, axis: str) -> str:
+        return self.free(f"index_{axis.lower()}")
+
+    def size(self, axis: str) -> str:
+        return self.free(f"size_{axis.lower()}")
+
+    def take(self, table: str, index: str) -> str:
+        return self.free(f"{table}_at_{index}")

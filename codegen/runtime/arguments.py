@@ -1,0 +1,181 @@
+"""A call's arguments against the spec: types and axes bound, or one clear error.
+
+Raises TypeError for a wrong count, name or dtype and ValueError for a wrong shape; each message names the op, the
+argument, what it got and what the spec says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from codegen.errors import known
+from codegen.ir import ROWS
+from codegen.spec import Array, Param, Spec
+
+
+@dataclass(frozen=True)
+class Types:
+    """What a call's dtypes bind: each type variable, and with it each array's dtype."""
+
+    variables: tuple[tuple[str, str], ...]
+
+    def dtype(self, array: Array | str) -> str:
+        name = array if isinstance(array, str) else array.dtype
+        return dict(self.variables).get(name, name)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What a call's shapes bind: the leading axes, and each named axis's extent (symbolic under export)."""
+
+    rows: tuple[Any, ...]
+    extents: Mapping[str, Any]
+
+    def shape(self, axes: tuple[str, ...]) -> tuple[Any, ...]:
+        return tuple(n for axis in axes for n in (self.rows if axis == ROWS else (self.extents[axis],)))
+
+
+def bind_names(spec: Spec, names: list[str], args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Arguments by name: inputs by position or name, everything else by keyword."""
+    inputs = [a.name for a in spec.inputs]
+    if len(args) > len(inputs):
+        raise TypeError(f"{spec.op} takes {len(inputs)} arrays by position ({', '.join(inputs)}), not {len(args)}")
+    given = dict(zip(inputs, args, strict=False))
+    for name, value in kwargs.items():
+        if name in given:
+            raise TypeError(f"{spec.op} got {name!r} twice, by position and by name")
+        if name not in names:
+            raise TypeError(f"{spec.op} takes no argument {name!r}. {known(name, names, 'It takes')}")
+        given[name] = value
+    for array in spec.inputs:
+        if given.get(array.name) is None and array.default is None:
+            raise TypeError(f"{spec.op} needs {array.name!r}: {array}")
+    return given
+
+
+def as_array(spec: Spec, array: Array, value: Any, types: Mapping[str, str]) -> Any:
+    """The value as an array; Python and NumPy scalars are taken where the spec has a scalar of one dtype."""
+    if not array.dims and isinstance(value, bool | int | float | np.generic):
+        names = spec.dtypes(array)
+        if len(names) == 1 or array.dtype in types:
+            return jnp.asarray(value, names[0] if len(names) == 1 else types[array.dtype])
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise TypeError(f"{spec.op}: {array.name!r} must be an array, {array}, not {type(value).__name__}")
+    return value
+
+
+def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str]) -> Types:
+    """Each type variable from the dtypes of the arrays given, or from the keyword of its name."""
+    bound: dict[str, tuple[str, str]] = {}
+    for array in spec.inputs:
+        value = arrays.get(array.name)
+        if value is None:
+            continue
+        got, allowed = jnp.dtype(value.dtype).name, spec.dtypes(array)
+        if got not in allowed:
+            raise TypeError(f"{spec.op}: {array.name!r} is {array} with dtype {_either(allowed)}, not {got}")
+        if array.dtype in dict(spec.types):
+            first = bound.setdefault(array.dtype, (got, array.name))
+            if first[0] != got:
+                where = f"{array.dtype} is {first[0]} by {first[1]!r}"
+                raise TypeError(f"{spec.op}: {array.name!r} is {array} with dtype {got}, but {where}")
+    types = {name: got for name, (got, _) in bound.items()}
+    for name, allowed in spec.types:
+        if name in types:
+            continue
+        value = chosen.get(name)
+        got = allowed[0] if value is None else _dtype_name(spec, name, value)
+        if got not in allowed:
+            raise TypeError(f"{spec.op}: {name} is {_either(allowed)}, not {got}")
+        types[name] = got
+    return Types(tuple((name, types[name]) for name, _ in spec.types))
+
+
+def _dtype_name(spec: Spec, name: str, value: Any) -> str:
+    try:
+        return jnp.dtype(value).name
+    except TypeError:
+        raise TypeError(f"{spec.op}: {name} must be a dtype, not {value!r}") from None
+
+
+def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
+    """Each axis's extent from the shapes of the arrays given."""
+    rows: tuple[tuple[Any, ...], str] | None = None
+    extents: dict[str, tuple[Any, str]] = {name: (n, "the spec") for name, n in spec.extents.items()}
+    for array in spec.inputs:
+        value = arrays.get(array.name)
+        if value is None:
+            continue
+        shape = tuple(value.shape)
+        fixed = sum(dim.names != (ROWS,) for dim in array.dims)
+        lead = len(shape) - fixed
+        has_rows = len(array.dims) > fixed
+        if lead < 0 or (lead > 0 and not has_rows):
+            needs = f"at least {fixed} axes" if has_rows else f"{fixed} axes"
+            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {needs}")
+        if has_rows:
+            if rows is None:
+                rows = (shape[:lead], array.name)
+            elif rows[0] != shape[:lead]:
+                message = f"its leading axes are {shape[:lead]} but those of {rows[1]!r} are {rows[0]}"
+                raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
+        for dim, n in zip([d for d in array.dims if d.names != (ROWS,)], shape[lead:], strict=True):
+            for name, extent in _dim_extents(spec, array, dim, n, shape):
+                first = extents.setdefault(name, (extent, repr(array.name)))
+                if first[0] != extent:
+                    message = f"{name} is {extent} here but {first[0]} by {first[1]}"
+                    raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
+    return Axes(rows[0] if rows else (), {name: extent for name, (extent, _) in extents.items()})
+
+
+def _dim_extents(spec: Spec, array: Array, dim, n, shape) -> list[tuple[str, Any]]:
+    """The named extents that one dimension of an array binds."""
+    if dim.parts is not None:
+        if not dim.names:
+            if n != dim.parts:
+                raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {dim.parts} there, not {n}")
+            return []
+        if n % dim.parts != 0:
+            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {dim.parts}")
+        return [(dim.names[0], n // dim.parts)]
+    if len(dim.names) == 2:
+        inner = dim.extents[1]
+        if n % inner != 0:
+            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {inner}")
+        return [(dim.names[0], n // inner), (dim.names[1], inner)]
+    return [(dim.names[0], n)]
+
+
+def static_value(spec: Spec, param: Param, value: Any) -> Any:
+    """A static param's value: a Python number of its type."""
+    value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0) else value
+    good = {"float": (int, float), "int": (int,), "bool": (bool,)}[param.kind]
+    if not isinstance(value, good) or (param.kind != "bool" and isinstance(value, bool)):
+        got = type(value).__name__
+        raise TypeError(f"{spec.op}: {param.name!r} is a static {param.kind}, compiled into the kernel, not {got}")
+    return float(value) if param.kind == "float" else value
+
+
+def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
+    """A dynamic param's value as a scalar array of `dtype`."""
+    try:
+        array = jnp.asarray(value)
+    except TypeError:
+        raise TypeError(f"{spec.op}: {param.name!r} is a {param.kind} scalar, not {type(value).__name__}") from None
+    if array.shape != ():
+        raise ValueError(f"{spec.op}: {param.name!r} is a {param.kind} scalar, but has shape {array.shape}")
+    kinds = {"float": (jnp.floating, jnp.integer), "int": (jnp.integer,), "bool": (jnp.bool_,)}[param.kind]
+    if not any(jnp.issubdtype(array.dtype, k) for k in kinds):
+        raise TypeError(f"{spec.op}: {param.name!r} is a {param.kind} scalar, but has dtype {array.dtype}")
+    return array.astype(dtype)
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+

@@ -1,0 +1,36 @@
+"""Storing a value as a kernel stores it, in jnp."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def cast(x: jax.Array, dtype) -> jax.Array:
+    """`x` rounded once to `dtype`.
+
+    Floats round to nearest even; float8 saturates to the largest finite value and keeps NaN. Floats become integers
+    toward zero, saturating, NaN to 0; integers saturate.
+    """
+    dtype = jnp.dtype(dtype)
+    x = jnp.asarray(x)
+    if x.dtype == dtype or dtype == jnp.bool_:
+        return x.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        if dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
+            top = jnp.asarray(jnp.finfo(dtype).max, jnp.float32).astype(x.dtype)
+            x = jnp.clip(x, -top, top)
+        return x.astype(dtype)
+    info = jnp.iinfo(dtype)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = jnp.where(jnp.isnan(x), jnp.zeros_like(x), x)
+        if dtype.itemsize < 4:
+            x = jnp.clip(x, jnp.asarray(info.min, x.dtype), jnp.asarray(info.max, x.dtype))
+        elif info.min == 0:
+            x = jnp.maximum(x, jnp.zeros_like(x))
+        return x.astype(dtype)  # XLA saturates what does not fit 32 and 64 bits
+    if x.dtype == jnp.bool_:
+        return x.astype(dtype)
+    own = jnp.iinfo(x.dtype)
+    low, high = max(own.min, info.min), min(own.max, info.max)
+    return jnp.clip(x, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)).astype(dtype)

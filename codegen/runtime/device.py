@@ -1,0 +1,210 @@
+"""Device functions that every generated kernel shares, on per-thread vectors (`cute.TensorSSA`).
+
+They are traced into the kernel that calls them. Arguments named `a`, `b`, `x` are vectors of one type; where a row of
+the op table allows a constant beside a vector, a Python number is taken too. Behaviour at NaN, infinities and signed
+zeros is jnp's. Error bounds are in ulp of the exact result, float32, measured over every float32 input.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Float64, Int32, Numeric
+
+Vector = cute.TensorSSA
+Operand = Vector | int | float | bool
+
+
+def compute_type(*tensors: cute.Tensor | None) -> type[Numeric]:
+    """What floating values are computed in: float64 where an operand is, else float32."""
+    wide = any(t is not None and t.element_type is Float64 for t in tensors)
+    return Float64 if wide else Float32
+
+
+def narrow(*outputs: cute.Tensor) -> bool:
+    """Whether every floating output is narrower than float32, so that approximations stay under half an ulp of it."""
+    return all(t.element_type.is_float and t.element_type.width < 32 for t in outputs)
+
+
+def _vectors(*operands: Operand) -> list[Vector]:
+    """Python numbers among the operands, made vectors like the others."""
+    like = next(o for o in operands if isinstance(o, Vector) and o.dtype is not Boolean)
+    return [o if isinstance(o, Vector) else cute.full_like(like, o) for o in operands]
+
+
+def copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64) -> None:
+    """Copy a vector between memory and registers: one wide access, or its first `valid` elements at an array's end."""
+    _copy_whole_or_part(src, dst, valid)
+
+
+@cute.jit
+def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64) -> None:
+    if valid >= cute.size(src):
+        cute.autovec_copy(src, dst)
+    else:
+        for i in cutlass.range_constexpr(cute.size(src)):
+            if i < valid:
+                dst[i] = element(src[i], dst)
+
+
+def element(value: Numeric, tensor: cute.Tensor) -> Numeric:
+    """A value read from a tensor, as one of the same type takes it: bools lie in memory as bytes."""
+    return value.to(Boolean) if tensor.element_type is Boolean else value
+
+
+def count_up(dst: cute.Tensor, first: cutlass.Int32) -> None:
+    """Fill a vector with first, first + 1, ..."""
+    for i in range(cute.size(dst)):
+        dst[i] = first + i
+
+
+def clip_index(index: Numeric, extent: cutlass.Int32) -> cutlass.Int32:
+    """An index brought inside 0 .. extent - 1, as jnp.take(mode="clip"); negative ones count from 0, not from the end."""
+    index = cutlass.Int64(index)
+    index = cutlass.select_(index < 0, cutlass.Int64(0), index)
+    last = cutlass.Int64(extent) - 1
+    return cutlass.Int32(cutlass.select_(index > last, last, index))
+
+
+# Arithmetic
+
+
+def divide(a: Operand, b: Operand, approx: bool) -> Vector:
+    """a / b, correctly rounded; approximately within 2 ulp over the whole range."""
+    a, b = _vectors(a, b)
+    if not approx or a.dtype is not Float32:
+        return a / b
+    return _each(lambda p, q: cute.math.div(p, q, full=True), a, b)
+
+
+def reciprocal(x: Vector, approx: bool) -> Vector:
+    """1 / x, correctly rounded; approximately within 1 ulp, denormals flushed to zero."""
+    if approx and x.dtype is Float32:
+        return cute.math.rcp(x, approx=True, ftz=True)
+    return cute.full_like(x, 1.0) / x
+
+
+def rsqrt(x: Vector, approx: bool) -> Vector:
+    """1 / sqrt(x) within 1 ulp; approximately within 2**-22 of relative error."""
+    if approx and x.dtype is Float32:
+        return cute.math.rsqrt(x, fastmath=True)
+    return cute.full_like(x, 1.0) / cute.math.sqrt(x)
+
+
+def power(a: Operand, b: Operand) -> Vector:
+    """a ** b for floats."""
+    return cute.math.pow(*_vectors(a, b))
+
+
+def remainder(a: Operand, b: Operand) -> Vector:
+    """What is left of a after a / b rounded toward zero: the sign is a's."""
+    a, b = _vectors(a, b)
+    if a.dtype.is_float:
+        return cute.math.rem(a, b)
+    zero = b == 0
+    safe = cute.where(zero, cute.full_like(b, 1), b)
+    magnitude = cute.math.abs(a) % cute.math.abs(safe)
+    result = cute.where(a < 0, -magnitude, magnitude)
+    return cute.where(zero, a, result)
+
+
+# Order
+
+
+def maximum(a: Operand, b: Operand) -> Vector:
+    """The larger of two; NaN where either is."""
+    a, b = _vectors(a, b)
+    return cute.math.max(a, b, propagate_nan=True)
+
+
+def minimum(a: Operand, b: Operand) -> Vector:
+    """The smaller of two; NaN where either is."""
+    a, b = _vectors(a, b)
+    return cute.math.min(a, b, propagate_nan=True)
+
+
+def sign(x: Vector) -> Vector:
+    """-1, 0 or 1; zeros and NaN as they are."""
+    one = cute.full_like(x, 1)
+    return cute.where(x > 0, one, cute.where(x < 0, -one, x))
+
+
+def where(condition: Vector, a: Operand, b: Operand) -> Vector:
+    """a where the condition holds, else b."""
+    if not isinstance(a, Vector) and not isinstance(b, Vector):
+        dtype = Boolean if isinstance(a, bool) else Int32 if isinstance(a, int) else Float32
+        a = cute.full_like(condition, a, dtype)
+        b = cute.full_like(condition, b, dtype)
+    elif not isinstance(a, Vector):
+        a = cute.full_like(b, a)
+    elif not isinstance(b, Vector):
+        b = cute.full_like(a, b)
+    return cute.where(condition, a, b)
+
+
+def isnan(x: Vector) -> Vector:
+    return x != x
+
+
+def isinf(x: Vector) -> Vector:
+    return cute.math.abs(x) == float("inf")
+
+
+def isfinite(x: Vector) -> Vector:
+    return cute.math.abs(x) < float("inf")
+
+
+# Functions whose library form is not accurate enough in float32: taken in float64
+
+
+def tan(x: Vector) -> Vector:
+    return cute.math.tan(x.to(Float64)).to(x.dtype)
+
+
+def sinh(x: Vector) -> Vector:
+    return cute.math.sinh(x.to(Float64)).to(x.dtype)
+
+
+def atan2(a: Operand, b: Operand) -> Vector:
+    a, b = _vectors(a, b)
+    return cute.math.atan2(a.to(Float64), b.to(Float64)).to(a.dtype)
+
+
+def erfc(x: Vector) -> Vector:
+    return cute.math.erfc(x)
+
+
+# Conversions
+
+
+def cast(x: Vector, dtype: type[Numeric]) -> Vector:
+    """To another type: floats rounded to nearest even, float8 saturating; to integers toward zero, saturating, NaN to 0."""
+    if x.dtype is dtype:
+        return x
+    if x.dtype is Boolean or dtype.is_float:
+        return x.to(dtype)
+    low, high = _limits(dtype)
+    if not x.dtype.is_float:
+        if dtype.width < x.dtype.width or _limits(x.dtype)[0] < low or _limits(x.dtype)[1] > high:
+            bottom, top = max(low, _limits(x.dtype)[0]), min(high, _limits(x.dtype)[1])
+            x = minimum(maximum(x, bottom), top)
+        return x.to(dtype)
+    x = where(isnan(x), 0.0, x)
+    if dtype.width < 32:  # exact in float32: clamp, then convert through int32
+        return minimum(maximum(x, float(low)), float(high)).to(Int32).to(dtype)
+    # PTX saturates conversions to 32 and 64 bits; what it reaches from below 2**32 or 2**64 is the limit itself
+    return maximum(x, float(low)).to(dtype)
+
+
+def _limits(dtype: type[Numeric]) -> tuple[int, int]:
+    if dtype.signed:
+        return -(2 ** (dtype.width - 1)), 2 ** (dtype.width - 1) - 1
+    return 0, 2**dtype.width - 1
+
+
+def _each(function, *vectors: Vector) -> Vector:
+    """A scalar function, element by element."""
+    result = cute.make_rmem_tensor(vectors[0].shape, vectors[0].dtype)
+    for i in range(cute.size(vectors[0].shape)):
+        result[i] = function(*(v[i] for v in vectors))
+    return result.load()

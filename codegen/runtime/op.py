@@ -1,0 +1,290 @@
+"""A generated op as a JAX function.
+
+One call: bind the arguments, then run a jitted function that depends only on what is compiled in (implementation, types,
+which inputs are there, static params). That function is, outermost first,
+
+  jax.jit            so that an eager call is one dispatch
+  jax.custom_vjp     forward kept as it is; the backward differentiates the jnp form
+  custom_vmap        a mapped axis becomes one more leading axis where the op has `...`; else the jnp form is mapped
+  platform choice    the CuTe kernel on CUDA, the jnp form elsewhere, also inside jit and under jax.export
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+
+from codegen import pipeline
+from codegen.ir import DTYPES, ROWS
+from codegen.plan import Launch, launch
+from codegen.runtime import arguments, views
+from codegen.runtime.arguments import Axes, Types
+from codegen.runtime.cast import cast as store
+from codegen.runtime.platform import choose
+from codegen.spec import Array, Spec
+
+Implementation = Literal["cute", "xla"] | None
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is compiled into a call's function."""
+
+    implementation: Implementation
+    types: Types
+    present: tuple[str, ...]
+    static: tuple[tuple[str, Any], ...]
+
+
+class Op(Generic[P, R]):
+    """A generated op: call it, or look at its `spec`, `plan` and `reference`."""
+
+    def __init__(self, function: Callable[P, R], text: str, parts: dict[str, Any]):
+        functools.update_wrapper(self, function)
+        self._text = text
+        self._launch, self._xla, self._reference = parts["launch"], parts["xla"], parts["reference"]
+        self._result = parts.get("result")
+        self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._xla_extra = [n for n in inspect.signature(self._xla).parameters]
+
+    @functools.cached_property
+    def _op(self) -> pipeline.Op:
+        return pipeline.read_op(f"specs/{self.__name__}.yaml", self._text)  # type: ignore[attr-defined]
+
+    @property
+    def spec(self) -> Spec:
+        """The spec this op was generated from."""
+        return self._op.spec
+
+    @property
+    def plan(self):
+        """The kernel's plan."""
+        return self._op.plan
+
+    def __repr__(self) -> str:
+        return f"<codegen op {self.__name__}>"  # type: ignore[attr-defined]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        key, operands = self.bind(args, kwargs)
+        return cast(R, self._named(self._functions(key)(*operands)))
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The spec's reference on the same arguments: floats computed in float32 (in float64 where an input is, or
+        where `precision="float64"`), results stored as the kernel stores them."""
+        precision = kwargs.pop("precision", None)
+        key, operands = self.bind(args, kwargs)
+        values = self.evaluate_reference(key, operands, precision)
+        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        outputs = []
+        for array, value in zip(self.spec.outputs, values, strict=True):
+            shape = views.user_shape(array, axes)
+            outputs.append(jnp.broadcast_to(store(value, key.types.dtype(array)), shape))
+        return self._named(tuple(outputs))
+
+    def evaluate_reference(self, key: Key, operands: tuple, precision: str | None = None) -> tuple:
+        """The reference's values as it computes them, before they are stored."""
+        compute = precision or self._compute(key)
+        given: dict[str, Any] = {}
+        arrays = self._arrays(key, operands)
+        for array in self.spec.inputs:
+            value = arrays.get(array.name)
+            if value is None:
+                given[array.name] = array.default
+            elif DTYPES[key.types.dtype(array)].kind == "float":
+                given[array.name] = jnp.asarray(value).astype(compute)
+            else:
+                given[array.name] = jnp.asarray(value)
+        given.update(key.static)
+        for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
+            given[param.name] = value.astype(compute) if param.kind == "float" else value
+        result = self._reference(**given)
+        return result if len(self.spec.outputs) > 1 else (result,)
+
+    # Binding
+
+    @property
+    def _dynamic(self):
+        return [p for p in self.spec.params if not p.static]
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        bound = {a.dtype for a in self.spec.inputs}
+        free = [t for t, _ in self.spec.types if t not in bound]
+        return [*(a.name for a in self.spec.inputs), *(p.name for p in self.spec.params), *free, "implementation"]
+
+    def bind(self, args: tuple, kwargs: dict) -> tuple[Key, tuple]:
+        """What is compiled in, and the arrays (inputs that are there, then dynamic params). Raises TypeError or
+        ValueError for what does not fit."""
+        spec = self.spec
+        given = arguments.bind_names(spec, self._names, args, kwargs)
+        implementation = given.get("implementation")
+        if implementation not in (None, "cute", "xla"):
+            raise ValueError(f"{spec.op}: implementation is 'cute', 'xla' or None, not {implementation!r}")
+        arrays = {}
+        for array in sorted(spec.inputs, key=lambda a: not a.dims):
+            if given.get(array.name) is not None:
+                bound = {a.dtype: jnp.dtype(arrays[a.name].dtype).name for a in spec.inputs if a.name in arrays}
+                arrays[array.name] = arguments.as_array(spec, array, given[array.name], bound)
+        arrays = {a.name: arrays[a.name] for a in spec.inputs if a.name in arrays}
+        types = arguments.bind_types(spec, arrays, {t: given[t] for t, _ in spec.types if t in given})
+        arguments.bind_axes(spec, arrays)
+        static = []
+        for param in spec.params:
+            value = given.get(param.name, param.default)
+            if value is None:
+                raise TypeError(f"{spec.op} needs the {param.kind} parameter {param.name!r}")
+            if param.static:
+                static.append((param.name, arguments.static_value(spec, param, value)))
+        key = Key(cast(Implementation, implementation), types, tuple(arrays), tuple(static))
+        dynamic = [
+            arguments.dynamic_value(spec, p, given.get(p.name, p.default), self._scalar_dtype(key, p.kind))
+            for p in self._dynamic
+        ]
+        return key, (*arrays.values(), *dynamic)
+
+    def _scalar_dtype(self, key: Key, kind: str) -> str:
+        return {"float": self._compute(key), "int": "int32", "bool": "bool"}[kind]
+
+    def _compute(self, key: Key) -> str:
+        wide = any(key.types.dtype(a) == "float64" for a in self.spec.inputs if a.name in key.present)
+        return "float64" if wide else "float32"
+
+    def _arrays(self, key: Key, operands: tuple) -> dict[str, Any]:
+        return dict(zip(key.present, operands, strict=False))
+
+    def _named(self, outputs: tuple) -> Any:
+        return outputs[0] if self._result is None else self._result(*outputs)
+
+    # The function behind a key
+
+    def _make(self, key: Key) -> Callable[..., tuple]:
+        xla = functools.partial(self._run_xla, key)
+        cute = functools.partial(self._run_cute, key)
+
+        def run(*operands):
+            if key.implementation == "xla":
+                return xla(*operands)
+            if key.implementation == "cute":
+                return cute(*operands)
+            axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+            if views.fits(self.plan, axes) is not None:
+                return xla(*operands)  # more rows than a kernel's coordinates hold
+            return choose(cute, xla, *operands)
+
+        batched = jax.custom_batching.custom_vmap(run)
+
+        @batched.def_vmap
+        def batch(size, in_batched, *operands):
+            if self._folds(key, in_batched):
+                operands = [
+                    x if b or not self._has_rows(i, key) else jnp.broadcast_to(x, (size, *x.shape))
+                    for i, (x, b) in enumerate(zip(operands, in_batched, strict=True))
+                ]
+                outputs = batched(*operands)
+            else:
+                outputs = jax.vmap(xla, in_axes=[0 if b else None for b in in_batched])(*operands)
+            return outputs, tuple(True for _ in outputs)
+
+        differentiable = jax.custom_vjp(lambda *operands: batched(*operands))
+
+        def forward(*operands):
+            return batched(*operands), operands
+
+        def backward(operands, cotangents):
+            return jax.vjp(xla, *operands)[1](cotangents)
+
+        differentiable.defvjp(forward, backward)
+        return jax.jit(differentiable)
+
+    def _has_rows(self, place: int, key: Key) -> bool:
+        return place < len(key.present) and ROWS in self.spec.array(key.present[place]).axes
+
+    def _folds(self, key: Key, in_batched) -> bool:
+        """Whether a mapped leading axis may join `...`: the outputs have it, and nothing without it is mapped."""
+        outputs = all(ROWS in a.axes for a in self.spec.outputs)
+        return outputs and all(self._has_rows(i, key) for i, b in enumerate(in_batched) if b)
+
+    # Implementations
+
+    def _run_xla(self, key: Key, *operands) -> tuple:
+        """The jnp form: operands brought to the compute type and broadcast by name, results stored."""
+        spec, plan = self.spec, self.plan
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(spec, arrays)
+        compute = self._compute(key)
+        values: dict[str, Any] = {}
+        for access in plan.loads:
+            values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, self._integer)
+        values.update(key.static)
+        for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
+            values[param.name] = value
+        extra = {"compute": jnp.dtype(compute), **{t: jnp.dtype(d) for t, d in key.types.variables}}
+        results = self._xla(**{name: values[name] if name in values else extra[name] for name in self._xla_extra})
+        results = results if isinstance(results, tuple) else (results,)
+        parts: dict[Array, dict[int | None, Any]] = {}
+        for access, value in zip(plan.stores, results, strict=True):
+            assert access.array is not None
+            value = jnp.broadcast_to(store(value, key.types.dtype(access.array)), axes.shape(access.array.axes))
+            parts.setdefault(access.array, {})[access.part] = value
+        return tuple(views.join_parts(array, parts[array], axes) for array in spec.outputs)
+
+    @functools.cached_property
+    def _integer(self) -> str:
+        names = {d for a in self.spec.arrays for d in self.spec.dtypes(a)}
+        return "int64" if names & {"int64", "uint32"} else "int32"
+
+    def _run_cute(self, key: Key, *operands) -> tuple:
+        """The kernel, over canonical views of the operands."""
+        import cutlass.jax
+
+        spec, plan = self.spec, self.plan
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(spec, arrays)
+        problem = views.fits(plan, axes)
+        if problem:
+            raise ValueError(f"{spec.op}: {problem}")
+        how = self.launch_for(key.types, axes)
+        shapes = {a.name: views.kernel_shape(plan, a, axes) for a in spec.arrays}
+        inputs = [None if a.name not in arrays else arrays[a.name].reshape(shapes[a.name]) for a in spec.inputs]
+        scalars = [value.reshape(1) for value in operands[len(key.present) :]]
+        outputs = tuple(jax.ShapeDtypeStruct(shapes[a.name], key.types.dtype(a)) for a in spec.outputs)
+
+        def tensor(array: Array):
+            hint = views.divisibility(plan, array, how)
+            return cutlass.jax.TensorSpec(divisibility=hint)
+
+        call = cutlass.jax.cutlass_call(
+            self._launch,
+            output_shape_dtype=outputs,
+            input_spec=tuple(
+                [None if a.name not in arrays else tensor(a) for a in spec.inputs]
+                + [cutlass.jax.TensorSpec(divisibility=(1,)) for _ in scalars]
+            ),
+            output_spec=tuple(tensor(a) for a in spec.outputs),
+            vec=how.vec,
+            ragged=how.ragged,
+            threads=how.threads,
+            **dict(key.static),
+        )
+        results = call(*inputs, *scalars)
+        return tuple(r.reshape(views.user_shape(a, axes)) for r, a in zip(results, spec.outputs, strict=True))
+
+    def launch_for(self, types: Types, axes: Axes) -> Launch:
+        """The launch for these types and extents."""
+        dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
+        inner, total = views.known_extents(self.plan, axes)
+        return launch(self.plan, dtypes, inner, total, dict(self.spec.schedule))
+
+
+def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Makes the decorated declaration an op. `text` is the spec; `launch`, `xla` and `reference` are the generated
+    launcher, jnp form and reference; `result` is the NamedTuple of several outputs."""
+    return lambda function: Op(function, text, parts)

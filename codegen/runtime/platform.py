@@ -1,0 +1,55 @@
+"""One primitive that is lowered differently on CUDA and elsewhere.
+
+`jax.lax.platform_dependent` would do, were every branch not lowered for every platform of a multi-platform export: a
+kernel has no lowering for a CPU. A primitive's rules are lowered for their own platform alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend
+from jax.interpreters import mlir
+
+Function = Callable[..., Sequence[jax.Array]]
+
+_choose_p = jax.extend.core.Primitive("codegen_op")
+_choose_p.multiple_results = True
+
+
+def choose(cuda: Function, default: Function, *operands: jax.Array) -> Sequence[jax.Array]:
+    """`cuda(*operands)` on CUDA, `default(*operands)` elsewhere; both return a tuple of the same shapes and dtypes."""
+    return tuple(_choose_p.bind(*operands, cuda=cuda, default=default))
+
+
+@_choose_p.def_abstract_eval
+def _shapes(*operands: Any, cuda: Function, default: Function) -> list[Any]:
+    del cuda
+    shapes = jax.eval_shape(default, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
+    return [jax.core.ShapedArray(s.shape, s.dtype) for s in shapes]
+
+
+@_choose_p.def_impl
+def _run(*operands: Any, cuda: Function, default: Function) -> Sequence[jax.Array]:
+    """Outside any jit, as under jax.disable_jit."""
+    on_gpu = all(d.platform == "gpu" for x in operands for d in jax.numpy.asarray(x).devices())
+    return cuda(*operands) if on_gpu else default(*operands)
+
+
+def _lower_default(ctx: Any, *operands: Any, cuda: Function, default: Function) -> Any:
+    del cuda
+    return mlir.lower_fun(default, multiple_results=True)(ctx, *operands)
+
+
+def _lower_cuda(ctx: Any, *operands: Any, cuda: Function, default: Function) -> Any:
+    del default
+    module = ctx.module_context
+    if len(module.platforms) > 1:
+        ctx = ctx.replace(module_context=module.replace(platforms=("cuda",)))
+    return mlir.lower_fun(cuda, multiple_results=True)(ctx, *operands)
+
+
+mlir.register_lowering(_choose_p, _lower_default)
+mlir.register_lowering(_choose_p, _lower_cuda, platform="cuda")

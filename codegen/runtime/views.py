@@ -1,0 +1,205 @@
+"""An op's arrays between the shape users give them and the shape a kernel or the jnp form takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.ir import ROWS
+from codegen.plan import INT_MAX, Access, Elementwise, Launch
+from codegen.runtime.arguments import Axes
+from codegen.spec import Array
+
+# The largest extent of a group: a vector may run past it without leaving int32
+LIMIT = INT_MAX - 64
+
+
+def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
+    """The shape users see: parts joined, split axes whole."""
+    shape: list[Any] = []
+    for dim in array.dims:
+        if dim.names == (ROWS,):
+            shape += axes.rows
+        else:
+            extent = dim.parts or 1
+            for name in dim.names:
+                extent = extent * axes.extents[name]
+            shape.append(extent)
+    return tuple(shape)
+
+
+def group_extents(plan: Elementwise, axes: Axes) -> tuple[Any, ...]:
+    """The extent of each of the plan's groups."""
+    if plan.collapsed:
+        output = plan.stores[0].array
+        assert output is not None
+        total = _product(axes.shape(output.axes))
+        return _factor(total) or (1, total)
+    return tuple(_product(axes.shape(group.axes)) for group in plan.groups)
+
+
+def _product(extents: tuple[Any, ...]) -> Any:
+    result: Any = 1
+    for extent in extents:
+        result = result * extent
+    return result
+
+
+def _factor(total: Any) -> tuple[int, int] | None:
+    """Two factors of a count too large for one int32, the second a multiple of a power of two where there is one."""
+    if not isinstance(total, int) or total <= LIMIT:
+        return None
+    power = total & -total
+    if total // power <= LIMIT and power <= LIMIT:
+        columns = power
+        while columns < 2**20 and (total // columns) % 2 == 0:
+            columns *= 2
+        return total // columns, columns
+    for rows in range(-(-total // LIMIT), 2**20):
+        if total % rows == 0:
+            return rows, total // rows
+    return None
+
+
+def fits(plan: Elementwise, axes: Axes) -> str | None:
+    """Why a kernel cannot take these extents, or None."""
+    for group, extent in zip(plan.groups, group_extents(plan, axes), strict=True):
+        if isinstance(extent, int) and extent > LIMIT:
+            words = "elements that do not factor" if plan.collapsed else " x ".join(group.axes)
+            return f"{extent} {words} are more than the {LIMIT} that a kernel's coordinate holds; split the array"
+    return None
+
+
+def kernel_shape(plan: Elementwise, array: Array, axes: Axes) -> tuple[Any, ...]:
+    """The shape of the kernel's view: one mode a group, parts, or a table's own axis; at least one."""
+    extents = group_extents(plan, axes)
+    shape = []
+    for token in plan.view(array.name).tokens:
+        if token == "parts":
+            shape.append(array.parts)
+        else:
+            shape.append(extents[token] if isinstance(token, int) else axes.extents[token])
+    return tuple(shape) or (1,)
+
+
+def divisibility(plan: Elementwise, array: Array, how: Launch) -> tuple[int, ...]:
+    """What the compiler may assume of each mode: only that whole vectors fit the innermost group."""
+    tokens = plan.view(array.name).tokens
+    inner = len(plan.groups) - 1
+    return tuple(how.vec if token == inner and not how.ragged else 1 for token in tokens) or (1,)
+
+
+def known_extents(plan: Elementwise, axes: Axes) -> tuple[int | None, int | None]:
+    """The innermost extent and the element count; where symbolic, the largest vector width known to divide them."""
+    extents = group_extents(plan, axes)
+    if not extents:
+        return 1, 1
+    return _divisor(extents[-1]), _divisor(_product(extents))
+
+
+def _divisor(extent: Any) -> int | None:
+    if isinstance(extent, int):
+        return extent
+    for width in (16, 8, 4, 2):
+        try:
+            if extent % width == 0:
+                return width
+        except Exception as error:  # an inconclusive comparison of symbolic dimensions, by whatever name JAX gives it
+            if "onclusive" not in type(error).__name__:
+                raise
+    return None
+
+
+# The jnp form's operands
+
+
+def jnp_value(
+    plan: Elementwise, access: Access, arrays: Mapping[str, jax.Array], axes: Axes, compute: str, integer: str
+) -> jax.Array:
+    """What the chain reads, in its compute type, shaped to broadcast by position against the outputs."""
+    output = plan.stores[0].array
+    assert output is not None
+    order = output.axes
+    if access.mode in ("index", "size"):
+        assert access.group is not None
+        axis = plan.groups[access.group].axes[0]
+        extent = axes.extents[axis]
+        if access.mode == "size":
+            return jnp.asarray(extent, integer)
+        return _spread(jnp.arange(extent, dtype=integer), (axis,), order)
+    assert access.array is not None
+    array = access.array
+    value = arrays.get(array.name)
+    if value is None:
+        kind = type(array.default)
+        return jnp.asarray(array.default, {bool: "bool", int: integer, float: compute}[kind])
+    value, own = named_axes(array, jnp.asarray(value), axes, access.part), array.axes
+    if access.index_of:
+        index, axis = access.index_of
+        place = own.index(axis)
+        lead = len(axes.rows) - 1 if ROWS in own[:place] else 0
+        indices = named_index(plan, index, arrays, axes)
+        value = jnp.take(value, jnp.maximum(indices, 0), axis=place + lead, mode="clip")
+        own = (*own[:place], *plan.view(index).array.axes, *own[place + 1 :])
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        value = value.astype(compute)
+    elif value.dtype != jnp.bool_:
+        value = value.astype(integer)
+    return _spread(value, own, order)
+
+
+def named_index(plan: Elementwise, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
+    return named_axes(plan.view(name).array, jnp.asarray(arrays[name]), axes, None)
+
+
+def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> jax.Array:
+    """An array, or one part of it, with exactly its named axes (rows as they are)."""
+    shape: list[Any] = []
+    place = None
+    for dim in array.dims:
+        if dim.names == (ROWS,):
+            shape += axes.rows
+            continue
+        names = [axes.extents[name] for name in dim.names]
+        if dim.parts is None:
+            shape += names
+        elif dim.parts_first:
+            place = len(shape)
+            shape += [dim.parts, *names]
+        else:
+            shape += names
+            place = len(shape)
+            shape += [dim.parts]
+    value = value.reshape(shape)
+    return value if place is None else jax.lax.index_in_dim(value, part or 0, place, keepdims=False)
+
+
+def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...]) -> jax.Array:
+    """Axes of length one for the named axes it lacks, after its first."""
+    if not own:
+        return value
+    missing = [i - len(order) for i, axis in enumerate(order) if axis not in own and i > order.index(own[0])]
+    return jnp.expand_dims(value, missing) if missing else value
+
+
+def join_parts(array: Array, parts: Mapping[int | None, jax.Array], axes: Axes) -> jax.Array:
+    """An output from its parts, in the shape users see."""
+    if array.parts is None:
+        return parts[None].reshape(user_shape(array, axes))
+    place = 0
+    for dim in array.dims:
+        if dim.parts is not None:
+            place += 0 if dim.parts_first else len(dim.names)
+            break
+        place += len(axes.rows) if dim.names == (ROWS,) else len(dim.names)
+    values = [parts[i] for i in range(array.parts)]
+    return jnp.stack(values, axis=place).reshape(user_shape(array, axes))
+
+
+def count(axes: Axes, array: Array) -> int:
+    """How many elements an array has."""
+    return math.prod(user_shape(array, axes))

@@ -1,0 +1,66 @@
+# Everything here sets itself up: `make demo` or `make test` on a fresh checkout is enough.
+# PYTHON picks the interpreter of a new environment: PYTHON=python3.12 make demo
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+comma := ,
+GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ')
+EXTRAS ?= dev$(if $(GPU),$(comma)cuda)
+
+# An interpreter that was asked for by name replaces an environment made with another one.
+ifneq ($(origin PYTHON),file)
+version = $(shell $(1) -c 'import sys; print(sys.version)' 2>/dev/null)
+ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
+$(shell rm -f $(STAMP))
+endif
+endif
+
+.PHONY: help setup build demo test lint types check tests bench clean
+
+help:
+	@echo 'make demo    bias + ReLU from ten lines of YAML to a result'
+	@echo 'make test    every check: lint, types, generated files, tests'
+	@echo 'make bench   on a GPU: every op against XLA'
+	@echo 'make clean   remove the environment and the caches'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Python 3.11 or newer is needed; name one: PYTHON=python3.12 make ...' >&2; exit 1; }
+	@echo 'installing into $(VENV) (about a minute)'
+	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+build: $(STAMP)
+	@$(BIN)/codegen build
+
+demo: build
+	@$(BIN)/python examples/demo.py
+
+# pytest comes last: its summary is the last line.
+test: lint types check tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+check: $(STAMP)
+	$(BIN)/codegen check
+
+tests: $(STAMP) lint types check
+	$(BIN)/pytest -n auto --dist worksteal
+
+bench: $(STAMP)
+	$(BIN)/codegen bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,55 @@
+"""What tests need decides where they stand.
+
+  tests/pure       nothing: neither jax nor cutlass is imported
+  tests/cpu        JAX on the CPU; kernels are cross-compiled, never run
+  tests/generated  the property tests of every op: on the CPU, and on a GPU where there is one
+  tests/gpu        an NVIDIA GPU; skipped, here and nowhere else, where there is none
+"""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("ci")
+
+
+def has_gpu() -> bool:
+    """Whether the driver answers, and JAX was not told to leave the GPU alone."""
+    if os.environ.get("JAX_PLATFORMS", "cuda").split(",")[0] not in ("cuda", "gpu"):
+        return False
+    with contextlib.suppress(OSError):
+        return b"GPU " in subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout
+    return False
+
+
+GPU = has_gpu()
+if GPU:
+    # Several test processes share the GPU
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+else:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if GPU:
+        return
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def strict_jax() -> Iterator[None]:
+    """JAX that refuses implicit type promotion and broadcasting between ranks: hidden upcasts die here."""
+    import jax
+
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield

@@ -1,9 +1,9 @@
 """What tests need decides where they stand.
 
-  tests/pure       nothing: neither jax nor cutlass is imported
-  tests/cpu        JAX on the CPU; kernels are cross-compiled, never run
-  tests/generated  the property tests of every op: on the CPU, and on a GPU where there is one
-  tests/gpu        an NVIDIA GPU; skipped, here and nowhere else, where there is none
+tests/pure       nothing: neither jax nor cutlass is imported
+tests/cpu        JAX on the CPU; kernels are cross-compiled, never run
+tests/generated  the property tests of every op: on the CPU, and on a GPU where there is one
+tests/gpu        an NVIDIA GPU; skipped, here and nowhere else, where there is none
 """
 
 import contextlib
@@ -23,7 +23,7 @@ hypothesis.settings.load_profile("ci")
 
 def has_gpu() -> bool:
     """Whether the driver answers, and JAX was not told to leave the GPU alone."""
-    if os.environ.get("JAX_PLATFORMS", "cuda").split(",")[0] not in ("cuda", "gpu"):
+    if (os.environ.get("JAX_PLATFORMS") or "cuda").split(",")[0] not in ("cuda", "gpu"):
         return False
     with contextlib.suppress(OSError):
         return b"GPU " in subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout

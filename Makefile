@@ -11,14 +11,12 @@ GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ')
 EXTRAS ?= dev$(if $(GPU),$(comma)cuda)
 
 # An interpreter that was asked for by name replaces an environment made with another one.
-ifneq ($(origin PYTHON),file)
 version = $(shell $(1) -c 'import sys; print(sys.version)' 2>/dev/null)
-ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
-$(shell rm -f $(STAMP))
-endif
+ifneq ($(origin PYTHON),file)
+ANEW := $(if $(filter-out $(call version,$(PYTHON)),$(call version,$(BIN)/python)),anew)
 endif
 
-.PHONY: help setup build demo test lint types check tests bench clean
+.PHONY: help setup build demo test lint types check tests bench clean anew
 
 help:
 	@echo 'make demo    bias + ReLU from ten lines of YAML to a result'
@@ -28,11 +26,11 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(ANEW)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Python 3.11 or newer is needed; name one: PYTHON=python3.12 make ...' >&2; exit 1; }
 	@echo 'installing into $(VENV) (about a minute)'
-	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
+	@test -e $@ -a -z '$(ANEW)' || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Cross-compiling a generated kernel for an architecture, with no GPU needed, and what came out of it.
+"""Cross-compiling generated kernels for an architecture, with no GPU needed, and what came out of it.
 
 The launcher compiled is the one that `cutlass_call` runs, on tensors whose extents are unknown but for divisibility.
 """
@@ -6,13 +6,20 @@ The launcher compiled is the one that `cutlass_call` runs, on tensors whose exte
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import itertools
 import re
+import shutil
 import struct
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from codegen.ir import DTYPES
@@ -27,7 +34,7 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel to compile: the types bound, whether rows are ragged, whether inputs with defaults are there."""
+    """One kernel to compile: the types bound, whether rows are ragged, whether inputs with defaults are left out."""
 
     types: Types
     ragged: bool
@@ -40,22 +47,37 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Operand:
+    """A kernel's array, and the widths in bytes of its loads and stores: each distinct one once, widest first."""
+
+    name: str
+    loads: tuple[int, ...]
+    stores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Compiled:
-    """A kernel's code for one architecture. Sizes are bytes; registers are a thread's; `stack` counts what the source
-    asks for (`local`, such as a library function's tables) and what the compiler spilled."""
+    """A kernel's code for one architecture. Registers are a thread's; sizes are bytes.
+
+    `stack` is a thread's frame: what the source asks for (a library function's tables, say) and what registers spill
+    to. `spills` counts only the latter, loads and stores together.
+    """
 
     ptx: str
     cubin: bytes
     registers: int
     stack: int
-    local: int
+    spills: int
     shared: int
-    loads: tuple[int, ...]  # widths of global loads and stores, each distinct one once, widest first
-    stores: tuple[int, ...]
+    operands: tuple[Operand, ...]  # in the launcher's order
 
     @property
-    def spills(self) -> int:
-        return max(0, self.stack - self.local)
+    def loads(self) -> tuple[int, ...]:
+        return _widest_first(w for o in self.operands for w in o.loads)
+
+    @property
+    def stores(self) -> tuple[int, ...]:
+        return _widest_first(w for o in self.operands for w in o.stores)
 
 
 def bindings(spec: Spec) -> Iterator[Types]:
@@ -108,17 +130,25 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
 
     wide = any(variant.types.dtype(a) == "float64" for a in spec.inputs)
     scalar = {"float": "Float64" if wide else "Float32", "int": "Int32", "bool": "Boolean"}
-    arguments = [array(a) for a in spec.inputs]
-    arguments += [tensor(scalar[p.kind], (1,)) for p in spec.params if not p.static]
-    arguments += [array(a) for a in spec.outputs]
-    for p in spec.params:
-        if p.static:
-            arguments.append((static or {}).get(p.name, 1 if p.default is None else p.default))
-    arguments += [how.vec, how.ragged, how.threads]
-    options = f"--gpu-arch {arch} --keep-ptx --keep-cubin"
+    tensors = {a.name: array(a) for a in spec.inputs}
+    tensors |= {p.name: tensor(scalar[p.kind], (1,)) for p in spec.params if not p.static}
+    tensors |= {a.name: array(a) for a in spec.outputs}
+    constants = [
+        (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
+    ]  # fmt: skip
+    arguments = [*tensors.values(), *constants, how.vec, how.ragged, how.threads]
+
+    def compiled(options: str):
+        return cute.compile(op._launch, make_fake_stream(), *arguments, options=f"--gpu-arch {arch} {options}")
+
     with _kept_files_elsewhere():
-        compiled = cute.compile(op._launch, make_fake_stream(), *arguments, options=options)
-        return read_compiled(compiled.__ptx__, compiled.__cubin__)
+        result = compiled("--keep-ptx --keep-cubin")
+        ptx, cubin = result.__ptx__, result.__cubin__
+        registers, stack, shared = read_cubin(cubin)
+        # What is spilled lies on the stack, so only a kernel that has one is compiled again for ptxas's report
+        spills = _spills(lambda: compiled("remarks{ptx}")) if stack else 0
+    names = [name for name, value in tensors.items() if value is not None]
+    return Compiled(ptx, cubin, registers, stack, spills, shared, operands(ptx, names))
 
 
 @contextlib.contextmanager
@@ -136,26 +166,34 @@ def _kept_files_elsewhere() -> Iterator[None]:
             environment.dump_dir = before
 
 
-def read_compiled(ptx: str, cubin: bytes) -> Compiled:
-    """A compiled kernel's resources, from its PTX and its cubin."""
+def _spills(compile_verbosely) -> int:
+    """The bytes that ptxas says it spills, stores and loads together. It prints them to stderr, wrapped to lines."""
+    with contextlib.redirect_stderr(io.StringIO()) as log:
+        compile_verbosely()
+    found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", " ".join(log.getvalue().split()))
+    if not found:
+        raise RuntimeError(f"ptxas reported no spills, not even none: {log.getvalue()[:500]!r}")
+    return sum(int(stores) + int(loads) for stores, loads in set(found))
+
+
+def read_cubin(cubin: bytes) -> tuple[int, int, int]:
+    """A kernel's registers, stack and shared memory, as `cuobjdump -res-usage` shows them."""
     from elftools.elf.elffile import ELFFile
 
-    elf = ELFFile(io.BytesIO(cubin))
     registers = stack = shared = 0
-    for section in elf.iter_sections():
-        if section.name.startswith(".text."):
-            registers = max(registers, section["sh_info"] >> 24)
-        elif section.name.startswith(".nv.shared."):
+    for section in ELFFile(io.BytesIO(cubin)).iter_sections():
+        if section.name == ".nv.info":
+            for kind, value in _attributes(section.data()):
+                registers = max(registers, value) if kind == _REGCOUNT else registers
+                stack = max(stack, value) if kind == _MIN_STACK_SIZE else stack
+        elif section.name.startswith(".nv.shared.") and not section.name.startswith(".nv.shared.reserved."):
             shared += section["sh_size"]
-        elif section.name == ".nv.info":
-            stack = max([stack, *(v for kind, v in _attributes(section.data()) if kind == _MIN_STACK_SIZE)])
-            registers = max([registers, *(v for kind, v in _attributes(section.data()) if kind == _REGCOUNT)])
-    depots = re.findall(r"\.local\s+\.align\s+\d+\s+\.b8\s+\S+\[(\d+)\]", ptx)
-    return Compiled(
-        ptx, cubin, registers, stack, sum(map(int, depots)), shared, widths(ptx, "ld"), widths(ptx, "st")
-    )  # fmt: skip
+    if not registers:
+        raise RuntimeError("the cubin does not say how many registers its kernel needs")
+    return registers, stack, shared
 
 
+# Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size counts what the function calls
 _REGCOUNT, _MIN_STACK_SIZE = 0x2F, 0x12
 
 
@@ -165,15 +203,156 @@ def _attributes(data: bytes) -> Iterator[tuple[int, int]]:
     while at + 4 <= len(data):
         form, kind, size = struct.unpack_from("<BBH", data, at)
         at += 4
-        if form == 4:  # sized: `size` bytes follow
+        if form == 4:  # sized: `size` bytes follow; other forms hold their value in place of the size
             if size == 8:
                 yield kind, struct.unpack_from("<II", data, at)[1]
             at += size
 
 
-def widths(ptx: str, op: str) -> tuple[int, ...]:
-    """The widths in bytes of the global loads ("ld") or stores ("st") in PTX, widest first."""
-    found = set()
-    for vector, bits in re.findall(rf"\b{op}\.global(?:\.\w+)*?(?:\.v(\d))?\.[bfsu](\d+)\b", ptx):
-        found.add(int(vector or 1) * int(bits) // 8)
-    return tuple(sorted(found, reverse=True))
+# Global memory in PTX
+
+
+@dataclass(frozen=True)
+class MemoryAccess:
+    """One load or store of global memory in PTX. `sources` is what its address may come from: places of the kernel's
+    parameters, or names of constant tables."""
+
+    store: bool
+    width: int
+    sources: frozenset[int | str]
+
+
+_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(.+);$")
+_REGISTER = re.compile(r"%\w+")
+_SYMBOL = re.compile(r"(?<![%\w.$])[A-Za-z_$][\w$]*")
+_SPACES = {"param", "local", "shared", "const", "tex"}
+
+
+def memory_accesses(ptx: str) -> list[MemoryAccess]:
+    """Every access of global (or unnamed) memory in the kernel itself, not in library functions that it calls.
+
+    A pointer is the first eight bytes of a tensor's parameter; address arithmetic is followed from there.
+    """
+    entry = next(text for text in re.split(r"(?m)^}$", ptx) if re.search(r"(?m)^(\.visible )?\.entry ", text))
+    body = entry[entry.index("\n{") :]  # a function declared before it ends in no brace
+    instructions = [m.groups() for line in body.splitlines() if (m := _INSTRUCTION.match(line))]
+    sources: dict[str, frozenset[int | str]] = {}
+    changed = True
+    while changed:  # until nothing moves: registers may be written in a later line than they are read
+        changed = False
+        for name, text in instructions:
+            target, found = _pointers(name, text, sources)
+            if target and not found <= sources.get(target, frozenset()):
+                sources[target] = sources.get(target, frozenset()) | found
+                changed = True
+    return [a for name, text in instructions if (a := _access(name, text, sources))]
+
+
+def _pointers(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> tuple[str, frozenset[int | str]]:
+    """The 64-bit register that an instruction writes, and what it then may point to."""
+    words = name.split(".")
+    if name.startswith("ld.param."):
+        parameter = re.search(r"\[\w*_param_(\d+)(?:\+0)?\]", text)
+        target = _REGISTER.search(text)
+        if parameter and target and words[-1] in ("b64", "u64", "s64"):
+            return target[0], frozenset({int(parameter[1])})
+    elif words[0] in ("add", "sub", "mov", "cvta", "mad", "selp") and words[-1] in ("b64", "u64", "s64"):
+        registers = _REGISTER.findall(text)
+        return registers[0], frozenset(_SYMBOL.findall(text)).union(*(sources.get(r, set()) for r in registers[1:]))
+    return "", frozenset()
+
+
+def _access(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> MemoryAccess | None:
+    words = name.replace("::", ".").split(".")
+    if words[0] not in ("ld", "st", "ldu") or _SPACES & set(words):
+        return None
+    bits = next(int(w[1:]) for w in reversed(words) if re.fullmatch(r"[bsuf]\d+", w))
+    vector = next((int(w[1:]) for w in words if re.fullmatch(r"v\d", w)), 1)
+    address = re.search(r"\[(%\w+)", text)
+    found = sources.get(address[1], frozenset()) if address else frozenset()
+    return MemoryAccess(words[0] == "st", vector * bits // 8, found)
+
+
+def operands(ptx: str, names: list[str]) -> tuple[Operand, ...]:
+    """What a kernel reads and writes of each array; `names` are those it takes, in its order."""
+    accesses = memory_accesses(ptx)
+    for access in accesses:
+        tables = all(isinstance(source, str) for source in access.sources)
+        if len(access.sources) != 1 or not (tables or access.sources <= set(range(len(names)))):
+            raise RuntimeError(f"cannot tell which of {', '.join(names)} a {access.width}-byte access belongs to")
+
+    def widths(place: int, store: bool) -> tuple[int, ...]:
+        return _widest_first(a.width for a in accesses if a.store == store and place in a.sources)
+
+    return tuple(Operand(name, widths(i, False), widths(i, True)) for i, name in enumerate(names))
+
+
+def _widest_first(widths: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(widths), reverse=True))
+
+
+# Many at once
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel of a package of ops, to compile anywhere."""
+
+    op: str
+    variant: Variant
+    arch: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task: a kernel, or the compiler's message."""
+
+    task: Task
+    compiled: Compiled | None
+    error: str = ""
+
+
+def load_package(folder: Path) -> Any:
+    """The package of generated ops in a folder, imported from where it lies."""
+    root, name = folder.resolve().parent, folder.name
+    while (root / "__init__.py").exists():
+        root, name = root.parent, f"{root.name}.{name}"
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module(name)
+
+
+def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcome]:
+    """Compile in this many processes; outcomes come as they are ready."""
+    if jobs <= 1:
+        yield from (_run(folder, task) for task in tasks)
+        return
+    # Spawned, not forked: the compiler has threads of its own
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(_run, folder, task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run(folder: Path, task: Task) -> Outcome:
+    try:
+        return Outcome(task, compile_kernel(getattr(load_package(folder), task.op), task.variant, task.arch))
+    except Exception as error:  # the compiler's own kinds of failure are many; the run goes on, and says which failed
+        return Outcome(task, None, f"{type(error).__name__}: {error}")
+
+
+def disassemble(cubin: bytes) -> str | None:
+    """A kernel's SASS, by the CUDA toolkit's tools; None where neither is on PATH."""
+    for tool, option in (("cuobjdump", "-sass"), ("nvdisasm", "-c")):
+        if path := shutil.which(tool):
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                file.write(cubin)
+                file.flush()
+                done = subprocess.run([path, option, file.name], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout
+            raise RuntimeError(f"{tool}: {done.stderr.strip()}")
+    return None

@@ -69,6 +69,11 @@ class Op(Generic[P, R]):
         """The kernel's plan."""
         return self._op.plan
 
+    @property
+    def statements(self):
+        """The chain as a typed graph."""
+        return self._op.statements
+
     def __repr__(self) -> str:
         return f"<codegen op {self.__name__}>"  # type: ignore[attr-defined]
 

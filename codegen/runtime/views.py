@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from codegen.ir import ROWS
+from codegen.ir import ROWS, Leaf
 from codegen.plan import INT_MAX, Access, Elementwise, Launch
 from codegen.runtime.arguments import Axes
 from codegen.spec import Array
@@ -200,6 +199,13 @@ def join_parts(array: Array, parts: Mapping[int | None, jax.Array], axes: Axes) 
     return jnp.stack(values, axis=place).reshape(user_shape(array, axes))
 
 
-def count(axes: Axes, array: Array) -> int:
-    """How many elements an array has."""
-    return math.prod(user_shape(array, axes))
+def access_key(plan: Elementwise, access: Access) -> tuple:
+    """The key under which the chain's graph knows what an access reads (`emit.leaf_key`)."""
+    if access.array is None:
+        assert access.group is not None
+        return access.mode, plan.groups[access.group].axes[0]
+    leaf = Leaf(access.array.name, access.part)
+    if access.index_of:
+        index, axis = access.index_of
+        return "take", leaf, Leaf(index), axis
+    return "input", leaf

@@ -1,0 +1,183 @@
+"""Hypothesis strategies for an op's calls, from its spec.
+
+Shapes and structure are drawn, so that a failing call shrinks; the arrays' values come from a drawn seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+from codegen.ir import DTYPES, ROWS
+from codegen.plan import launch
+from codegen.runtime.arguments import Axes, Types
+from codegen.runtime.errorbound import stored
+from codegen.runtime.views import user_shape
+from codegen.spec import Param
+
+BUDGET = 20_000  # elements of the largest array
+SCALES = (1.0, 1.0, 1e-3, 30.0, 1e4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: everything but the values, which `arrays` makes from the seed."""
+
+    types: Types
+    rows: tuple[int, ...]
+    extents: tuple[tuple[str, int], ...]
+    absent: tuple[str, ...]
+    params: tuple[tuple[str, Any], ...]
+    specials: bool
+    scale: float
+    seed: int
+
+    @property
+    def axes(self) -> Axes:
+        return Axes(self.rows, dict(self.extents))
+
+    def __str__(self) -> str:
+        words = [f"{name}={value}" for name, value in (*self.types.variables, *self.extents, *self.params)]
+        if self.rows:
+            words.insert(0, f"...={self.rows}")
+        words += [f"without {', '.join(self.absent)}"] if self.absent else []
+        return f"{', '.join(words)}, scale {self.scale:g}, {'with' if self.specials else 'no'} specials, seed {self.seed}"
+
+
+def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = None) -> st.SearchStrategy[Case]:
+    """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block."""
+    from codegen.runtime.compile import bindings
+
+    spec = op.spec
+    bound = types or tuple(bindings(spec))
+
+    @st.composite
+    def draw(pick) -> Case:
+        choice = pick(st.sampled_from(bound))
+        dtypes = {a.name: choice.dtype(a) for a in spec.arrays}
+        how = launch(op.plan, dtypes, None, None, dict(spec.schedule))
+        block = how.vec * how.threads
+        edges = [n for v in (how.vec, block) for n in (v - 1, v, v + 1)]
+        inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if n <= BUDGET // 2]
+        names = [axis for axis in spec.axes if axis != ROWS]
+        extents: dict[str, int] = {}
+        left = BUDGET
+        for axis in reversed(names):
+            pool = inner if axis == names[-1] else [1, 2, 3, 5, 7]
+            n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
+            extents[axis] = n
+            left //= max(1, n)
+        rows: tuple[int, ...] = ()
+        if ROWS in spec.axes:
+            sizes = [n for n in (1, 2, 3, 5, 17, 64, 255, *([] if names else inner)) if n <= max(1, left)]
+            rank = pick(st.integers(0, 3))
+            for _ in range(rank):
+                n = pick(st.sampled_from([m for m in sizes if m <= max(1, left)]))
+                rows, left = (n, *rows), left // n
+        if pick(st.integers(0, 9)) == 0:  # an empty array
+            free = [axis for axis in names if axis not in spec.extents]
+            where = pick(st.sampled_from([*free, *([ROWS] if rows else [])] or [""]))
+            if where == ROWS:
+                rows = (*rows[:-1], 0)
+            elif where:
+                extents[where] = 0
+        optional = [a.name for a in spec.inputs if a.default is not None]
+        absent = tuple(name for name in optional if pick(st.booleans()))
+        params = tuple((p.name, pick(_param(p, dict(spec.domain).get(p.name)))) for p in spec.params)
+        special = pick(st.booleans()) if specials is None else specials
+        scale = pick(st.sampled_from(SCALES))
+        seed = pick(st.integers(0, 2**32 - 1))
+        return Case(choice, rows, tuple(extents.items()), absent, params, special, scale, seed)
+
+    return draw()
+
+
+def _param(param: Param, domain: object) -> st.SearchStrategy[Any]:
+    default = param.default
+    if param.kind == "bool":
+        return st.booleans()
+    if param.kind == "int":
+        return st.sampled_from(sorted({int(default or 0), 0, 1, 3}))
+    values = {1.0 if default is None else float(default), 0.5, 2.0, -1.25}
+    if isinstance(domain, tuple):
+        low, high = domain
+        values = {v for v in values if low <= v <= high} | {low + 0.375 * (high - low)}
+    elif domain == "positive":
+        values = {v for v in values if v > 0}
+    return st.sampled_from(sorted(values))
+
+
+def arrays(op, case: Case) -> dict[str, np.ndarray]:
+    """The inputs of a call, by name."""
+    generator = np.random.default_rng(case.seed)
+    domains = dict(op.spec.domain)
+    made = {}
+    for array in op.spec.inputs:
+        if array.name in case.absent:
+            continue
+        dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
+        made[array.name] = values(generator, dtype, shape, case, domains.get(array.name))
+    return made
+
+
+def values(
+    generator: np.random.Generator, dtype: str, shape: tuple[int, ...], case: Case, domain: object = None
+) -> np.ndarray:
+    """Random values of a dtype; special ones among them where the case asks for it."""
+    kind = DTYPES[dtype].kind
+    if kind == "bool":
+        return generator.random(shape) < 0.5
+    if kind == "int":
+        return _integers(generator, dtype, shape, case, domain)
+    x = generator.standard_normal(shape) * case.scale
+    if isinstance(domain, tuple):
+        low, high = domain
+        x = low + (high - low) * generator.random(shape)
+        return stored(np.clip(x, low, high), dtype)
+    if case.specials:
+        pool = np.array(special_values(dtype))
+        x = np.where(generator.random(shape) < 0.25, generator.choice(pool, shape), x)
+    if domain in ("positive", "nonzero", "finite"):
+        x = np.where(np.isfinite(x), x, 1.0)
+    if domain == "positive":
+        x = np.maximum(np.abs(x), 1e-3)
+    if domain == "nonzero":
+        x = np.where(np.abs(x) < 1e-30, 1.0, x)
+    with np.errstate(all="ignore"):
+        return x.astype(jnp.dtype(dtype)) if case.specials and domain is None else stored(x, dtype)
+
+
+def _integers(generator, dtype: str, shape, case: Case, domain: object) -> np.ndarray:
+    info = np.iinfo(jnp.dtype(dtype))
+    if isinstance(domain, str) and domain.startswith("index("):
+        return generator.integers(0, max(1, dict(case.extents)[domain[6:-1]]), shape).astype(info.dtype)
+    if isinstance(domain, tuple):
+        return generator.integers(int(domain[0]), int(domain[1]) + 1, shape).astype(info.dtype)
+    small = generator.integers(max(info.min, -100), min(info.max, 100) + 1, shape)
+    if not case.specials:
+        return small.astype(info.dtype)
+    pool = np.array([v for v in (info.min, info.min + 1, -1, 0, 1, info.max - 1, info.max) if info.min <= v <= info.max])
+    return np.where(generator.random(shape) < 0.25, generator.choice(pool, shape), small).astype(info.dtype)
+
+
+def special_values(dtype: str) -> list[float]:
+    """NaN, infinities, signed zeros, denormals, the largest and smallest numbers, and neighbours of 1."""
+    info: Any = jnp.finfo(jnp.dtype(dtype))
+    top, normal, tiny = float(info.max), float(info.smallest_normal), float(info.smallest_subnormal)
+    positive = [0.0, float("inf"), top, normal, tiny, 1.0, 1.0 + float(info.eps), 0.5, 2.0, 88.0]
+    return [float("nan"), *positive, *(-v for v in positive)]
+
+
+def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict[str, Any]]:
+    """The positional and keyword arguments of the call."""
+    args = [None if a.name in case.absent else jnp.asarray(made[a.name]) for a in op.spec.inputs]
+    bound = {a.dtype for a in op.spec.inputs}
+    free = {name: dtype for name, dtype in case.types.variables if name not in bound}
+    return args, {**dict(case.params), **free}
+
+

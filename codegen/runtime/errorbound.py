@@ -1,0 +1,192 @@
+"""How far a chain's float32 result may lie from the exact one, element by element.
+
+Running error analysis: every value carries a bound on its absolute error. An operation adds what its arguments' errors
+become in it, found by evaluating it at the ends of their intervals, and its own rounding: half an ulp for a correctly
+rounded operation, `FUNCTION` of relative error for the functions that libraries approximate. Values closer to zero than
+the smallest normal number may be flushed, so every result may be off by that much. A comparison whose outcome the
+errors can change is uncertain, and what it selects is as uncertain as its two choices differ.
+
+The bound says what float32 arithmetic can do to this chain; the expected value comes from the reference alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from codegen.emit import leaf_key
+from codegen.ir import DTYPES, Node, Statement, topological
+from codegen.ops import OPS
+
+# Relative error allowed to a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
+# 4 ulp, XLA's vectorised ones a little more, and the approximations of `math: auto` stay under it.
+FUNCTION = 2.0**-20
+# `math: fast` may use the hardware's approximations, the coarsest of which (tanh, sin) has 2**-10.9.
+FAST = 2.0**-10
+ROUNDED = frozenset("add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split())
+
+_lax = SimpleNamespace(
+    rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b)
+)  # fmt: skip
+_NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax)}
+_FUNCTIONS = {
+    name: eval(  # noqa: S307 - the op table's own text
+        f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), dict(_NAMES)
+    )
+    for name, op in OPS.items()
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A value, the bound of its error (for a bool: 1 where it is uncertain), and where float32 overflowed on the way."""
+
+    value: np.ndarray
+    error: np.ndarray
+    overflow: np.ndarray
+
+
+class Analysis:
+    """The bounds of a chain's values. `compute` is "float32" or "float64"."""
+
+    def __init__(self, compute: str, fast: bool, casts: Mapping[str, str]):
+        info = np.finfo(compute)
+        self.unit, self.tiny, self.top = float(info.eps) / 2, float(info.smallest_normal), float(info.max)
+        self.function = (FAST if fast else FUNCTION) * float(info.eps) / float(np.finfo(np.float32).eps)
+        self.casts = casts
+
+    def statements(
+        self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray]
+    ) -> dict[tuple[str, int | None], Bound]:
+        """The bound of every value the statements assign. `leaves` holds what they read, by `leaf_key`."""
+        bounds: dict[int, Bound] = {}
+        results = {}
+        with np.errstate(all="ignore"):
+            for statement in statements:
+                for node in topological([statement.value]):
+                    if id(node) not in bounds:
+                        bounds[id(node)] = self.node(node, [bounds[id(a)] for a in node.args], leaves)
+                results[(statement.name, statement.part)] = bounds[id(statement.value)]
+        return results
+
+    def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray]) -> Bound:
+        key = leaf_key(node)
+        if node.is_const or key in leaves:
+            value = np.asarray(node.attr if node.is_const else leaves[key])
+            if node.kind == "float":
+                value = value.astype(np.float64)
+            exact = node.kind != "float" or node.op != "param"
+            inexact = node.is_const and node.kind == "float" or not exact
+            error = np.where(np.isfinite(value), np.abs(value), 0) * self.unit if inexact else np.zeros(value.shape)
+            return Bound(value, error + (self.tiny if node.kind == "float" else 0), np.zeros(value.shape, bool))
+        overflow = np.zeros((), bool)
+        for arg in args:
+            overflow = overflow | arg.overflow
+        if node.kind == "bool":
+            return self.decision(node, args, overflow)
+        if node.op == "where":
+            value, error = self.selection(*args)
+        else:
+            value, error = self.function_of(node, args)
+        return self.rounded(node, value, error, overflow)
+
+    def decision(self, node: Node, args: list[Bound], overflow: np.ndarray) -> Bound:
+        """A bool, uncertain where the ends of its arguments' intervals disagree."""
+        function = _FUNCTIONS[node.op]
+        value = np.asarray(function(*(a.value for a in args)))
+        uncertain = np.zeros(value.shape, bool)
+        if args and args[0].value.dtype == np.bool_:
+            for arg in args:
+                uncertain = uncertain | (arg.error > 0)
+        else:
+            for signs in ((1, -1), (-1, 1), (1, 1), (-1, -1)):
+                ends = [a.value + s * a.error if a.error.any() else a.value for a, s in zip(args, signs, strict=False)]
+                uncertain = uncertain | (np.asarray(function(*ends)) != value)
+        return Bound(value, uncertain.astype(np.float64), overflow)
+
+    def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:
+        value = np.where(condition.value, a.value, b.value)
+        error = np.where(condition.value, a.error, b.error)
+        other = np.maximum(_distance(a.value, b.value) + np.maximum(a.error, b.error), error)
+        return value, np.where(condition.error > 0, other, error)
+
+    def function_of(self, node: Node, args: list[Bound]) -> tuple[np.ndarray, np.ndarray]:
+        function = self.evaluate(node)
+        values = [a.value for a in args]
+        value = np.asarray(function(*values))
+        error = np.zeros(value.shape)
+        for i, arg in enumerate(args):
+            if not np.any(arg.error):
+                continue
+            reach = np.zeros(value.shape)
+            for end in (arg.value + arg.error, arg.value - arg.error):
+                reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
+            error = error + reach
+        return value, error
+
+    def evaluate(self, node: Node):
+        if node.op == "float":
+            return lambda x: np.asarray(x).astype(np.float64)
+        if node.op == "cast":
+            dtype = self.casts.get(str(node.attr), str(node.attr))
+            return lambda x: stored(x, dtype).astype(np.float64 if node.kind == "float" else np.int64)
+        if node.kind == "int" and node.op in ("maximum", "minimum", "abs", "rem", "sign", "add", "sub", "mul", "neg"):
+            return lambda *xs: np.asarray(_FUNCTIONS[node.op](*(np.asarray(x, np.int64) for x in xs)))
+        return _FUNCTIONS[node.op]
+
+    def rounded(self, node: Node, value: np.ndarray, error: np.ndarray, overflow: np.ndarray) -> Bound:
+        """The operation's own rounding, and what leaves the compute type's range."""
+        if node.kind != "float":
+            return Bound(value, error, overflow)
+        if node.op not in ("where", "cast", "neg", "abs", "maximum", "minimum", "floor", "ceil", "round", "sign"):
+            unit = self.unit if node.op in ROUNDED else self.function
+            error = error + np.where(np.isfinite(value), np.abs(value), 0) * unit
+        error = error + self.tiny
+        beyond = np.isfinite(value) & (np.abs(value) + error > self.top)
+        overflow = overflow | beyond
+        error = np.where(beyond, np.inf, error)
+        return Bound(value, np.where(np.isnan(value), 0, error), overflow)
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|a - b|: nothing between equal infinities or two NaN, infinite between NaN and a number."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    gap = np.abs(a - b)
+    return np.where(same, 0, np.where(np.isnan(gap), np.inf, gap))
+
+
+def stored(x: np.ndarray, dtype: str) -> np.ndarray:
+    """NumPy's twin of how an output is stored: rounded once, float8 and integers saturating, NaN to integer 0."""
+    target = jnp.dtype(dtype)
+    x = np.asarray(x)
+    with np.errstate(all="ignore"):
+        if DTYPES[dtype].kind == "float":
+            if target.itemsize == 1:
+                top = float(jnp.finfo(target).max)
+                x = np.clip(x, -top, top)
+            return x.astype(target)
+        if DTYPES[dtype].kind == "bool":
+            return x.astype(bool)
+        info = np.iinfo(target)
+        if x.dtype.kind == "f":
+            x = np.trunc(np.where(np.isnan(x), 0, x))
+            low, high = float(info.min), float(info.max)
+            inside = np.clip(x, low, np.nextafter(high, 0) if high != info.max else high).astype(np.int64)
+            return np.where(x >= high, info.max, np.where(x <= low, info.min, inside)).astype(target)
+        return np.clip(x.astype(np.int64), info.min, info.max).astype(target)
+
+
+def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
+    """The spacing of a floating dtype's numbers at x (for integers 1)."""
+    if DTYPES[dtype].kind != "float":
+        return np.ones(np.shape(x))
+    info: Any = jnp.finfo(jnp.dtype(dtype))
+    magnitude = np.clip(np.abs(np.nan_to_num(x, posinf=float(info.max))), float(info.smallest_normal), float(info.max))
+    return 2.0 ** (np.floor(np.log2(magnitude)) - int(info.nmant))

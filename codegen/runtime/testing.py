@@ -1,0 +1,259 @@
+"""Property tests of a generated op: every implementation against the spec's reference.
+
+The expected value is the reference in float64, stored as the op stores its results. The allowed interval around it is
+what float32 arithmetic may do to the chain (`errorbound.py`), rounded to the output's type.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen.ir import DTYPES
+from codegen.runtime import arguments, draw, views
+from codegen.runtime.draw import Case
+from codegen.runtime.errorbound import Analysis, stored, ulp
+from codegen.runtime.op import Op
+
+
+def on_gpu() -> bool:
+    """Whether JAX has an NVIDIA GPU."""
+    return jax.default_backend() == "gpu"
+
+
+IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla",)
+EXAMPLES = int(os.environ.get("CODEGEN_EXAMPLES", "12"))
+
+
+@dataclass
+class Report:
+    """What a run of `check_op` saw."""
+
+    examples: int = 0
+    elements: int = 0
+    worst_ulp: float = 0.0  # of elements whose bound is finite
+    worst_case: str = ""
+    failure: str = ""
+    cases: list[Case] = field(default_factory=list)
+
+
+class Disagreement(AssertionError):
+    """An element outside what is allowed; the message names the op, the element and the case."""
+
+
+def check_op(
+    op: Op,
+    implementation: str,
+    examples: int | None = None,
+    seed: int | None = None,
+    report: Report | None = None,
+    run: Callable[..., Any] | None = None,
+) -> Report:
+    """Run random calls of an op and compare each element with the reference.
+
+    `seed` varies the calls (they are the same every time without one); `run` replaces the op's own call. Raises
+    `Disagreement` with the smallest failing call.
+    """
+    report = report or Report()
+
+    @hypothesis.settings(
+        max_examples=examples or EXAMPLES, deadline=None, database=None, derandomize=seed is None, print_blob=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(draw.cases(op))
+    def property_of(case: Case) -> None:
+        check_case(op, implementation, case, report, run)
+
+    (property_of if seed is None else hypothesis.seed(seed)(property_of))()
+    return report
+
+
+def check_case(
+    op: Op, implementation: str, case: Case, report: Report | None = None, run: Callable[..., Any] | None = None
+) -> None:
+    """One call against the reference."""
+    report = report or Report()
+    with jax.enable_x64(True):
+        made = draw.arrays(op, case)
+        args, keywords = draw.operands(op, case, made)
+        outputs = (run or op)(*args, **keywords, implementation=implementation)
+        outputs = tuple(outputs) if len(op.spec.outputs) > 1 else (outputs,)
+        expected = reference_values(op, args, keywords, "float64")
+        narrow = reference_values(op, args, keywords, "float32")
+        bounds = error_bounds(op, case, args, keywords)
+    report.examples += 1
+    for i, array in enumerate(op.spec.outputs):
+        got = np.asarray(outputs[i])
+        shape, dtype = views.user_shape(array, case.axes), case.types.dtype(array)
+        name = f"{op.spec.op} ({implementation}): {array.name}"
+        if got.shape != shape or got.dtype != jnp.dtype(dtype):
+            raise Disagreement(f"{name} is {got.dtype}{got.shape}, but {array} is {dtype}{shape}; {case}")
+        compare(name, array.name, dtype, got, expected[i], narrow[i], *bounds[i], case, report, made)
+
+
+def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
+    """The reference's values as it computes them, on the CPU, broadcast to the outputs' shapes."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        args = [None if a is None else jnp.asarray(np.asarray(a)) for a in args]
+        key, operands = op.bind(tuple(args), keywords)
+        axes = arguments.bind_axes(op.spec, op._arrays(key, operands))
+        values = jax.jit(lambda *xs: op.evaluate_reference(key, xs, precision))(*operands)
+        return tuple(
+            np.broadcast_to(np.asarray(v), views.user_shape(a, axes)) for v, a in zip(values, op.spec.outputs, strict=True)
+        )
+
+
+def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """For each output: the chain's own value, the bound of its error, and where it overflows on the way."""
+    plan, spec = op.plan, op.spec
+    with jax.default_device(jax.devices("cpu")[0]):
+        arrays = {a.name: jnp.asarray(np.asarray(x)) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
+        leaves: dict[tuple, np.ndarray] = {}
+        for access in plan.loads:
+            value = views.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
+            leaves[views.access_key(plan, access)] = np.asarray(value)
+    leaves |= {("param", name): np.asarray(value) for name, value in case.params}
+    wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
+    analysis = Analysis("float64" if wide else "float32", spec.math == "fast", dict(case.types.variables))
+    bounds = analysis.statements(op.statements, leaves)
+    results = []
+    for array in spec.outputs:
+        shape = case.axes.shape(array.axes)
+        whole = []
+        for pick in ("value", "error", "overflow"):
+            parts = {
+                part: np.broadcast_to(getattr(bound, pick), shape) for (name, part), bound in bounds.items() if name == array.name
+            }
+            with jax.default_device(jax.devices("cpu")[0]):
+                whole.append(np.asarray(views.join_parts(array, parts, case.axes)))
+        results.append(tuple(whole))
+    return results
+
+
+def compare(
+    name: str, array: str, dtype: str, got, expected, narrow, value, error, overflow, case: Case, report: Report, made
+) -> None:
+    """Each element against its interval."""
+    tolerance = dict(getattr(case, "tolerance", ()))
+    del tolerance
+    if DTYPES[dtype].kind == "bool":
+        good = (got == expected) | (error > 0)
+        low = high = expected
+    else:
+        with np.errstate(all="ignore"):
+            wide = expected.astype(np.float64) if expected.dtype.kind == "f" else expected
+            if wide.dtype.kind == "f" or np.any(error):
+                low, high = stored(wide - error, dtype), stored(wide + error, dtype)
+            else:
+                low = high = stored(wide, dtype)
+            numbers = np.asarray(got, np.float64)
+            good = (np.asarray(low, np.float64) <= numbers) & (numbers <= np.asarray(high, np.float64))
+            center = np.asarray(stored(wide, dtype), np.float64)
+            good |= (numbers == center) | (np.isnan(numbers) & np.isnan(center)) | (np.isinf(error) & ~overflow)
+            # Where float32 overflows on the way, so may the reference in float32, or the chain alone
+            model = np.asarray(stored(np.where(np.abs(value) > np.finfo(np.float32).max, np.inf * np.sign(value), value)
+                                      if value.dtype.kind == "f" else value, dtype), np.float64)  # fmt: skip
+            in_float32 = np.asarray(stored(narrow, dtype), np.float64)
+            close = np.abs(numbers - in_float32) <= 1e-2 * np.abs(in_float32)
+            good |= overflow & (_same(numbers, model) | _same(numbers, in_float32) | close | ~np.isfinite(numbers))
+        record(report, dtype, numbers, wide, error, case)
+    report.elements += got.size
+    if not np.all(good):
+        place = tuple(int(i) for i in np.argwhere(~good)[0])
+        bad = int(np.size(good) - np.count_nonzero(good))
+        inputs = ", ".join(f"{n} is {x.dtype}{x.shape}" for n, x in made.items())
+        raise Disagreement(
+            f"{name}[{', '.join(map(str, place))}] is {got[place]}, but the reference is {expected[place]} "
+            f"(allowed {low[place]} to {high[place]}); {bad} of {got.size} elements differ\n  {inputs}\n  {case}"
+        )
+
+
+def record(report: Report, dtype: str, numbers, wide, error, case: Case) -> None:
+    """The worst error in ulps of the output's type, over elements whose bound is a few ulps: elsewhere the chain itself
+    magnifies rounding, and ulps say nothing of the kernel."""
+    if DTYPES[dtype].kind != "float" or not numbers.size:
+        return
+    with np.errstate(all="ignore"):
+        unit = ulp(wide, dtype)
+        meaningful = np.isfinite(wide) & np.isfinite(numbers) & (error < 4 * unit)
+        errors = np.where(meaningful, np.abs(numbers - wide) / unit, 0)
+    worst = float(errors.max())
+    if worst > report.worst_ulp:
+        report.worst_ulp, report.worst_case = worst, str(case)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a == b) | (np.isnan(a) & np.isnan(b))
+
+
+# Gradients
+
+
+def check_gradient(op: Op, examples: int = 3) -> None:
+    """The op's vjp against the vjp of its reference in float64, on smooth random calls.
+
+    The backward runs in float32 over values of magnitude about one: an error of 2**-16 of the largest gradient allows for
+    some hundred roundings, and a rounding to the input's type comes on top.
+    """
+
+    @hypothesis.settings(
+        max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    @hypothesis.given(draw.cases(op, specials=False))
+    def property_of(case: Case) -> None:
+        check_gradient_case(op, case)
+
+    property_of()
+
+
+def check_gradient_case(op: Op, case: Case) -> None:
+    """One call's vjp."""
+    spec = op.spec
+    case = Case(**{**case.__dict__, "scale": 1.0})
+    floating = [i for i, a in enumerate(spec.inputs) if DTYPES[case.types.dtype(a)].kind == "float" and a.name not in case.absent]
+    with jax.enable_x64(True):
+        args, keywords = draw.operands(op, case, draw.arrays(op, case))
+
+        def call(run, *xs):
+            full = list(args)
+            for i, x in zip(floating, xs, strict=True):
+                full[i] = x
+            outputs = run(full)
+            outputs = tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
+            return tuple(o for o, a in zip(outputs, spec.outputs, strict=True) if DTYPES[case.types.dtype(a)].kind == "float")
+
+        def reference(full):
+            wide = [x if x is None or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype("float64") for x in full]
+            key, operands = op.bind(tuple(args), keywords)
+            there = [x for x in wide if x is not None]
+            values = op.evaluate_reference(key, (*there, *operands[len(there) :]), "float64")
+            axes = case.axes
+            return tuple(
+                jnp.broadcast_to(v, views.user_shape(a, axes)) for v, a in zip(values, spec.outputs, strict=True)
+            )
+
+        ours, pull = jax.vjp(lambda *xs: call(lambda full: op(*full, **keywords), *xs), *(args[i] for i in floating))
+        generator = np.random.default_rng(case.seed)
+        cotangents = tuple(jnp.asarray(generator.standard_normal(o.shape)).astype(o.dtype) for o in ours)
+        with jax.default_device(jax.devices("cpu")[0]):
+            wide = [jnp.asarray(np.asarray(args[i], np.float64)) for i in floating]
+            args = [None if a is None else jnp.asarray(np.asarray(a)) for a in args]
+            _, pull_wide = jax.vjp(lambda *xs: call(reference, *xs), *wide)
+            expected = pull_wide(tuple(jnp.asarray(np.asarray(c, np.float64)) for c in cotangents))
+        got = pull(cotangents)
+    for i, g, e in zip(floating, got, expected, strict=True):
+        a, b = np.asarray(g, np.float64), np.asarray(e, np.float64)
+        eps = max(2.0**-16, float(jnp.finfo(jnp.dtype(case.types.dtype(spec.inputs[i]))).eps))
+        allowed = eps * np.abs(b) + 2.0**-16 * (np.abs(b).max() if b.size else 0) + 1e-30
+        if a.shape != b.shape or not np.all((np.abs(a - b) <= allowed) | _same(a, b)):
+            worst = float(np.max(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")
+            raise Disagreement(
+                f"{spec.op}: the gradient of {spec.inputs[i].name!r} is off by {worst:.3g} times what is allowed; {case}"
+            )

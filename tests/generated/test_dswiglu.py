@@ -4,7 +4,7 @@
 import pytest
 from generated import dswiglu
 
-from codegen.testing import IMPLEMENTATIONS, check_gradient, check_op
+from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

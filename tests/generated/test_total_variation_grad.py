@@ -4,7 +4,7 @@
 import pytest
 from generated import total_variation_grad
 
-from codegen.testing import IMPLEMENTATIONS, check_gradient, check_op
+from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -1,0 +1,106 @@
+"""Accuracy of functions, over every float32 (precise) and every bfloat16 and float16 (auto) there is.
+
+The exact value is the float64 function on the same GPU, whose own error of an ulp of float64 is nothing here.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import generated
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.runtime.testing import reference_values
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from making import make_op
+
+FUNCTIONS = {
+    "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "reciprocal": jnp.reciprocal, "cbrt": jnp.cbrt, "exp": jnp.exp,
+    "exp2": jnp.exp2, "expm1": jnp.expm1, "log": jnp.log, "log2": jnp.log2, "log1p": jnp.log1p, "sin": jnp.sin,
+    "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.asin, "acos": jnp.acos, "atan": jnp.atan, "sinh": jnp.sinh,
+    "cosh": jnp.cosh, "tanh": jnp.tanh, "erf": jax.lax.erf, "erfc": jax.lax.erfc,
+}  # fmt: skip
+
+SPEC = """
+op: one_function
+summary: One function, for its accuracy.
+inputs:
+  x: float32[N]
+outputs:
+  y: float32[N]
+chain: |
+  y = {name}(x)
+reference: x
+math: precise
+"""
+
+
+def note(kind: str, name: str, value: float) -> None:
+    """Results land beside the benchmarks when a file is named for them."""
+    path = os.environ.get("CODEGEN_ACCURACY")
+    if path:
+        file = Path(path)
+        data = json.loads(file.read_text()) if file.exists() else {}
+        data.setdefault(kind, {})[name] = round(value, 4)
+        file.write_text(json.dumps(data, indent=1, sort_keys=True))
+
+
+@jax.jit
+def ulps(got, exact):
+    """The largest error in ulps of float32, where the result is a normal number; and whether specials agree."""
+    magnitude = jnp.abs(exact)
+    normal = (magnitude >= 2.0**-126) & (magnitude < 2.0**128 * (1 - 2.0**-25))
+    unit = jnp.exp2(jnp.floor(jnp.log2(jnp.where(normal, magnitude, 1.0))) - 23)
+    error = jnp.where(normal, jnp.abs(got.astype(jnp.float64) - exact) / unit, 0)
+    same = jnp.isnan(got) == jnp.isnan(exact)
+    infinite = jnp.isinf(exact) <= (got == exact.astype(jnp.float32))
+    return jnp.max(jnp.where(jnp.isnan(error), jnp.inf, error)), jnp.all(same & infinite)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_precise_functions_are_within_two_ulp_of_float32(name, tmp_path):
+    op, worst, agree = make_op(tmp_path, SPEC.format(name=name)), 0.0, True
+    with jax.enable_x64(True):
+        for chunk in range(16):
+            bits = jnp.arange(2**28, dtype=jnp.uint32) + jnp.uint32(chunk * 2**28)
+            x = jax.lax.bitcast_convert_type(bits, jnp.float32)
+            got = op(x, implementation="cute")
+            exact = jax.jit(lambda v: FUNCTIONS[name](v.astype(jnp.float64)))(x)
+            error, same = ulps(got, exact)
+            worst, agree = max(worst, float(error)), agree and bool(same)
+    note("precise float32, ulp", name, worst)
+    assert agree
+    assert worst <= 2.0
+
+
+UNARY = [
+    name
+    for name in generated.__all__
+    if [a.dims for a in (op := getattr(generated, name)).spec.inputs] == [op.spec.outputs[0].dims]
+    and "bfloat16" in op.spec.dtypes(op.spec.inputs[0]) and not any(p.default is None for p in op.spec.params)
+    and op.spec.outputs[0].dtype == op.spec.inputs[0].dtype and not op.spec.domain
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", UNARY)
+def test_activations_are_within_one_ulp_of_the_output(name, dtype):
+    op = getattr(generated, name)
+    x = jax.lax.bitcast_convert_type(jnp.arange(2**16, dtype=jnp.uint16), jnp.dtype(dtype)).reshape(256, 256)
+    got = np.asarray(op(x, implementation="cute"), np.float64)
+    with jax.enable_x64(True):
+        exact = np.asarray(reference_values(op, [x], {}, "float64")[0])
+    info = jnp.finfo(dtype)
+    with np.errstate(all="ignore"):
+        normal = (np.abs(exact) >= float(info.smallest_normal)) & (np.abs(exact) <= float(info.max))
+        unit = 2.0 ** (np.floor(np.log2(np.where(normal, np.abs(exact), 1))) - info.nmant)
+        error = np.where(normal, np.abs(got - exact) / unit, 0)
+    worst = float(np.max(np.where(np.isnan(error), np.inf, error)))
+    note(f"auto {dtype}, ulp", name, worst)
+    assert np.array_equal(np.isnan(got), np.isnan(exact))
+    assert worst < 1.0

@@ -1,0 +1,18 @@
+"""The demo runs from end to end, and fits a screen or two."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_demo_runs():
+    command = [sys.executable, str(ROOT / "examples/demo.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "100"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("every element equal") == 5
+    assert "unknown name 'uu'" in result.stdout
+    assert len(result.stdout.splitlines()) <= 70

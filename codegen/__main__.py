@@ -7,11 +7,17 @@ CuTe DSL.
 from __future__ import annotations
 
 import json
+import keyword
+import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from codegen.pipeline import Op
 
 app = typer.Typer(
     name="codegen",
@@ -44,7 +50,7 @@ def main() -> None:
     except SpecError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    except UsageError as error:
+    except (UsageError, OSError) as error:  # OSError: a folder that cannot be read or written
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
@@ -56,13 +62,16 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
     Example: codegen new my_bias_relu
     """
     from codegen.scaffold import starter
+    from codegen.spec import op_name_mistake
 
+    mistake = op_name_mistake(op)
+    if mistake:
+        raise UsageError(f"{mistake.message}\n  {mistake.hint}")
     path = specs / f"{op}.yaml"
     if path.exists():
         raise UsageError(f"{path} exists already; pick another name or edit it")
-    text = starter(op, path)
     specs.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(starter(op), encoding="utf-8")
     print(f"wrote {path}; next: codegen build")
 
 
@@ -75,26 +84,26 @@ def build(
 ) -> None:
     """Turn specs into kernels, JAX functions and tests: all of them, or nothing.
 
-    Naming spec files rebuilds only their ops. Files whose bytes agree are not touched.
+    Naming spec files rebuilds only their ops, and removes nothing. Files whose bytes agree are not touched.
 
     Example: codegen build
     Example: codegen build specs/bias_relu.yaml
     Example: codegen build --specs my/specs --out my_package/ops --tests my_package/tests
     """
     from codegen import outputs
-    from codegen.build import find_specs, generated_files, read_ops, test_files
+    from codegen.build import find_specs, read_ops
 
-    found = find_specs(specs) if not files else sorted({*(find_specs(specs) if specs.is_dir() else []), *files})
+    found = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(specs)
+    _no_repeats(found)
     ops = read_ops(found)
-    _no_repeats([op.spec.op for op in ops], found)
-    folders = {out: generated_files(ops, _package(out), specs.name)}
-    if str(tests) not in ("", "."):
-        folders[tests] = test_files(ops, _package(out))
+    folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
     for folder, contents in folders.items():
         foreign = outputs.foreign(folder, contents)
         if foreign:
-            raise UsageError(f"{foreign[0]} was not generated and would be overwritten; move it, or choose another folder")
-    changed = outputs.write(folders)
+            raise UsageError(
+                f"{foreign[0]} was not generated and would be overwritten; move it, or choose another folder"
+            )
+    changed = outputs.write(folders, remove=not files)
     total = sum(len(contents) for contents in folders.values())
     print(f"{len(ops)} ops: {len(changed)} of {total} files changed")
     for path in changed[:20]:
@@ -108,18 +117,20 @@ def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None
     Example: codegen check
     """
     from codegen import outputs
-    from codegen.build import find_specs, generated_files, read_ops, test_files
+    from codegen.build import find_specs, read_ops
 
     ops = read_ops(find_specs(specs))
-    folders = {out: generated_files(ops, _package(out), specs.name)}
-    if str(tests) not in ("", "."):
-        folders[tests] = test_files(ops, _package(out))
+    folders = _folders(ops, specs, out, tests)
     differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents)]
     for difference in differences:
         print(f"{difference.path}: {difference.state}")
         print(difference.diff, end="")
     if differences:
-        print(f"{len(differences)} files differ. Run: codegen build")
+        options = zip(("--specs", "--out", "--tests"), (specs, out, tests), (SPECS, OUT, TESTS), strict=True)
+        words = [word for name, path, default in options if path != default for word in (name, _word(path))]
+        print(
+            f"{len(differences)} of {sum(map(len, folders.values()))} files differ. Run: {shlex.join(['codegen', 'build', *words])}"
+        )
         sys.exit(1)
     print(f"{len(ops)} ops are up to date")
 
@@ -132,7 +143,7 @@ def list_ops(specs: Specs = SPECS, as_json: AsJson = False) -> None:
     """
     from codegen.build import find_specs, read_ops
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for op in read_ops(find_specs(specs)):
         spec = op.spec
         rows.append(
@@ -157,7 +168,9 @@ def list_ops(specs: Specs = SPECS, as_json: AsJson = False) -> None:
     for row in rows:
         arguments = [f"{n}: {a}" for n, a in row["inputs"].items()] + [f"{n}: {k}" for n, k in row["params"].items()]
         types = "; ".join(f"{t} {', '.join(d)}" for t, d in row["types"].items())
-        table.add_row(row["op"], row["kind"], types, escape("\n".join(arguments)), escape("\n".join(row["outputs"].values())))
+        table.add_row(
+            row["op"], row["kind"], types, escape("\n".join(arguments)), escape("\n".join(row["outputs"].values()))
+        )
     Console().print(table)
 
 
@@ -172,6 +185,26 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
+def _folders(
+    ops: list[Op], specs: Path, out: Path, tests: Path, also: Iterable[str] = ()
+) -> dict[Path, dict[str, str]]:
+    """What a build writes, by folder."""
+    from codegen.build import generated_files, test_files
+
+    package = _package(out)
+    folders = {out: generated_files(ops, package, specs.resolve().name, also)}
+    if _word(tests):
+        if tests.resolve() == out.resolve():
+            raise UsageError(f"--out and --tests are both {tests}; they are two folders")
+        folders[tests] = test_files(ops, package)
+    return folders
+
+
+def _word(path: Path) -> str:
+    """A folder as it stands on the command line; Path() is the empty word."""
+    return "" if path == Path() else str(path)
+
+
 def _package(out: Path) -> str:
     """The import name of the package written: its folder's name, with its parents where those are packages."""
     parts = [out.name]
@@ -180,15 +213,16 @@ def _package(out: Path) -> str:
         parts.insert(0, parent.name)
         parent = parent.parent
     name = ".".join(parts)
-    if not all(part.isidentifier() for part in parts):
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise UsageError(f"--out {out}: {name!r} is no name for a package")
     return name
 
 
-def _no_repeats(names: list[str], found: list[Path]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two specs define {name!r}: {', '.join(str(p) for p in found if p.stem == name)}")
+def _no_repeats(paths: list[Path]) -> None:
+    for path in paths:
+        same = [str(other) for other in paths if other.stem == path.stem]
+        if len(same) > 1:
+            raise UsageError(f"two specs of one name: {', '.join(same)}")
 
 
 if __name__ == "__main__":

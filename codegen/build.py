@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from codegen.errors import Diagnostic, Span, SpecError
@@ -13,14 +14,16 @@ def find_specs(folder: Path) -> list[Path]:
     """The spec files of a folder, by name. Raises `SpecError` where there are none."""
     found = sorted(folder.glob("*.yaml"))
     if not found:
-        message = "no such folder" if not folder.is_dir() else "no spec (*.yaml) in this folder"
-        raise SpecError([Diagnostic(Span(str(folder), 1, 1), message, "`codegen new OP` writes a first one")])
+        message = "no spec (*.yaml) in this folder" if folder.is_dir() else "no such folder"
+        hint = "name it NAME.yaml, not .yml" if any(folder.glob("*.yml")) else "`codegen new OP` writes a first one"
+        raise SpecError([Diagnostic(Span(str(folder), 1, 1), message, hint)])
     return found
 
 
 def read_ops(paths: list[Path]) -> list[Op]:
     """Read every spec; the mistakes of all are raised together."""
-    ops, diagnostics = [], []
+    ops: list[Op] = []
+    diagnostics: list[Diagnostic] = []
     for path in paths:
         try:
             ops.append(read_op(path))
@@ -31,10 +34,11 @@ def read_ops(paths: list[Path]) -> list[Op]:
     return ops
 
 
-def generated_files(ops: list[Op], package: str, specs: str) -> dict[str, str]:
-    """The package's files: one module an op, and the package itself."""
+def generated_files(ops: list[Op], package: str, specs: str, also: Iterable[str] = ()) -> dict[str, str]:
+    """The package's files: one module an op, and the package itself, which lists `also` ops that are there already."""
     files = {f"{op.spec.op}.py": render_op(op) for op in ops}
-    names = sorted(op.spec.op for op in ops)
+    names = sorted({*(op.spec.op for op in ops), *also})
+    specs = "".join(c if c.isprintable() else "?" for c in specs)
     files["__init__.py"] = environment().get_template("init.py.jinja").render(ops=names, package=package, specs=specs)
     return files
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
-from codegen.errors import Diagnostic, Mistake, known
-from codegen.formula import Line, Placed, make_scope, parse_python, reader, statement_lines
+from codegen.errors import Diagnostic, Mistake, known, shown
+from codegen.formula import Placed, make_scope, read_lines, reader
+from codegen.ir import ROWS
 from codegen.spec import Spec
 
 
@@ -21,55 +24,64 @@ def fixed_extents_agree(spec: Spec) -> Iterator[Diagnostic]:
     for array in spec.arrays:
         for dim in array.dims:
             for name, extent in zip(dim.names, dim.extents, strict=False):
-                if extent and seen.setdefault(name, extent) != extent and array.span:
+                if extent and seen.setdefault(name, extent) != extent:
+                    assert array.span
                     message = f"the axis {name} has the extent {extent} here and {seen[name]} before"
                     yield spec.source.diagnostic(array.span, message, "give one of them another name")
 
 
 def saved_names_exist(spec: Spec) -> Iterator[Diagnostic]:
     """`save` lists names that the chain assigns."""
-    names = {t.id for line in statement_lines(spec.chain) for t in getattr(line.tree, "targets", []) if hasattr(t, "id")}
+    if not spec.chain.value:
+        return
+    names = {line.first_name for line in read_lines(spec.chain)[0]} - {a.name for a in spec.outputs if a.parts}
     for name in spec.save:
         if name not in names:
-            row = next((i for i, text in enumerate(spec.source.lines) if text.startswith("save")), 0)
-            column = max(0, spec.source.lines[row].find(name))
-            span = type(spec.chain.span)(spec.path, row + 1, column + 1, len(name))
-            yield spec.source.diagnostic(span, f"'save' names {name!r}, which the chain never assigns", known(name, names))
+            message = f"'save' names {shown(name)}, which the chain never assigns"
+            yield spec.source.diagnostic(spec.place("save", name), message, known(name, names, "the chain's names"))
 
 
 def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
-    """Every formula under `grad` names an input (or a part) and reads in the chain's language."""
-    if isinstance(spec.grad, str):
+    """Every formula under `grad` names an input (or a part) and reads in the chain's language, with the chain's names,
+    the outputs `y` and their cotangents `dy`."""
+    if isinstance(spec.grad, str) or not spec.chain.value:
         return
     scope = make_scope(spec)
-    for output in spec.outputs:
-        if output.parts is None:
-            leaf = scope.graph.node("output", attr=output.name, kind=spec.kind(output), dims=output.axes)
-            scope.values[output.name] = leaf
-            scope.values["d" + output.name] = leaf
-    for line in statement_lines(spec.chain):
+    for line in read_lines(spec.chain)[0]:
         try:
-            value = reader(scope)(line.tree.value)  # type: ignore[attr-defined]
-            target = line.tree.targets[0]  # type: ignore[attr-defined]
-            scope.values.setdefault(getattr(target, "id", ""), value)
-        except (Placed, AttributeError):
+            assert isinstance(line.tree, ast.Assign)
+            value = reader(scope)(line.tree.value)
+            if isinstance(line.tree.targets[0], ast.Name):
+                scope.values[line.first_name] = value
+        except (Placed, AssertionError):
             return  # the chain's own mistakes are reported where it is read
-    inputs = {a.name for a in spec.inputs} | {f"{a.name}[{i}]" for a in spec.inputs for i in range(a.parts or 0)}
-    inputs |= {p.name for p in spec.params if not p.static}
+    for output in spec.outputs:
+        cotangent = "d" + output.name
+        if cotangent in scope.names():
+            message = f"{cotangent!r} would be the cotangent of {output.name!r}, but it names something else"
+            yield spec.source.diagnostic(
+                output.span or spec.chain.span, message, "rename one of them, or write `grad: auto`"
+            )
+        scope.inputs |= {output.name: output, cotangent: replace(output, name=cotangent)}
+    inputs = [a.name for a in spec.inputs] + [f"{a.name}[{i}]" for a in spec.inputs for i in range(a.parts or 0)]
+    inputs += [p.name for p in spec.params if not p.static]
     for name, scalar in spec.grad:
         if name not in inputs:
-            yield spec.source.diagnostic(scalar.span, f"no input is named {name[:60]!r}", known(name, inputs))
-            continue
-        try:
-            tree = parse_python(scalar.value)
-            expression = tree.body[0].value if len(tree.body) == 1 else None  # type: ignore[attr-defined]
-            if expression is None or not hasattr(tree.body[0], "value") or hasattr(tree.body[0], "targets"):
-                raise Mistake("a gradient is one expression", "as in dy * (y > 0)")
-            reader(scope)(expression)
-        except Placed as error:
-            yield Line(scalar, 0, scalar.value, tree.body[0]).diagnostic(error)
-        except Mistake as error:
-            yield spec.source.diagnostic(scalar.span, error.message, error.hint)
+            hint = known(name, inputs, "inputs and dynamic parameters")
+            yield spec.source.diagnostic(spec.place("grad", name), f"no input is named {shown(name)}", hint)
+        lines, diagnostics = read_lines(scalar, "a gradient is one expression, as in dy * (y > 0)")
+        yield from diagnostics
+        for line in lines if not diagnostics else ():
+            try:
+                if not isinstance(line.tree, ast.Expr) or line is not lines[0]:
+                    assert line.tree
+                    raise Placed(line.tree, Mistake("a gradient is one expression", "as in dy * (y > 0)"))
+                if reader(scope)(line.tree.value).kind == "bool":
+                    raise Placed(
+                        line.tree, Mistake("a gradient is a number, not a bool", "write where(condition, dy, 0)")
+                    )
+            except Placed as error:
+                yield from line.diagnostics(error)
 
 
 def domains_name_axes(spec: Spec) -> Iterator[Diagnostic]:
@@ -78,10 +90,6 @@ def domains_name_axes(spec: Spec) -> Iterator[Diagnostic]:
         if isinstance(domain, str) and domain.startswith("index("):
             axis = domain[6:-1]
             if axis not in spec.axes:
-                row = next((i for i, text in enumerate(spec.source.lines) if f"index({axis})" in text), 0)
-                column = spec.source.lines[row].find(axis)
-                span = type(spec.chain.span)(spec.path, row + 1, column + 1, len(axis))
-                hint = known(axis, [a for a in spec.axes if a != "..."], "axes")
-                yield spec.source.diagnostic(span, f"the domain of {name!r} names the unknown axis {axis!r}", hint)
-
-
+                hint = known(axis, [a for a in spec.axes if a != ROWS], "the axes")
+                message = f"the domain of {name!r} names the unknown axis {shown(axis)}"
+                yield spec.source.diagnostic(spec.place("domain", name), message, hint)

@@ -154,7 +154,11 @@ class _Emitter:
 
 
 def constant(node: Node) -> str:
-    value = node.attr
+    return literal(node.attr)
+
+
+def literal(value: object) -> str:
+    """A number or a bool in Python's syntax."""
     if isinstance(value, float):
         if value != value:
             return 'float("nan")'

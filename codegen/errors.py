@@ -8,8 +8,14 @@ ordinary exception. Deep code that knows only the fact raises `Mistake`; the cod
 from __future__ import annotations
 
 import difflib
+import textwrap
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+EXCERPT = 160  # characters of a source line that are shown
+_LISTED = 40  # names that a hint lists beside a nearest one
+_WORD = 60  # characters of a user's word that a message repeats
 
 
 @dataclass(frozen=True)
@@ -44,15 +50,25 @@ class Diagnostic:
         span = self.span
         lines = [f"{span.path}:{span.line}:{span.column}: error: {self.message}"]
         if self.source.strip():
-            # Tabs and wide excerpts are kept printable: the caret counts characters, as the column does.
-            text, start = self.source.replace("\t", " "), span.column - 1
-            if len(text) > 160:
+            start = span.column - 1
+            lead = min(start, len(self.source) - len(self.source.lstrip()))
+            text, start = self.source[lead:].replace("\t", " "), start - lead
+            if len(text) > EXCERPT:
                 cut = max(0, start - 60)
-                text, start = text[cut : cut + 160], start - cut
-            length = max(1, min(span.length, len(text) - start))
-            lines += [f"    {text}", "    " + " " * start + "^" * length]
-        lines += [f"  {line}" for line in self.hint.splitlines()]
+                text, start = text[cut : cut + EXCERPT], start - cut
+            marked = text[start : start + span.length]
+            lines += [f"    {text.rstrip()}", "    " + " " * _cells(text[:start]) + "^" * max(1, _cells(marked))]
+        for line in self.hint.splitlines():
+            lines += textwrap.wrap(line, 116, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join(lines)
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal a text takes: the caret counts these, the message's column counts characters."""
+    if text.isascii():
+        return len(text)
+    unseen = ("Mn", "Me", "Cf")
+    return sum(0 if unicodedata.category(c) in unseen else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 class SpecError(Exception):
@@ -64,10 +80,15 @@ class SpecError(Exception):
         super().__init__("\n".join(map(str, self.diagnostics)))
 
 
+def shown(word: str) -> str:
+    """A user's word as a message repeats it: quoted, escaped, and cut where it is long."""
+    return repr(word if len(word) <= _WORD else word[: _WORD - 3] + "...")
+
+
 def known(word: str, names: Iterable[str], what: str = "known here") -> str:
     """The hint for an unknown name: what is known, and the nearest spelling."""
     names = sorted(set(names))
-    close = difflib.get_close_matches(word, names, n=1)
-    listing = ", ".join(names) if len(names) <= 40 else ", ".join(names[:40]) + ", ..."
-    hint = f"{what}: {listing}." if names else f"{what}: nothing."
-    return f"{hint} Did you mean {close[0]!r}?" if close else hint
+    close = difflib.get_close_matches(word[:_WORD], names, n=1)
+    if len(names) > _LISTED and close:
+        return f"Did you mean {close[0]!r}?"
+    return f"{what}: {', '.join(names) or 'nothing'}." + (f" Did you mean {close[0]!r}?" if close else "")

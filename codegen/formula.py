@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import ast
 import functools
+import keyword
 import math
+import operator
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from codegen.errors import Diagnostic, Mistake, SpecError, known
-from codegen.ir import DTYPES, ROWS, Graph, Leaf, Node, Statement
+from codegen.errors import Diagnostic, Mistake, SpecError, known, shown
+from codegen.ir import DTYPES, ROWS, DType, Graph, Leaf, Node, Statement
 from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS
 from codegen.spec import RESERVED, Array, Spec
 from codegen.text import Scalar
 
 MAX_FORMULA = 4000  # characters of one statement
+MAX_STATEMENTS = 500
 MAX_EXPONENT = 64
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 
@@ -53,18 +58,20 @@ def prelude() -> dict[str, Composite]:
 SPECIAL = {"cast": ("e", "dtype"), "index": ("axis",), "size": ("axis",), "take": ("table", "i", "axis")}
 
 
-def functions() -> list[str]:
+@functools.cache
+def functions() -> tuple[str, ...]:
     """Every function a formula may call."""
     names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SPECIAL) | set(prelude())
-    return sorted(names - {"finite_or_zero"})
+    return tuple(sorted(names - {"finite_or_zero"}))
 
 
 class Placed(Exception):
-    """A mistake at an ast node."""
+    """A mistake at an ast node, and `more` of them elsewhere in the same expression."""
 
     def __init__(self, node: ast.AST, mistake: Mistake):
         super().__init__(mistake.message)
         self.node, self.mistake = node, mistake
+        self.more: list[Placed] = []
 
 
 @dataclass
@@ -73,22 +80,37 @@ class Scope:
 
     graph: Graph
     types: dict[str, tuple[str, ...]]
+    integer: DType  # what integers are computed in
     inputs: dict[str, Array] = field(default_factory=dict)
     values: dict[str, Node] = field(default_factory=dict)  # params and the chain's names so far
     axes: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
     output_axes: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()  # names that some line assigns
     used: set[str] = field(default_factory=set)
+
+    @property
+    def example_axis(self) -> str:
+        """An axis for examples: the last one an output has."""
+        return next((a for a in reversed(self.graph.axes) if a in self.output_axes), "N")
 
     def names(self) -> list[str]:
         return [*self.inputs, *self.values]
 
 
 def make_scope(spec: Spec) -> Scope:
-    graph = Graph(spec.axes)
-    scope = Scope(graph, dict(spec.types), {a.name: a for a in spec.inputs}, axes=frozenset(spec.axes))
-    scope.output_axes = frozenset(axis for a in spec.outputs for axis in a.axes)
+    dtypes = {d for a in spec.arrays for d in spec.dtypes(a)}
+    scope = Scope(
+        Graph(spec.axes),
+        dict(spec.types),
+        DTYPES["int64" if dtypes & {"int64", "uint32"} else "int32"],
+        {a.name: a for a in spec.inputs},
+        axes=frozenset(spec.axes),
+        outputs=frozenset(a.name for a in spec.outputs),
+        output_axes=frozenset(axis for a in spec.outputs for axis in a.axes),
+    )
     for p in spec.params:
-        scope.values[p.name] = graph.node("param", attr=p.name, kind=p.kind, dims=())
+        scope.values[p.name] = scope.graph.node("param", attr=p.name, kind=p.kind, dims=())
     return scope
 
 
@@ -96,23 +118,20 @@ def read_chain(spec: Spec) -> tuple[Statement, ...]:
     """The chain as statements, every one checked. Raises `SpecError` with all its mistakes."""
     scope = make_scope(spec)
     outputs = {a.name: a for a in spec.outputs}
-    diagnostics: list[Diagnostic] = []
+    lines, diagnostics = read_lines(spec.chain)
     statements: list[Statement] = []
-    assigned: dict[tuple[str, int | None], int] = {}
+    assigned: dict[tuple[str, int | None], Line] = {}
     broken: set[str] = set()  # names whose own statement failed: what follows from them is not reported
-    for line in statement_lines(spec.chain):
+    scope.later = frozenset(line.first_name for line in lines)
+    for line in lines:
+        if line.tree is None or broken & line.names:
+            broken |= {line.first_name} - set(scope.names())
+            continue
         try:
             target, part, tree = split_statement(line.tree)
-            key = (target.id, part)
-            check_target(spec, target, part, assigned, key, line.line)
-            assigned[key] = line.line
-            if broken & {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}:
-                if part is None:
-                    broken.add(target.id)
-                continue
-            broken.add(target.id)
+            check_target(spec, target, part, assigned)
+            assigned[target.id, part] = line
             value = reader(scope)(tree)
-            broken.discard(target.id)
             output = outputs.get(target.id)
             if output is not None:
                 value = stored(spec, scope, output, value, tree)
@@ -120,13 +139,11 @@ def read_chain(spec: Spec) -> tuple[Statement, ...]:
             if part is None:
                 scope.values[target.id] = value
         except Placed as error:
-            diagnostics.append(line.diagnostic(error))
-        except LineError as error:
-            diagnostics.append(error.diagnostic)
-    for bad in statement_errors(spec.chain):
-        diagnostics.append(bad)
+            diagnostics += line.diagnostics(error)
+            broken |= {line.first_name} - set(scope.names())
+    diagnostics += unassigned(spec, assigned, broken)
     if not diagnostics:
-        diagnostics += unfinished(spec, scope, assigned, statements)
+        diagnostics += unused(spec, scope, assigned)
     if diagnostics:
         raise SpecError(diagnostics)
     return tuple(statements)
@@ -135,41 +152,61 @@ def read_chain(spec: Spec) -> tuple[Statement, ...]:
 # Statements and their places
 
 
-class LineError(Exception):
-    def __init__(self, diagnostic: Diagnostic):
-        super().__init__(diagnostic.message)
-        self.diagnostic = diagnostic
-
-
 @dataclass(frozen=True)
 class Line:
+    """A statement of a scalar's text: `tree` is None where Python cannot read it."""
+
     scalar: Scalar
     line: int  # 0-based, in the scalar's text
     text: str
-    tree: ast.stmt
+    tree: ast.stmt | None
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The names it mentions, its own target's left out where it has one."""
+        if isinstance(self.tree, ast.Assign):
+            return frozenset(n.id for n in ast.walk(self.tree.value) if isinstance(n, ast.Name))
+        return frozenset(re.findall(r"[a-z_]\w*", self.text)) - {self.first_name}
+
+    @functools.cached_property
+    def first_name(self) -> str:
+        """What it assigns, if it assigns."""
+        if isinstance(self.tree, ast.Assign):
+            target = self.tree.targets[0]
+            target = target.value if isinstance(target, ast.Subscript) else target
+            return target.id if isinstance(target, ast.Name) else ""
+        found = re.match(r"\s*([A-Za-z_]\w*)", self.text)
+        return found[1] if found else ""
+
+    def at(self, row: int, column: int, length: int = 1, message: str = "", hint: str = "") -> Diagnostic:
+        return self.scalar.source.diagnostic(self.scalar.at(self.line + row, column, length), message, hint)
+
+    def diagnostics(self, error: Placed) -> list[Diagnostic]:
+        return [self.diagnostic(error), *(d for more in error.more for d in self.diagnostics(more))]
 
     def diagnostic(self, error: Placed) -> Diagnostic:
-        node = error.node
+        node: Any = error.node
         row = getattr(node, "lineno", 1) - 1
-        rows = self.text.split("\n")
-        encoded = rows[row].encode() if row < len(rows) else b""
-        column = len(encoded[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
-        end = getattr(node, "end_col_offset", None)
-        length = len(encoded[:end].decode(errors="ignore")) - column if node_is_one_row(node) and end else 1
-        span = self.scalar.at(self.line + row, column, max(1, length))
-        return self.scalar.source.diagnostic(span, error.mistake.message, error.mistake.hint)
+        text = self.text.split("\n")[row]
+        # ast counts bytes
+        column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
+        end = len(text)
+        if getattr(node, "end_lineno", None) == row + 1:
+            end = len(text.encode()[: node.end_col_offset].decode(errors="ignore"))
+        return self.at(row, column, max(1, end - column), error.mistake.message, error.mistake.hint)
 
 
-def node_is_one_row(node: ast.AST) -> bool:
-    return getattr(node, "lineno", 1) == getattr(node, "end_lineno", 1)
+# A string or a comment: brackets inside count for nothing
+_NO_CODE = re.compile(r"'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\"|#.*")
 
 
 def _chunks(text: str) -> Iterator[tuple[int, str]]:
     """Statements with their first line: a line that leaves a bracket open goes on in the next."""
-    rows, first, depth, chunk = text.split("\n"), 0, 0, []
-    for i, row in enumerate(rows):
-        code = row.split("#", 1)[0]
-        if not chunk and not code.strip():
+    first, depth = 0, 0
+    chunk: list[str] = []
+    for i, row in enumerate(text.split("\n")):
+        code = _NO_CODE.sub("", row)
+        if not chunk and not code.strip() and code == row.partition("#")[0]:
             continue
         if not chunk:
             first = i
@@ -182,26 +219,28 @@ def _chunks(text: str) -> Iterator[tuple[int, str]]:
         yield first, "\n".join(chunk)
 
 
-def statement_lines(scalar: Scalar) -> Iterator[Line]:
+def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`") -> tuple[list[Line], list[Diagnostic]]:
+    """The statements of a text, and why those without a tree have none. `form` says what a text holds."""
+    lines: list[Line] = []
+    diagnostics: list[Diagnostic] = []
     for first, text in _chunks(scalar.value):
+        if len(lines) == MAX_STATEMENTS:
+            message = f"more than {MAX_STATEMENTS} statements"
+            diagnostics.append(Line(scalar, first, text, None).at(0, 0, 1, message, "make it several ops"))
+            break
+        unread = Line(scalar, first, text, None)
         try:
-            tree = parse_python(text)
-        except Mistake:
-            continue
-        if len(tree.body) == 1:
-            yield Line(scalar, first, text, tree.body[0])
-
-
-def statement_errors(scalar: Scalar) -> Iterator[Diagnostic]:
-    for first, text in _chunks(scalar.value):
-        try:
-            tree = parse_python(text)
-            if len(tree.body) != 1:
-                raise Mistake("one statement a line", "write each `name = expression` on a line of its own")
+            tree, *more = parse_python(text).body
         except Mistake as error:
             row, column = getattr(error, "place", (0, len(text) - len(text.lstrip())))
-            span = scalar.at(first + row, column)
-            yield scalar.source.diagnostic(span, error.message, error.hint)
+            lines.append(unread)
+            diagnostics.append(unread.at(row, column, 1, error.message, error.hint or form))
+            continue
+        lines.append(Line(scalar, first, text, None if more else tree))
+        if more:
+            mistake = Mistake("one statement a line", "write each `name = expression` on a line of its own")
+            diagnostics.append(unread.diagnostic(Placed(more[0], mistake)))
+    return lines, diagnostics
 
 
 def parse_python(text: str) -> ast.Module:
@@ -210,19 +249,33 @@ def parse_python(text: str) -> ast.Module:
         raise Mistake(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", "split it in several names")
     lead = len(text) - len(text.lstrip(" \t"))
     try:
-        return _shifted(ast.parse(text[lead:]), lead)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what Python only warns of, such as 1if, is no part of the language
+            return _shifted(ast.parse(text[lead:]), lead)
     except SyntaxError as error:
-        mistake = Mistake("cannot read this: " + _plain(error.msg), "a statement is `name = expression`")
-        column = max(0, (error.offset or 1) - 1) + (lead if (error.lineno or 1) == 1 else 0)
-        mistake.place = (max(0, (error.lineno or 1) - 1), column)  # type: ignore[attr-defined]
+        row = max(0, (error.lineno or 1) - 1)
+        mistake = Mistake(f"cannot read this: {_plain(error.msg)}")
+        column = max(0, (error.offset or 1) - 1) + (lead if row == 0 else 0)
+        mistake.place = (row, column)  # type: ignore[attr-defined]
         raise mistake from None
     except (RecursionError, MemoryError, ValueError, OverflowError):
-        raise Mistake("cannot read this: too deeply nested, or a number too long", "split it in several names") from None
+        raise Mistake(
+            "cannot read this: too deeply nested, or a number too long", "split it in several names"
+        ) from None
 
 
 def _plain(message: str) -> str:
-    """Python's message without what differs between its versions."""
-    return "invalid syntax" if not message.startswith(("'(' was", "'[' was", "unmatched", "unterminated")) else message
+    """Python's message, without those that differ between its versions."""
+    kept = (
+        "'(' was",
+        "'[' was",
+        "'{' was",
+        "unmatched",
+        "unterminated string",
+        "invalid character",
+        "invalid non-print",
+    )
+    return message.partition(" (detected")[0] if message.startswith(kept) else "invalid syntax"
 
 
 def _shifted(tree: ast.Module, lead: int) -> ast.Module:
@@ -237,7 +290,7 @@ def _shifted(tree: ast.Module, lead: int) -> ast.Module:
 
 def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-        raise Placed(node, Mistake("not a statement of the form `name = expression`"))
+        raise Placed(node, Mistake("not a statement of the form `name = expression`", "as in z = x + bias"))
     target = node.targets[0]
     if isinstance(target, ast.Name):
         return target, None, node.value
@@ -245,36 +298,38 @@ def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:
         part = target.slice
         if isinstance(part, ast.Constant) and type(part.value) is int:
             return target.value, part.value, node.value
-    raise Placed(target, Mistake("only a name or an output's part, such as y[0], can be assigned"))
+    hint = "assign a name, or an output's part such as y[0]"
+    raise Placed(target, Mistake("only a name or a part of an output can be assigned", hint))
 
 
-def check_target(
-    spec: Spec,
-    target: ast.Name,
-    part: int | None,
-    assigned: dict[tuple[str, int | None], int],
-    key: tuple[str, int | None],
-    line: int,
-) -> None:
+def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Container[tuple[str, int | None]]) -> None:
     name = target.id
     output = next((a for a in spec.outputs if a.name == name), None)
-    if key in assigned:
+    if (name, part) in assigned:
         text = name if part is None else f"{name}[{part}]"
         raise Placed(target, Mistake(f"{text!r} is assigned twice", "give the second value a name of its own"))
     if any(a.name == name for a in spec.inputs) or any(p.name == name for p in spec.params):
-        raise Placed(target, Mistake(f"{name!r} is an input or a parameter and cannot be assigned"))
+        hint = "give the value a name of its own"
+        raise Placed(target, Mistake(f"{name!r} is an input or a parameter and cannot be assigned", hint))
     if output is None:
         if part is not None:
-            raise Placed(target, Mistake(f"{name!r} has no parts: it is no output", "assign a plain name"))
+            raise Placed(target, Mistake(f"{shown(name)} has no parts: it is no output", "assign a plain name"))
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 64:
-            raise Placed(target, Mistake(f"{name[:64]!r} is no name for a value", "names are lower-case: z, row_max"))
-        if name in RESERVED or name in functions():
-            raise Placed(target, Mistake(f"{name!r} cannot name a value: the language or the generated file uses it"))
+            hint = "names are lower-case letters, digits and underscores, at most 64, a letter first"
+            raise Placed(target, Mistake(f"{shown(name)} is no name for a value", hint))
+        if name in RESERVED or name in functions() or keyword.iskeyword(name):
+            message = f"{name!r} cannot name a value: the language or the generated file uses it"
+            raise Placed(target, Mistake(message, "pick another name"))
     elif output.parts is None and part is not None:
         raise Placed(target, Mistake(f"{name!r} is {output} and has no parts", f"assign it whole: {name} = ..."))
     elif output.parts is not None and (part is None or not 0 <= part < output.parts):
-        hint = f"assign {', '.join(f'{name}[{i}]' for i in range(min(output.parts, 4)))}"
-        raise Placed(target, Mistake(f"{name!r} is {output}; its parts are assigned one by one", hint))
+        raise Placed(target, Mistake(f"{name!r} is {output}; its parts are assigned one by one", _part_names(output)))
+
+
+def _part_names(array: Array) -> str:
+    count = array.parts or 0
+    names = [f"{array.name}[{i}]" for i in range(count)]
+    return f"its parts are {', '.join(names if count <= 4 else [*names[:2], '...', names[-1]])}"
 
 
 def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr) -> Node:
@@ -287,72 +342,69 @@ def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr)
         raise Placed(tree, Mistake(message, hint))
     if "bool" in (kind, value.kind) and kind != value.kind:
         hint = "write where(condition, 1, 0) to get numbers, a comparison to get a bool"
-        raise Placed(tree, Mistake(f"{output.name!r} is {output} but this is a {value.kind}", hint))
+        raise Placed(tree, Mistake(f"{output.name!r} is {output} but this is {_a(value.kind)}", hint))
     if value.is_const and kind == "float":
         value = scope.graph.const(float(value.attr))  # type: ignore[arg-type]
+    elif value.is_const and kind == "int":
+        reader(scope).fitting(tree, [value])
     return value
 
 
-def unfinished(
-    spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], int], statements: list[Statement]
-) -> Iterator[Diagnostic]:
-    """Outputs never assigned, and names never used."""
-    source = spec.source
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind == "int" else f"a {kind}"
+
+
+def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: set[str]) -> Iterator[Diagnostic]:
+    """Outputs never assigned, other than the `broken` ones."""
     for output in spec.outputs:
-        parts = [None] if output.parts is None else range(output.parts)
-        missing = [p for p in parts if (output.name, p) not in assigned]
-        for part in missing:
-            text = output.name if part is None else f"{output.name}[{part}]"
-            yield source.diagnostic(output.span, f"the chain never assigns {text!r}", f"end it with `{text} = ...`")
-    outputs = {a.name for a in spec.outputs}
+        missing = [p for p in output_parts(output) if (output.name, p) not in assigned and output.name not in broken]
+        if missing:
+            texts = [output.name if p is None else f"{output.name}[{p}]" for p in missing]
+            named = ", ".join(map(repr, texts[:4])) + (", ..." if len(texts) > 4 else "")
+            assert output.span
+            hint = f"add a line `{texts[0]} = ...`"
+            yield spec.source.diagnostic(output.span, f"the chain never assigns {named}", hint)
+
+
+def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line]) -> Iterator[Diagnostic]:
+    """Names, inputs and parameters never used."""
+    source = spec.source
     for (name, _), line in assigned.items():
-        if name not in outputs and name not in scope.used:
-            span = spec.chain.at(line, 0, len(name))
-            yield source.diagnostic(_unindent(spec.chain, span, line), f"{name!r} is never used", "delete the line")
+        if name not in scope.outputs | scope.used:
+            target = line.tree.targets[0]  # type: ignore[union-attr]
+            yield line.diagnostic(Placed(target, Mistake(f"{name!r} is never used", "use it, or delete the line")))
     for array in spec.inputs:
         if array.name not in scope.used:
-            yield source.diagnostic(array.span, f"the input {array.name!r} is never used", "use it in the chain, or delete it")
+            hint = "use it in the chain, or delete it"
+            assert array.span
+            yield source.diagnostic(array.span, f"the input {array.name!r} is never used", hint)
     for param in spec.params:
         if param.name not in scope.used:
-            yield source.diagnostic(_key_span(spec, param.name), f"the parameter {param.name!r} is never used")
+            hint = "use it in the chain, or delete it"
+            yield source.diagnostic(
+                spec.place("params", param.name), f"the parameter {param.name!r} is never used", hint
+            )
 
 
-def _unindent(scalar: Scalar, span, line: int):
-    row = scalar.value.split("\n")[line]
-    lead = len(row) - len(row.lstrip(" "))
-    return scalar.at(line, lead, span.length)
-
-
-def _key_span(spec: Spec, name: str):
-    from codegen.errors import Span
-
-    for i, row in enumerate(spec.source.lines):
-        match = re.match(rf"\s+{re.escape(name)}\s*:", row)
-        if match:
-            return Span(spec.path, i + 1, row.index(name) + 1, len(name))
-    return spec.chain.span
+def output_parts(output: Array) -> list[int | None]:
+    """What of an output is assigned: its parts, or the whole of it (None)."""
+    return [None] if output.parts is None else [*range(output.parts)]
 
 
 # Expressions
 
 
-def reader(scope: Scope) -> Callable[[ast.expr], Node]:
-    """A function that reads one expression in `scope`."""
-    inner = _Reader(scope)
-
-    def read(tree: ast.expr) -> Node:
-        try:
-            return inner.read(tree)
-        except RecursionError:
-            raise Placed(tree, Mistake("nested too deeply", "split it in several names")) from None
-
-    return read
+def reader(scope: Scope) -> Reader:
+    """What reads expressions in `scope`."""
+    return Reader(scope)
 
 
-class _Reader:
+class Reader:
     """One method a construct of the language; anything else is refused."""
 
-    def __init__(self, scope: Scope, bound: dict[str, Node | tuple[str, ...]] | None = None, site: ast.AST | None = None):
+    def __init__(
+        self, scope: Scope, bound: dict[str, Node | tuple[str, ...]] | None = None, site: ast.AST | None = None
+    ):
         self.scope, self.graph = scope, scope.graph
         self.bound = bound  # inside a prelude body: its parameters
         self.site = site  # ... and the call that mistakes are reported at
@@ -360,18 +412,34 @@ class _Reader:
     def fail(self, tree: ast.AST, message: str, hint: str = "") -> Placed:
         return Placed(self.site or tree, Mistake(message, hint))
 
+    def __call__(self, tree: ast.expr) -> Node:
+        """The value of an expression. Raises `Placed`."""
+        try:
+            return self.read(tree)
+        except RecursionError:
+            raise Placed(tree, Mistake("nested too deeply", "split it in several names")) from None
+
     def read(self, tree: ast.expr) -> Node:
         method = getattr(self, "read_" + type(tree).__name__, None)
         if method is None:
             hint = "formulas have numbers, names, + - * / **, comparisons, & | ~, x[0], a @ b and calls"
-            raise self.fail(tree, f"{_construct(tree)} is not part of the language", hint)
+            raise self.fail(tree, f"{construct(tree)} is not part of the language", hint)
         return method(tree)
+
+    def read_all(self, trees: Iterable[ast.expr]) -> list[Node]:
+        return together([functools.partial(self.read, tree) for tree in trees])
 
     def read_Constant(self, tree: ast.Constant) -> Node:
         value = tree.value
         if not isinstance(value, bool | int | float):
-            raise self.fail(tree, f"the literal {str(value)[:40]!r} is not part of the language", "write a number")
-        return self.at(tree, lambda: self.graph.const(value))
+            raise self.fail(tree, f"the literal {literal(value)} is not part of the language", "write a number")
+        return self.const(tree, value)
+
+    def const(self, tree: ast.AST, value: bool | int | float) -> Node:
+        try:
+            return self.graph.const(value)
+        except Mistake as error:
+            raise Placed(self.site or tree, error) from None
 
     def read_Name(self, tree: ast.Name) -> Node:
         name, scope = tree.id, self.scope
@@ -386,8 +454,7 @@ class _Reader:
             array = scope.inputs[name]
             scope.used.add(name)
             if array.parts is not None:
-                parts = ", ".join(f"{name}[{i}]" for i in range(min(array.parts, 4)))
-                raise self.fail(tree, f"{name!r} is {array}: name its part", f"its parts are {parts}")
+                raise self.fail(tree, f"{name!r} is {array}: name its part", _part_names(array))
             return self.leaf(array, None)
         if name in CONSTANTS:
             return self.graph.const(CONSTANTS[name])
@@ -395,7 +462,10 @@ class _Reader:
             raise self.fail(tree, f"{name!r} is a function", f"call it: {name}(...)")
         if name in scope.axes:
             raise self.fail(tree, f"{name!r} is an axis", f"its position is index({name}), its extent size({name})")
-        raise self.fail(tree, f"unknown name {name[:60]!r}", known(name, scope.names()))
+        if name in scope.later:
+            hint = "a name can be used in the lines below the one that assigns it"
+            raise self.fail(tree, f"{name!r} has no value yet", hint)
+        raise self.fail(tree, f"unknown name {shown(name)}", known(name, scope.names()))
 
     def leaf(self, array: Array, part: int | None) -> Node:
         kind = DTYPES[self.scope.types.get(array.dtype, (array.dtype,))[0]].kind
@@ -404,32 +474,39 @@ class _Reader:
     def read_Subscript(self, tree: ast.Subscript) -> Node:
         base, index = tree.value, tree.slice
         array = self.scope.inputs.get(base.id) if isinstance(base, ast.Name) else None
-        if self.bound is not None or array is None:
-            raise self.fail(tree, "only an input with parts can be indexed", "parts come from (2 N), (N 2) or T[3]")
+        if array is None:
+            hint = "parts come from (2 N), (N 2) or T[3]"
+            if isinstance(base, ast.Name) and base.id in self.scope.outputs:
+                hint = "give the value a name of its own, and use it in both places"
+            raise self.fail(tree, "only an input with parts can be indexed", hint)
         self.scope.used.add(array.name)
         if array.parts is None:
             raise self.fail(tree, f"{array.name!r} is {array} and has no parts", f"write {array.name}")
         if not isinstance(index, ast.Constant) or type(index.value) is not int or not 0 <= index.value < array.parts:
-            raise self.fail(index, f"{array.name!r} has the parts 0 to {array.parts - 1}", f"as in {array.name}[0]")
+            raise self.fail(index, f"{array.name!r} is {array} and has no such part", _part_names(array))
         return self.leaf(array, index.value)
 
     def read_UnaryOp(self, tree: ast.UnaryOp) -> Node:
+        if isinstance(tree.op, ast.Not):
+            raise self.fail(tree, "'not' is not part of the language", "write ~condition")
+        number = tree.operand.value if isinstance(tree.operand, ast.Constant) else None
+        if isinstance(tree.op, ast.USub) and isinstance(number, int | float) and not isinstance(number, bool):
+            return self.const(tree, -number)  # with its sign: -2**63 fits where 2**63 does not
         value = self.read(tree.operand)
         if isinstance(tree.op, ast.UAdd):
             return value
         if isinstance(tree.op, ast.USub):
-            if value.is_const and value.kind != "bool":
-                return self.at(tree, lambda: self.graph.const(-value.attr))  # type: ignore[operator]
             return self.apply(tree, "neg", [value])
-        if isinstance(tree.op, ast.Invert):
-            return self.apply(tree, "not", [value])
-        raise self.fail(tree, "'not' is not part of the language", "write ~condition")
+        return self.apply(tree, "not", [value])
 
     def read_BinOp(self, tree: ast.BinOp) -> Node:
         kind = type(tree.op).__name__
         if kind not in (*BINARY, "Pow", "MatMult"):
-            raise self.fail(tree, f"this operator ({kind}) is not part of the language", "it has + - * / ** @ & |")
-        left, right = self.read(tree.left), self.read(tree.right)
+            sign = {"FloorDiv": "//", "Mod": "%", "LShift": "<<", "RShift": ">>", "BitXor": "^"}[kind]
+            hint = {"FloorDiv": "write floor(a / b)", "Mod": "write rem(a, b)", "BitXor": "write a != b for bools"}
+            message = f"the operator {sign} is not part of the language"
+            raise self.fail(tree, message, hint.get(kind, "it has + - * / ** @ & |"))
+        left, right = self.read_all([tree.left, tree.right])
         if kind == "Pow":
             return self.power(tree, left, right)
         if kind == "MatMult":
@@ -444,8 +521,9 @@ class _Reader:
             raise self.fail(tree, "chained comparisons are not part of the language", "write (a < b) & (b < c)")
         kind = type(tree.ops[0]).__name__
         if kind not in COMPARE:
-            raise self.fail(tree, f"the comparison {kind} is not part of the language", "it has < <= > >= == !=")
-        return self.apply(tree, COMPARE[kind], [self.read(tree.left), self.read(tree.comparators[0])])
+            sign = {"Is": "is", "IsNot": "is not", "In": "in", "NotIn": "not in"}[kind]
+            raise self.fail(tree, f"{sign!r} is not part of the language", "it has < <= > >= == !=")
+        return self.apply(tree, COMPARE[kind], self.read_all([tree.left, *tree.comparators]))
 
     def read_IfExp(self, tree: ast.IfExp) -> Node:
         raise self.fail(tree, "'if' is not part of the language", "write where(condition, a, b)")
@@ -455,7 +533,7 @@ class _Reader:
             raise self.fail(tree.func, "functions are called by their plain name", "as in tanh(x), not jnp.tanh(x)")
         name = tree.func.id
         if any(isinstance(a, ast.Starred) for a in tree.args) or any(k.arg is None for k in tree.keywords):
-            raise self.fail(tree, "* and ** are not part of the language")
+            raise self.fail(tree, "'*' and '**' in a call are not part of the language", "name every argument")
         if name in SPECIAL:
             return getattr(self, "call_" + name)(tree)
         if name in REDUCTIONS:
@@ -463,43 +541,53 @@ class _Reader:
         if name in OPS and name not in OPERATORS:
             op = OPS[name]
             if tree.keywords or len(tree.args) != op.arity:
-                plural = "argument" if op.arity == 1 else "arguments"
-                raise self.fail(tree, f"{name!r} takes {op.arity} {plural}")
-            return self.apply(tree, name, [self.read(a) for a in tree.args])
+                raise self.fail(
+                    tree, f"{name!r} does not take these arguments", f"it is {name}({', '.join('abc'[: op.arity])})"
+                )
+            return self.apply(tree, name, self.read_all(tree.args))
         if name in prelude() and (self.bound is not None or name != "finite_or_zero"):
             return self.composite(tree, prelude()[name])
         if name in self.scope.names():
-            raise self.fail(tree.func, f"{name!r} is a value, not a function")
-        raise self.fail(tree.func, f"unknown function {name[:60]!r}", known(name, functions(), "functions"))
+            raise self.fail(tree.func, f"{name!r} is a value, not a function", f"multiply with *: {name} * (...)")
+        raise self.fail(tree.func, f"unknown function {shown(name)}", known(name, functions(), "functions"))
 
     def composite(self, tree: ast.Call, made: Composite) -> Node:
         given = self.arguments(tree, made.params, made.defaults)
-        bound: dict[str, Node | tuple[str, ...]] = {}
-        for name, value in given.items():
+        inner = Reader(self.scope, {}, self.site or tree)
+
+        def argument(name: str, value: ast.expr) -> Node | tuple[str, ...]:
             if name == "axis":
-                bound[name] = self.axes(value)
-            elif value in made.defaults:
-                bound[name] = _Reader(self.scope, {}, self.site or tree).read(value)
-            else:
-                bound[name] = self.read(value)
-        return _Reader(self.scope, bound, self.site or tree).read(made.body)
+                return self.axes(value)
+            node = inner.read(value) if value in made.defaults else self.read(value)
+            if node.kind == "bool":
+                raise self.fail(value, f"{made.name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
+            return node
+
+        values = together([functools.partial(argument, name, value) for name, value in given.items()])
+        inner.bound = dict(zip(given, values, strict=True))
+        if "axis" in given:
+            self.along(given["axis"], made.name, inner.bound["axis"], inner.bound["x"])  # type: ignore[arg-type]
+        return inner.read(made.body)
 
     def arguments(
         self, tree: ast.Call, params: tuple[str, ...], defaults: tuple[ast.expr | None, ...] = ()
     ) -> dict[str, ast.expr]:
         """Arguments by the name of their parameter."""
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
-        usage = f"{name}({', '.join(params)})"
+        values: dict[str, str] = {p: f"={ast.unparse(d)}" for p, d in zip(params, defaults, strict=False) if d}
+        if params[-1] == "axis" and len(params) > 1:
+            values["axis"] = f"={self.scope.example_axis}"
+        usage = f"it is {name}({', '.join(p + values.get(p, '') for p in params)})"
         given = dict(zip(params, tree.args, strict=False))
-        for keyword in tree.keywords:
-            if keyword.arg not in params or keyword.arg in given:
-                raise self.fail(keyword, f"{name!r} does not take {str(keyword.arg)[:60]!r} here", f"it is {usage}")
-            given[keyword.arg] = keyword.value
+        for keyword_ in tree.keywords:
+            if keyword_.arg not in params or keyword_.arg in given:
+                raise self.fail(keyword_, f"{name!r} does not take {shown(str(keyword_.arg))} here", usage)
+            given[keyword_.arg] = keyword_.value
         for param, default in zip(params, defaults, strict=False):
             if param not in given and default is not None:
                 given[param] = default
         if len(tree.args) > len(params) or set(given) != set(params):
-            raise self.fail(tree, f"{name!r} takes {', '.join(params)}", f"it is {usage}")
+            raise self.fail(tree, f"{name!r} does not take these arguments", usage)
         return given
 
     # The language's own calls
@@ -509,12 +597,13 @@ class _Reader:
         dtype = given["dtype"]
         names = [*self.scope.types, *DTYPES]
         if not isinstance(dtype, ast.Name) or dtype.id not in names:
-            text = dtype.id if isinstance(dtype, ast.Name) else "this"
-            raise self.fail(dtype, f"{text[:60]!r} is no type", known(text, names, "types"))
+            text = ast.unparse(dtype) if isinstance(dtype, ast.Name | ast.Attribute) else "this"
+            raise self.fail(dtype, f"{shown(text)} is no type", known(text.rpartition(".")[2], names, "types"))
         value = self.read(given["e"])
         kind = DTYPES[self.scope.types.get(dtype.id, (dtype.id,))[0]].kind
         if kind == "bool" and value.kind != "bool":
             raise self.fail(tree, "a number is not cast to bool", "compare it: e != 0")
+        self.fitting(given["e"], [value])
         return self.graph.node("cast", (value,), dtype.id, kind=kind, dims=value.dims)
 
     def call_index(self, tree: ast.Call) -> Node:
@@ -534,30 +623,47 @@ class _Reader:
     def call_take(self, tree: ast.Call) -> Node:
         given = self.arguments(tree, SPECIAL["take"])
         axes = self.axes(given["axis"])
-        table, place = self.read(given["table"]), self.read(given["i"])
+        table, place = self.read_all([given["table"], given["i"]])
         if table.op != "input" or place.op != "input" or place.kind != "int":
-            raise self.fail(tree, "'take' gathers from an input by an integer input", "as in take(cos, positions, axis=P)")
+            raise self.fail(
+                tree, "'take' gathers from an input by an integer input", "as in take(cos, positions, axis=P)"
+            )
         if len(axes) != 1 or axes[0] == ROWS or axes[0] not in table.dims:
-            raise self.fail(given["axis"], f"{axes[0]!r} is no axis of the table", f"it has {', '.join(table.dims)}")
+            has = f"it has {', '.join(table.dims)}" if table.dims else "it is a scalar"
+            raise self.fail(given["axis"], "'take' gathers along one named axis of its table", has)
         dims = set(table.dims) - set(axes) | set(place.dims)
         return self.graph.node("take", (table, place), axes[0], kind=table.kind, dims=dims)
 
     def reduction(self, tree: ast.Call, name: str) -> Node:
+        if name in ("max", "min") and len(tree.args) == 2 and not tree.keywords and not self.is_axis(tree.args[1]):
+            hint = f"of two values, write {name}imum(a, b)"
+            raise self.fail(tree, f"{name!r} reduces along an axis: {name}(e, axis={self.scope.example_axis})", hint)
         given = self.arguments(tree, ("e", "axis"))
-        value, axes = self.read(given["e"]), self.axes(given["axis"])
-        missing = [axis for axis in axes if axis not in value.dims]
-        if missing:
-            has = f"it varies along {', '.join(value.dims)}" if value.dims else "it is a scalar"
-            raise self.fail(given["axis"], f"{name!r} over {', '.join(missing)}, which this does not have", has)
+        value, axes = together([lambda: self.read(given["e"]), lambda: self.axes(given["axis"])])
+        self.along(given["axis"], name, axes, value)
         rule = REDUCTIONS[name][0]
         if rule == "logic" and value.kind != "bool":
-            raise self.fail(tree, f"{name!r} takes a bool, not a {value.kind}", "compare first")
+            raise self.fail(tree, f"{name!r} takes a bool, not {_a(value.kind)}", "compare first, as in x > 0")
         if rule != "logic" and value.kind == "bool":
             raise self.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
         if rule == "float":
             value = self.to_float(value)
         dims = [d for d in value.dims if d not in axes]
         return self.graph.node(name, (value,), self.graph.order(axes), kind=value.kind, dims=dims)
+
+    def along(self, tree: ast.AST, name: str, axes: tuple[str, ...], value: Node) -> None:
+        """Refuses a reduction over axes that a value does not have."""
+        missing = [axis for axis in axes if axis not in value.dims]
+        if missing:
+            has = f"it varies along {', '.join(value.dims)}" if value.dims else "it is a scalar"
+            raise self.fail(tree, f"{name!r} over {', '.join(missing)}, which its argument does not have", has)
+
+    def is_axis(self, tree: ast.expr) -> bool:
+        items = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+        return all(
+            (isinstance(i, ast.Name) and i.id in self.scope.axes) or (isinstance(i, ast.Constant) and i.value is ...)
+            for i in items
+        )
 
     def axes(self, tree: ast.expr) -> tuple[str, ...]:
         """An axis argument: N, ..., or a tuple of them."""
@@ -571,14 +677,14 @@ class _Reader:
             elif isinstance(item, ast.Name):
                 name = item.id
             else:
-                raise self.fail(item, "an axis is named, not numbered", f"axes are {', '.join(self.graph.axes)}")
+                raise self.fail(item, "an axis is named, not numbered", f"the axes: {', '.join(self.graph.axes)}")
             if name not in self.scope.axes:
-                raise self.fail(item, f"unknown axis {name[:60]!r}", known(name, self.graph.axes, "axes"))
+                raise self.fail(item, f"unknown axis {shown(name)}", known(name, self.graph.axes, "the axes"))
             if name in names:
-                raise self.fail(item, f"axis {name!r} stands twice")
+                raise self.fail(item, f"axis {name!r} stands twice", "name it once")
             names.append(name)
         if not names:
-            raise self.fail(tree, "no axis is named", f"axes are {', '.join(self.graph.axes)}")
+            raise self.fail(tree, "no axis is named", f"the axes: {', '.join(self.graph.axes)}")
         return tuple(names)
 
     # Operations
@@ -589,24 +695,26 @@ class _Reader:
             found = f"these share {', '.join(shared)}" if shared else "these share none"
             raise self.fail(tree, "'@' contracts over the one axis that both sides have and no output has", found)
         if "bool" in (left.kind, right.kind):
-            raise self.fail(tree, "'@' takes numbers, not bools")
+            raise self.fail(tree, "'@' takes numbers, not a bool", "write where(condition, 1, 0)")
         left, right = self.same_kind(left, right)
         dims = (set(left.dims) | set(right.dims)) - set(shared)
         return self.graph.node("contract", (left, right), shared[0], kind=left.kind, dims=dims)
 
     def power(self, tree: ast.BinOp, base: Node, exponent: Node) -> Node:
+        if "bool" in (base.kind, exponent.kind):
+            raise self.fail(tree, "'**' takes numbers, not a bool", "write where(condition, a, b)")
         if exponent.op == "param":
-            if base.kind == "bool" or exponent.kind == "bool":
-                raise self.fail(tree, "'**' takes numbers, not bools")
-            return self.fold("pow", [self.to_float(base), self.to_float(exponent)])
-        if not exponent.is_const or exponent.kind == "bool":
+            return self.fold(tree, "pow", [self.to_float(base), self.to_float(exponent)])
+        if not exponent.is_const:
             raise self.fail(tree.right, "the exponent must be a number or a parameter", "write exp(b * log(a))")
-        if base.kind == "bool":
-            raise self.fail(tree.left, "'**' takes numbers, not bools")
         n = exponent.attr
         assert isinstance(n, int | float)
-        if abs(n) > MAX_EXPONENT:
-            raise self.fail(tree.right, f"the exponent must be from -{MAX_EXPONENT} to {MAX_EXPONENT}")
+        if not abs(n) <= MAX_EXPONENT:
+            raise self.fail(
+                tree.right, f"the exponent must be from -{MAX_EXPONENT} to {MAX_EXPONENT}", "write exp(b * log(a))"
+            )
+        if n == 0 and not base.is_const:
+            raise self.fail(tree, "the power 0 of anything is 1", "write 1")
         if n == 0.5:
             return self.apply(tree, "sqrt", [base])
         if n != int(n):
@@ -631,18 +739,20 @@ class _Reader:
     def apply(self, tree: ast.AST, name: str, args: list[Node]) -> Node:
         """A row of the op table, its kinds checked and brought together."""
         op, kinds = OPS[name], [a.kind for a in args]
-        sign = op.cute.format("a", "b").strip() if op.infix else f"{name!r}"
+        sign = repr(op.jnp.replace("{0}", "").replace("{1}", "").strip() if name in OPERATORS else name)
         if op.rule == "logic" or (name in ("eq", "ne") and kinds == ["bool", "bool"]):
             if set(kinds) != {"bool"}:
                 other = next(k for k in kinds if k != "bool")
-                raise self.fail(tree, f"{sign} takes bools, not a {other}", "compare first, as in (x > 0) & (x < 1)")
-            return self.fold(name, args)
+                raise self.fail(tree, f"{sign} takes bools, not {_a(other)}", "compare first, as in (x > 0) & (x < 1)")
+            return self.fold(tree, name, args)
         if op.rule == "select":
             condition, *rest = args
             if condition.kind != "bool":
-                raise self.fail(tree, f"{name!r} takes a bool first, not a {condition.kind}", "compare first: x > 0")
+                raise self.fail(
+                    tree, f"{name!r} takes a bool first, not {_a(condition.kind)}", "compare first, as in x > 0"
+                )
             if [n.kind for n in rest] == ["bool", "bool"]:
-                return self.fold(name, args)
+                return self.fold(tree, name, args)
             args, kinds = rest, kinds[1:]
         if "bool" in kinds:
             raise self.fail(tree, f"{sign} takes numbers, not a bool", "write where(condition, a, b)")
@@ -654,23 +764,30 @@ class _Reader:
             return args[0]
         if op.rule == "select":
             args = [condition, *args]
-        return self.fold(name, args)
+        return self.fold(tree, name, args)
 
-    def fold(self, name: str, args: list[Node]) -> Node:
+    def fold(self, tree: ast.AST, name: str, args: list[Node]) -> Node:
         """The node, or its value where every argument is a constant and Python computes it as a kernel would."""
         op = OPS[name]
-        if all(a.is_const for a in args) and name in ("add", "sub", "mul", "div", "neg", "sqrt"):
-            values = [a.attr for a in args]
+        if name in FOLDED and all(a.is_const for a in args):
+            values: list[Any] = [a.attr for a in args]
             try:
-                result = math.sqrt(values[0]) if name == "sqrt" else eval(  # noqa: S307 - numbers and one operator
-                    {"div": "a / b", "neg": "-a"}.get(name, f"a {op.cute[4]} b"), {}, dict(zip("ab", values, strict=False))
-                )
-                return self.graph.const(result)
-            except (ArithmeticError, ValueError, Mistake):
-                pass
+                return self.const(tree, FOLDED[name](*values))
+            except (ArithmeticError, ValueError):
+                pass  # such as 1 / 0: the kernel's business
+        self.fitting(tree, args)
         boolean = op.rule in ("compare", "predicate", "logic") or (op.rule == "select" and args[1].kind == "bool")
         kind = "bool" if boolean else args[-1].kind
         return self.graph.node(name, tuple(args), kind=kind, dims=[d for a in args for d in a.dims])
+
+    def fitting(self, tree: ast.AST, args: list[Node]) -> None:
+        """Refuses constants that the integers of the kernel do not hold."""
+        integer = self.scope.integer
+        for node in args:
+            if node.is_const and node.kind == "int" and not integer.low <= node.attr <= integer.high:  # type: ignore[operator]
+                hint = f"write it as a float, {node.attr}.0, or declare an int64 array"
+                message = f"the constant {node.attr} does not fit {integer.name}, in which this op computes integers"
+                raise self.fail(tree, message, hint)
 
     def same_kind(self, left: Node, right: Node) -> tuple[Node, Node]:
         if left.kind == right.kind:
@@ -678,22 +795,45 @@ class _Reader:
         return self.to_float(left), self.to_float(right)
 
     def to_float(self, node: Node) -> Node:
+        assert node.kind != "bool", node
         if node.kind == "float":
             return node
         if node.is_const:
             return self.graph.const(float(node.attr))  # type: ignore[arg-type]
-        if node.kind == "bool":
-            raise Mistake("takes numbers, not a bool", "write where(condition, a, b)")
         return self.graph.node("float", (node,), kind="float", dims=node.dims)
 
-    def at(self, tree: ast.AST, make: Callable[[], Node]) -> Node:
+
+def together(makers: Iterable[Callable[[], Any]]) -> list[Any]:
+    """What each of them makes. Raises the mistakes of all as one."""
+    made, errors = [], []
+    for make in makers:
         try:
-            return make()
-        except Mistake as error:
-            raise Placed(self.site or tree, error) from None
+            made.append(make())
+        except Placed as error:
+            errors.append(error)
+    if errors:
+        errors[0].more += errors[1:]
+        raise errors[0]
+    return made
 
 
-def _construct(tree: ast.AST) -> str:
+# What is computed while a formula is read, where every argument is a constant
+FOLDED: dict[str, Callable] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "sqrt": math.sqrt,
+}
+
+
+def literal(value: object) -> str:
+    """A literal as a message shows it."""
+    return "..." if value is ... else shown(value) if isinstance(value, str) else shown(str(value))
+
+
+def construct(tree: ast.AST) -> str:
     names = {
         "Lambda": "lambda", "List": "a list", "Dict": "a dict", "Set": "a set", "Tuple": "a tuple",
         "Attribute": "an attribute", "NamedExpr": "':='", "JoinedStr": "an f-string", "Starred": "'*'",

@@ -25,6 +25,16 @@ class DType:
     size: int
     min_arch: int = 80
 
+    @property
+    def low(self) -> int:
+        """The least value of an integer type."""
+        return 0 if self.name.startswith("u") else -(2 ** (8 * self.size - 1))
+
+    @property
+    def high(self) -> int:
+        """The greatest value of an integer type."""
+        return 2 ** (8 * self.size - (not self.name.startswith("u"))) - 1
+
 
 DTYPES = {
     d.name: d
@@ -99,8 +109,8 @@ class Graph:
 
     def const(self, value: bool | int | float) -> Node:
         kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
-        if kind == "int" and not -(2**63) <= value < 2**63:
-            raise Mistake(f"the integer constant {_short(value)} does not fit 64 bits")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise Mistake(f"the integer constant {_short(value)} does not fit 64 bits", "write it as a float: 1e20")
         return self.node("const", attr=value, kind=kind, dims=())
 
     def order(self, dims: Iterable[str]) -> tuple[str, ...]:

@@ -29,16 +29,24 @@ def compare(folder: Path, files: Mapping[str, str]) -> list[Difference]:
     found = []
     for name, text in sorted(files.items()):
         path = folder / name
-        old = path.read_text() if path.is_file() else None
+        old = path.read_bytes() if path.is_file() else None
         if old is None:
             found.append(Difference(path, "missing", ""))
-        elif old != text:
-            lines = difflib.unified_diff(
-                old.splitlines(True), text.splitlines(True), f"{path} (on disk)", f"{path} (as generated)"
-            )
-            found.append(Difference(path, "stale or edited by hand", "".join(lines)))
+        elif old != text.encode():
+            found.append(Difference(path, "stale or edited by hand", _diff(path, old, text)))
     found += [Difference(path, "left over: no spec makes it", "") for path in leftovers(folder, files)]
     return found
+
+
+def _diff(path: Path, old: bytes, text: str) -> str:
+    rows = old.decode(errors="replace").replace("\r", "\\r").splitlines(True)
+    lines = difflib.unified_diff(rows, text.splitlines(True), f"{path} (on disk)", f"{path} (as generated)")
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def modules(folder: Path) -> list[str]:
+    """The generated modules of a folder, by name."""
+    return [p.stem for p in leftovers(folder, {}) if p.suffix == ".py" and p.stem != "__init__"]
 
 
 def leftovers(folder: Path, files: Mapping[str, str]) -> list[Path]:
@@ -50,8 +58,8 @@ def leftovers(folder: Path, files: Mapping[str, str]) -> list[Path]:
 
 
 def _is_generated(path: Path) -> bool:
-    with path.open(errors="replace") as file:
-        return file.readline().startswith(MARK)
+    with path.open("rb") as file:
+        return file.read(len(MARK)) == MARK.encode()
 
 
 def foreign(folder: Path, files: Mapping[str, str]) -> list[Path]:
@@ -69,6 +77,8 @@ def write(folders: Mapping[Path, Mapping[str, str]], remove: bool = True) -> lis
             stack.enter_context(_locked(folder))
         changed: list[tuple[Path, Path | None]] = []
         for folder, files in folders.items():
+            for stale in folder.glob(".codegen-*"):  # of a build that was killed: the lock is ours
+                shutil.rmtree(stale)
             stage = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".codegen-", dir=folder)))
             for difference in compare(folder, files):
                 if difference.state.startswith("left over"):
@@ -76,7 +86,7 @@ def write(folders: Mapping[Path, Mapping[str, str]], remove: bool = True) -> lis
                         changed.append((difference.path, None))
                     continue
                 staged = stage / difference.path.name
-                staged.write_text(files[difference.path.name])
+                staged.write_bytes(files[difference.path.name].encode())
                 changed.append((difference.path, staged))
         backup = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".codegen-", dir=next(iter(folders)))))
         _replace_all(changed, backup)

@@ -11,7 +11,7 @@ from codegen.formula import read_chain
 from codegen.ir import Statement
 from codegen.plan import Elementwise, make_plan
 from codegen.reference import Reference, read_reference
-from codegen.spec import Spec, load_spec
+from codegen.spec import Spec, read_spec
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,21 @@ class Op:
 
 def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
     """Read, check and plan one spec. Raises `SpecError` with every mistake found."""
-    spec = load_spec(path, data)
-    diagnostics = list(check(spec))
+    spec, diagnostics = read_spec(path, data)
+    if spec is None:
+        raise SpecError(diagnostics)
+    diagnostics += check(spec)
     statements = reference = None
-    try:
-        statements = read_chain(spec)
-    except SpecError as error:
-        diagnostics += error.diagnostics
-    try:
-        reference = read_reference(spec)
-    except SpecError as error:
-        diagnostics += error.diagnostics
+    if spec.chain.value:
+        try:
+            statements = read_chain(spec)
+        except SpecError as error:
+            diagnostics += error.diagnostics
+    if spec.reference.value:
+        try:
+            reference = read_reference(spec)
+        except SpecError as error:
+            diagnostics += error.diagnostics
     if diagnostics or statements is None or reference is None:
         raise SpecError(diagnostics)
     return Op(spec, statements, reference, make_plan(spec, statements))

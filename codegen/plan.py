@@ -16,15 +16,18 @@ everything else is reached element by element.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from codegen.errors import Diagnostic, SpecError
+from codegen.errors import Diagnostic, Mistake, SpecError
+from codegen.formula import Placed, read_lines
 from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, topological
 from codegen.ops import REDUCTIONS
 from codegen.spec import Array, Spec
 
 INT_MAX = 2**31 - 1
+MAX_AXES = 7
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Elementwise:
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
         """Arrays with every group, and how many of their elements one access takes at a position: interleaved pairs and
-    quadruples come together, other counts of parts in several accesses."""
+        quadruples come together, other counts of parts in several accesses."""
         found = {}
         for access in (*self.loads, *self.stores):
             if access.array is not None and access.mode in ("flat", "tile"):
@@ -142,41 +145,59 @@ class _Planner:
         self.nodes = list(topological(s.value for s in statements))
         self.axes = tuple(a for a in spec.axes if any(a in o.axes for o in spec.outputs))
 
-    def mistake(self, message: str, hint: str = "", array: Array | None = None) -> Diagnostic:
-        span = array.span if array is not None and array.span else self.spec.chain.at(0, 0)
-        return self.spec.source.diagnostic(span, message, hint)
+    def mistake(self, message: str, hint: str, array: Array) -> Diagnostic:
+        return self.spec.source.diagnostic(array.span or self.spec.chain.span, message, hint)
 
     def refusals(self) -> list[Diagnostic]:
         """What no kernel does yet, or ever: one message for the first reason found."""
         reduced = sorted({n.op for n in self.nodes if n.op in REDUCTIONS})
+        hint = "today's kernels are element-wise"
         if any(n.op == "contract" for n in self.nodes):
-            return [self.mistake("no kernel contracts (@) yet", "element-wise chains have kernels today")]
+            return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", hint)]
         if reduced:
-            return [self.mistake(f"no kernel reduces ({', '.join(reduced)}) yet", "element-wise chains have kernels today")]
+            return [self.mistake_in_chain({*reduced}, f"no kernel for a reduction ({', '.join(reduced)}) yet", hint)]
         first = self.spec.outputs[0]
         for output in self.spec.outputs[1:]:
             if output.axes != first.axes:
-                message = f"{output.name!r} is {output} but {first.name!r} is {first}: an element-wise op's outputs share their axes"
-                return [self.mistake(message, "make it an op of its own", output)]
+                message = f"{output.name!r} is {output} but {first.name!r} is {first}"
+                hint = "the outputs of an element-wise op share their axes: make it an op of its own"
+                return [self.mistake(message, hint, output)]
         for array in self.spec.arrays:
             if tuple(a for a in self.spec.axes if a in array.axes) != array.axes:
                 message = f"{array.name!r} is {array}, but other arrays have these axes in another order"
-                return [self.mistake(message, "an element-wise kernel does not transpose: give all the same order", array)]
-        tables = {n.args[0].attr.name: n.attr for n in self.nodes if n.op == "take"}  # type: ignore[attr-defined]
+                return [
+                    self.mistake(message, "an element-wise kernel does not transpose: give all the same order", array)
+                ]
+        tables = {(n.args[0].attr.name, n.attr) for n in self.nodes if n.op == "take"}  # type: ignore[attr-defined]
+        direct = {n.attr.name for s in self.statements for n in _read(s)}  # type: ignore[attr-defined]
         for array in self.spec.inputs:
             for axis in array.axes:
-                if axis not in self.axes and tables.get(array.name) != axis:
+                if axis not in self.axes and ((array.name, axis) not in tables or array.name in direct):
                     message = f"{array.name!r} has the axis {axis}, which no output has"
                     return [self.mistake(message, "reduce over it, or leave it out", array)]
+        for node in self.nodes:
+            if node.op == "size" and node.attr not in self.axes:
+                message = f"no kernel for the size of {node.attr} yet, an axis that no output has"
+                return [self.mistake_in_chain({"size"}, message, "pass it as a parameter")]
         known = {a for array in self.spec.inputs for a in array.axes} | set(self.spec.extents)
         for output in self.spec.outputs:
             for axis in output.axes:
                 if axis not in known:
                     message = f"the axis {axis} of {output.name!r} is on no input, so its extent is unknown"
                     return [self.mistake(message, "give an input that axis", output)]
-        if len(self.axes) > 7:
-            return [self.mistake(f"{len(self.axes)} axes; a kernel has at most 7", "", first)]
+        if len(self.axes) > MAX_AXES:
+            message = f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}"
+            return [self.mistake(message, "join axes that every array has together", first)]
         return []
+
+    def mistake_in_chain(self, ops: set[str], message: str, hint: str) -> Diagnostic:
+        """A mistake at the first statement whose value has one of these operations."""
+        lines, _ = read_lines(self.spec.chain)
+        for line, statement in zip(lines, self.statements, strict=True):
+            if any(n.op in ops for n in topological([statement.value])):
+                assert isinstance(line.tree, ast.Assign)
+                return line.diagnostic(Placed(line.tree.value, Mistake(message, hint)))
+        raise AssertionError(ops)
 
     def elementwise(self) -> Elementwise:
         apart = {n.attr for n in self.nodes if n.op in ("index", "size")}
@@ -240,7 +261,7 @@ class _Planner:
         if mode == "flat" or (count - 1) in inner:
             mode = "gather" if (count - 1) in inner or mode == "scalar" else "tile"
         axis = str(node.attr)
-        return Access(names.take(name, index.name), array, leaf.part, mode, own, None, (index.name, axis))
+        return Access(names.take(name, index.name, axis), array, leaf.part, mode, own, None, (index.name, axis))
 
     def groups(self, apart: set) -> tuple[Group, ...]:
         """Collapse neighbouring axes that every array has together, consecutively, in order."""
@@ -250,7 +271,9 @@ class _Planner:
                 merged[-1].append(axis)
             else:
                 merged.append([axis])
-        return tuple(Group("rows" if ROWS in axes else "".join(axes), tuple(axes)) for axes in merged)
+        names = ["rows" if ROWS in axes else "".join(axes) for axes in merged]
+        unique = [n if names.count(n) == 1 else "_".join(axes) for n, axes in zip(names, merged, strict=True)]
+        return tuple(Group(n, tuple(axes)) for n, axes in zip(unique, merged, strict=True))
 
     def together(self, first: str, second: str) -> bool:
         for array in self.spec.arrays:
@@ -300,24 +323,38 @@ def _mode(tokens: tuple[int | str, ...], groups: int) -> str:
 
 
 class _Names:
-    """Names for parts and coordinates that no name of the spec has."""
+    """Names for parts and coordinates that no name of the spec has, and no two of them share."""
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         self.taken = {s.name for s in statements} | {a.name for a in spec.arrays} | {p.name for p in spec.params}
+        self.given: dict[tuple[str, ...], str] = {}
 
-    def free(self, name: str) -> str:
-        while name in self.taken:
-            name += "_"
-        return name
+    def free(self, name: str, *what: str) -> str:
+        """The name for `what`: the same one each time."""
+        if what not in self.given:
+            while name in self.taken:
+                name += "_"
+            self.taken.add(name)
+            self.given[what] = name
+        return self.given[what]
 
     def part(self, name: str, part: int) -> str:
-        return self.free(f"{name}{part}")
+        return self.free(f"{name}{part}", "part", name, str(part))
 
     def index(self, axis: str) -> str:
-        return self.free(f"index_{axis.lower()}")
+        return self.free(f"index_{axis.lower()}", "index", axis)
 
     def size(self, axis: str) -> str:
-        return self.free(f"size_{axis.lower()}")
+        return self.free(f"size_{axis.lower()}", "size", axis)
 
-    def take(self, table: str, index: str) -> str:
-        return self.free(f"{table}_at_{index}")
+    def take(self, table: str, index: str, axis: str) -> str:
+        return self.free(f"{table}_at_{index}", "take", table, index, axis)
+
+
+def _read(statement: Statement) -> Iterable[Node]:
+    """The inputs that a statement reads other than through `take`."""
+    for node in topological([statement.value]):
+        if node.op != "take":
+            yield from (arg for arg in node.args if arg.op == "input")
+    if statement.value.op == "input":
+        yield statement.value

@@ -1,24 +1,24 @@
 """The reference of a spec: jnp text, checked to be only that.
 
-It may use `jnp`, `jax.nn`, `jax.lax`, `jax.jvp`, `jax.vjp`, `jax.grad`, the inputs, params, and names it assigns. It is printed
-again from its syntax tree, so nothing else of the text reaches a generated file.
+It may use `jnp`, `jax.nn`, `jax.lax`, `jax.jvp`, `jax.vjp`, `jax.grad`, the inputs, params, and names it assigns. It is
+printed again from its syntax tree, so nothing else of the text reaches a generated file.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import keyword
 
-from codegen.errors import Diagnostic, Mistake, SpecError, known
-from codegen.formula import Placed, _chunks, parse_python
+from codegen.errors import Mistake, SpecError, known, shown
+from codegen.formula import Line, Placed, construct, literal, read_lines, together
 from codegen.spec import Spec
-from codegen.text import Scalar
 
 _EXPRESSIONS = (
     ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,
     ast.Tuple, ast.List, ast.keyword, ast.Lambda, ast.arguments, ast.arg, ast.IfExp, ast.operator, ast.unaryop,
     ast.cmpop, ast.expr_context,
 )  # fmt: skip
-_MODULES = {"nn", "lax", "jvp", "vjp", "grad", "numpy"}
 _SUBMODULES = {"linalg", "fft"}
 _METHODS = frozenset(
     "shape dtype ndim size T astype reshape sum mean max min prod any all transpose swapaxes at set add ravel real imag".split()
@@ -40,41 +40,31 @@ class Reference:
 def read_reference(spec: Spec) -> Reference:
     """Raises `SpecError` with every mistake of the reference."""
     checker = _Checker(spec)
-    diagnostics: list[Diagnostic] = []
-    lines: list[str] = []
     outputs = [a.name for a in spec.outputs]
-    chunks = list(_chunks(spec.reference.value))
-    for first, text in chunks:
+    lines, diagnostics = read_lines(spec.reference, "it is a jnp expression, or statements that assign every output")
+    body: list[str] = []
+    broken: set[str] = set()  # names whose own statement failed: what follows from them is not reported
+    for line in lines:
+        if line.tree is None:
+            broken.add(line.first_name)
+            continue
         try:
-            body = parse_python(text).body
-            if len(body) != 1:
-                raise Mistake("one statement a line")
-            lines += checker.statement(body[0], bare=len(chunks) == 1 and len(outputs) == 1)
-        except Mistake as error:
-            row, column = getattr(error, "place", (0, len(text) - len(text.lstrip())))
-            span = spec.reference.at(first + row, column)
-            diagnostics.append(spec.source.diagnostic(span, error.message, error.hint))
+            body.append(checker.statement(line.tree, len(lines) == 1 and len(outputs) == 1, broken))
         except Placed as error:
-            diagnostics.append(_diagnostic(spec.reference, first, text, error))
-        except RecursionError:
-            span = spec.reference.at(first, 0)
-            diagnostics.append(spec.source.diagnostic(span, "nested too deeply", "split it in several names"))
-    missing = [name for name in outputs if name not in checker.assigned]
-    if missing and not diagnostics:
+            diagnostics += line.diagnostics(error)
+        except (RecursionError, ValueError):  # ValueError: an integer too long to print
+            mistake = Mistake("nested too deeply, or a number too long", "split it in several names")
+            diagnostics.append(line.diagnostic(Placed(line.tree, mistake)))
+    missing = [name for name in outputs if name not in checker.assigned | broken]
+    if missing and (len(outputs) > 1 or not diagnostics):
         hint = "with one output it may be an expression, else statements that assign every output"
         message = f"the reference never assigns {', '.join(map(repr, missing))}"
-        diagnostics.append(spec.source.diagnostic(spec.reference.at(0, 0), message, hint))
+        diagnostics.append(Line(spec.reference, 0, "", None).at(0, 0, 1, message, hint))
     if diagnostics:
         raise SpecError(diagnostics)
-    if not lines[-1].startswith("return "):
-        lines.append("return " + ", ".join(outputs))
-    return Reference(tuple(lines))
-
-
-def _diagnostic(scalar: Scalar, first: int, text: str, error: Placed) -> Diagnostic:
-    from codegen.formula import Line
-
-    return Line(scalar, first, text, ast.Pass()).diagnostic(error)
+    if not body[-1].startswith("return "):
+        body.append("return " + ", ".join(outputs))
+    return Reference(tuple(body))
 
 
 class _Checker:
@@ -82,46 +72,63 @@ class _Checker:
         self.spec = spec
         self.names = {a.name for a in spec.inputs} | {p.name for p in spec.params}
         self.assigned: set[str] = set()
+        self.broken: set[str] = set()
 
-    def statement(self, node: ast.stmt, bare: bool) -> list[str]:
+    def statement(self, node: ast.stmt, bare: bool, broken: set[str]) -> str:
+        self.broken = broken
         if isinstance(node, ast.Expr) and bare:
+            broken.add(self.spec.outputs[0].name)
             self.expression(node.value, ())
+            broken.clear()
             self.assigned.add(self.spec.outputs[0].name)
-            return ["return " + ast.unparse(node.value)]
+            return "return " + ast.unparse(node.value)
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-            raise Placed(node, Mistake("not a statement of the form `name = expression`"))
-        self.expression(node.value, ())
+            hint = "with one output it may be an expression" if len(self.spec.outputs) == 1 else "as in y = x + bias"
+            raise Placed(node, Mistake("not a statement of the form `name = expression`", hint))
         target = node.targets[0]
         elements = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = [e.id for e in elements if isinstance(e, ast.Name)]
+        broken |= set(names)
         for element in elements:
             if not isinstance(element, ast.Name) or not _plain_name(element.id):
-                raise Placed(element, Mistake("only names can be assigned"))
-            self.assigned.add(element.id)
-        return [ast.unparse(node)]
+                raise Placed(
+                    element, Mistake("only names can be assigned", "names are letters, digits and underscores")
+                )
+        self.expression(node.value, ())
+        text = ast.unparse(node)
+        broken -= set(names)
+        self.assigned |= set(names)
+        return text
 
     def expression(self, node: ast.AST, local: tuple[str, ...]) -> None:
         if not isinstance(node, _EXPRESSIONS):
-            raise Placed(node, Mistake(f"{type(node).__name__} is not allowed in a reference", "it is a jnp expression"))
+            raise Placed(node, Mistake(f"{construct(node)} is not allowed in a reference", "it is jnp expressions"))
         if isinstance(node, ast.Name):
             allowed = self.names | self.assigned | set(local)
             if node.id in ("jnp", "jax"):
                 raise Placed(node, Mistake(f"{node.id!r} is a module", "use its functions, as in jnp.maximum(x, 0)"))
-            if node.id not in allowed:
-                raise Placed(node, Mistake(f"unknown name {node.id[:60]!r}", known(node.id, allowed | {"jnp", "jax"})))
-            return
-        if isinstance(node, ast.Attribute):
+            if node.id not in allowed | self.broken:
+                hint = known(node.id, allowed | {"jnp", "jax"})
+                raise Placed(node, Mistake(f"unknown name {shown(node.id)}", hint))
+        elif isinstance(node, ast.Attribute):
             self.attribute(node, local)
-            return
-        if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str | type(...) | None):
-            raise Placed(node, Mistake(f"the literal {str(node.value)[:40]!r} is not allowed in a reference"))
-        if isinstance(node, ast.Lambda):
-            names = [a.arg for a in node.args.args]
+        elif isinstance(node, ast.Constant):
+            if not isinstance(node.value, bool | int | float | str | type(...) | None):
+                message = f"the literal {literal(node.value)} is not allowed in a reference"
+                raise Placed(node, Mistake(message, "write a number"))
+        elif isinstance(node, ast.Lambda):
+            if ast.unparse(node.args) != ", ".join(names := [a.arg for a in node.args.args]):
+                raise Placed(
+                    node, Mistake("this form of lambda is not allowed in a reference", "as in lambda a, b: a + b")
+                )
             for name in names:
                 if not _plain_name(name):
-                    raise Placed(node, Mistake(f"{name[:60]!r} is no name for an argument"))
-            local = (*local, *names)
-        for child in ast.iter_child_nodes(node):
-            self.expression(child, local)
+                    raise Placed(node, Mistake(f"{shown(name)} is no name for an argument", "pick another name"))
+            self.expression(node.body, (*local, *names))
+        else:
+            if isinstance(node, ast.keyword) and not _plain_name(node.arg or ""):
+                raise Placed(node, Mistake("'**' in a call is not allowed in a reference", "name every argument"))
+            together([functools.partial(self.expression, child, local) for child in ast.iter_child_nodes(node)])
 
     def attribute(self, node: ast.Attribute, local: tuple[str, ...]) -> None:
         path = _path(node)
@@ -132,12 +139,13 @@ class _Checker:
                 or (len(path) == 2 and path[0] == "jax" and path[1] in ("jvp", "vjp", "grad"))
                 or (len(path) == 3 and path[0] == "jax" and path[1] in ("nn", "lax"))
             )
-            if not good or not all(_plain_name(p) or p.isidentifier() and not p.startswith("_") for p in path):
-                text = ".".join(path)[:80]
-                raise Placed(node, Mistake(f"{text!r} is not allowed in a reference", "it may use jnp, jax.nn, jax.lax"))
+            if not good or not all(map(_plain_name, path[1:])):
+                hint = "it may use jnp, jax.nn, jax.lax, jax.jvp, jax.vjp and jax.grad"
+                raise Placed(node, Mistake(f"{shown('.'.join(path))} is not allowed in a reference", hint))
             return
         if node.attr not in _METHODS:
-            raise Placed(node, Mistake(f"the attribute {node.attr[:60]!r} is not allowed", known(node.attr, _METHODS)))
+            hint = known(node.attr, _METHODS, "attributes")
+            raise Placed(node, Mistake(f"the attribute {shown(node.attr)} is not allowed in a reference", hint))
         self.expression(node.value, local)
 
 
@@ -150,4 +158,6 @@ def _path(node: ast.AST) -> list[str]:
 
 
 def _plain_name(name: str) -> bool:
-    return name.isidentifier() and not name.startswith("_") and name not in ("jnp", "jax", "runtime", "cute", "cutlass")
+    """Whether generated code may hold a name. ast has normalised it: what looks like a keyword is one here."""
+    reserved = ("jnp", "jax", "runtime", "cute", "cutlass")
+    return name.isidentifier() and not name.startswith("_") and not keyword.iskeyword(name) and name not in reserved

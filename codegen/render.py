@@ -36,13 +36,16 @@ def environment() -> jinja2.Environment:
 
 def render_op(op: Op) -> str:
     """The generated module of an op."""
-    context = _Context(op)
-    text = environment().get_template("elementwise.py.jinja").render(context.values())
-    return re.sub(r"\n{4,}", "\n\n\n", text).rstrip("\n") + "\n"
+    values = _Context(op).values()
+    text = environment().get_template("elementwise.py.jinja").render(values)
+    # The template's runs of empty lines, not the spec's
+    head, spec, rest = text.partition(values["spec"])
+    return re.sub(r"\n{4,}", "\n\n\n", head) + spec + re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"
 
 
 def camel(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("_"))
+    """`gate_up` to GateUp. No two names give the same: x_1 keeps its underscore, and is not x1."""
+    return re.sub(r"(?:^|_)([a-z])", lambda match: match[1].upper(), name)
 
 
 def quoted_block(text: str) -> str:
@@ -327,7 +330,8 @@ class _Context:
             kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
             default_type = {"bool": "cutlass.Boolean", "int": f"cutlass.{self.integer}", "float": self.compute()}[kind]
             rows[name] = {
-                "name": name, "shape": shape, "dtype": dtype, "tensor": tensor, "default": default, "default_type": default_type,
+                "name": name, "shape": shape, "dtype": dtype, "tensor": tensor,
+                "default": None if default is None else emit.literal(default), "default_type": default_type,
             }  # fmt: skip
         return list(rows.values())
 
@@ -382,8 +386,8 @@ class _Context:
             if access.mode == "index":
                 assert access.group is not None
                 coordinate = self.groups[access.group].coordinate
-                inner = access.group == len(self.groups) - 1
-                row["whole"] = f"device.count_up({name}, {coordinate})" if inner else f"{name}.fill({coordinate})"
+                consecutive = access.group == len(self.groups) - 1
+                row["whole"] = f"device.count_up({name}, {coordinate})" if consecutive else f"{name}.fill({coordinate})"
             else:
                 assert access.array is not None
                 tensor = self.tensors[access.array.name]
@@ -569,7 +573,7 @@ class _Context:
         rows.append("*,")
         for p in self.spec.params:
             hint = p.kind if p.static else f"{p.kind} | jax.Array"
-            default = "" if p.default is None else f" = {p.default!r}".replace("inf", 'float("inf")')
+            default = "" if p.default is None else f" = {emit.literal(p.default)}"
             rows.append(f"{p.name}: {hint}{default},")
         for t in self.free_types():
             rows.append(f'{t}: str = "{dict(self.spec.types)[t][0]}",')
@@ -584,8 +588,9 @@ class _Context:
             lines.append(f"  {a.name}: {a}{extra}.")
         for p in spec.params:
             how = "compiled in" if p.static else "may be traced"
-            doc = f" {quoted(p.doc)}" if p.doc else ""
-            lines += textwrap.wrap(f"{p.name}: {p.kind}, {how}.{doc}", 110, initial_indent="  ", subsequent_indent="    ")
+            doc = f" {p.doc}" if p.doc else ""
+            text = f"{p.name}: {p.kind}, {how}.{doc}"
+            lines += map(quoted, textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    "))
         for t in self.free_types():
             lines.append(f"  {t}: the dtype of {', '.join(a.name for a in spec.outputs if a.dtype == t)}.")
         lines.append('  implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.')

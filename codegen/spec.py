@@ -5,14 +5,15 @@ Reads YAML trees (`text.py`), writes `Spec`. Expressions stay text here: `formul
 
 from __future__ import annotations
 
+import collections.abc
 import keyword
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from codegen.errors import Diagnostic, Mistake, Span, SpecError, known
+from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, shown
 from codegen.ir import DTYPES, ROWS
-from codegen.text import Mapping, Scalar, Sequence, Source, Tree, parse_yaml
+from codegen.text import Mapping, Scalar, Sequence, Source, Tree, parse_yaml, resolve
 
 KEYS = (
     "op", "summary", "types", "inputs", "outputs", "params", "chain", "reference", "grad", "aliases", "save", "math",
@@ -21,13 +22,21 @@ KEYS = (
 REQUIRED = ("op", "summary", "inputs", "outputs", "chain", "reference")
 
 # Names that generated files use at module level, and Python's own that must keep their meaning there.
-RESERVED = frozenset(
-    "cuda cutlass cute jax jnp device runtime compute int_compute approx vec stream implementation NamedTuple "
-    "print range len tuple list dict set int float bool str bytes object type super self None True False".split()
-)
+RESERVED = frozenset("""
+    cuda cutlass cute jax jnp device runtime compute int_compute approx vec stream implementation NamedTuple SPEC
+    print range len tuple list dict set int float bool str bytes object type super self None True False
+""".split())  # fmt: skip
+# Those of a kernel's own variables that a parameter or an output would stand beside.
+KERNEL_NAMES = frozenset("""
+    tidx bidx bdim size start valid i row row_i rows cols rest rest_i ragged threads blocks
+""".split())  # fmt: skip
+# Those of the package and of the test module that an op would stand beside.
+PACKAGE_NAMES = frozenset("importlib sys types pytest check_op check_gradient".split())
+SUFFIXES = ("chain", "kernel", "launch", "xla", "reference")  # of the functions in an op's module
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _AXIS = re.compile(r"[A-Z][A-Za-z0-9_]*")
 _MAX_NAME = 64
+_MAX_LINE = 300  # characters of a summary or a parameter's doc
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,11 @@ class Spec:
     domain: tuple[tuple[str, object], ...] = ()
     schedule: tuple[tuple[str, object], ...] = ()
     bench: tuple[tuple[tuple[str, int], ...], ...] = ()
+    places: collections.abc.Mapping[tuple[str, str], Span] = field(default_factory=dict, compare=False, repr=False)
+
+    def place(self, key: str, name: str) -> Span:
+        """Where `name` stands under `key` (params, save, domain, grad, aliases)."""
+        return self.places[key, name]
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -155,7 +169,7 @@ def parse_dims(text: str) -> tuple[Axis, ...]:
             dims.append(Axis((ROWS,), extents=(None,)))
         elif word.startswith("("):
             dims.append(_group(word))
-        elif word.isdigit():
+        elif _is_number(word):
             dims.append(Axis((), parts=_parts(word)))
         else:
             dims.append(Axis((_axis(word),), extents=(None,)))
@@ -176,26 +190,31 @@ def _split_dims(text: str) -> list[str]:
             words.append(text[start:i].strip())
             start = i + 1
     if "" in words or depth > 0:
-        raise Mistake(f"cannot read the axes [{text}]", "axes are separated by commas: T[..., N], T[..., (2 N)], T[]")
+        raise Mistake(
+            f"cannot read the axes {shown(f'[{text}]')}", "axes are separated by commas: T[..., N], T[..., (2 N)], T[]"
+        )
     return words
 
 
 def _group(word: str) -> Axis:
     form = "a group is (2 N) for halves, (N 2) for interleaved pairs, or (B G=128) for blocks of a fixed extent"
     inner = word[1:-1].split() if word.endswith(")") else []
-    if len(inner) != 2 or "," in word:
-        raise Mistake(f"cannot read the group {word!r}", form)
-    first, second = inner
-    if first.isdigit() and not second.isdigit():
-        return Axis((_axis(second),), _parts(first), True, (None,))
-    if second.isdigit() and not first.isdigit():
-        return Axis((_axis(first),), _parts(second), False, (None,))
-    if "=" in second and "=" not in first and not first.isdigit():
-        name, _, extent = second.partition("=")
-        if not extent.isdigit() or not 1 <= int(extent[:9]) <= 65536 or len(extent) > 9:
-            raise Mistake(f"the extent of {name!r} must be a number from 1 to 65536", form)
-        return Axis((_axis(first), _axis(name)), extents=(None, int(extent)))
-    raise Mistake(f"cannot read the group {word!r}", form)
+    if len(inner) == 2 and "," not in word:
+        first, second = inner
+        if _is_number(first) and not _is_number(second):
+            return Axis((_axis(second),), _parts(first), True, (None,))
+        if _is_number(second) and not _is_number(first):
+            return Axis((_axis(first),), _parts(second), False, (None,))
+        name, equals, extent = second.partition("=")
+        if equals and "=" not in first and not _is_number(first):
+            if not _is_number(extent) or len(extent) > 9 or not 1 <= int(extent) <= 65536:
+                raise Mistake(f"the extent of {shown(name)} must be a number from 1 to 65536", form)
+            return Axis((_axis(first), _axis(name)), extents=(None, int(extent)))
+    raise Mistake(f"cannot read the group {shown(word)}", form)
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit()
 
 
 def _parts(word: str) -> int:
@@ -206,8 +225,8 @@ def _parts(word: str) -> int:
 
 
 def _axis(word: str) -> str:
-    if not _AXIS.fullmatch(word) or len(word) > _MAX_NAME:
-        raise Mistake(f"{word[:_MAX_NAME]!r} is no name for an axis", "axes are named like N, K or Heads")
+    if not _AXIS.fullmatch(word) or len(word) > _MAX_NAME or word in RESERVED:
+        raise Mistake(f"{shown(word)} is no name for an axis", "axes are named like N, K or Heads")
     return word
 
 
@@ -215,37 +234,75 @@ def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Arra
     """`T[..., N] = 0` to an `Array`. Raises `Mistake`."""
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*(?:=\s*(.+?))?\s*", text)
     if not match:
-        raise Mistake(f"cannot read {text[:80]!r} as an array", "an array is DTYPE[axes], as in T[..., N] or float32[]")
+        raise Mistake(f"cannot read {shown(text)} as an array", "an array is DTYPE[axes], as in T[..., N] or float32[]")
     dtype, dims, default = match.groups()
     if dtype not in types and dtype not in DTYPES:
-        raise Mistake(f"unknown type {dtype!r}", known(dtype, [*types, *DTYPES]))
+        raise Mistake(f"unknown type {shown(dtype)}", known(dtype, [*types, *DTYPES]))
     array = Array(name, dtype, parse_dims(dims))
     return array if default is None else Array(name, dtype, array.dims, _default(array, default, types))
 
 
 def _default(array: Array, text: str, types: dict[str, tuple[str, ...]]) -> float | int | bool:
-    kind = DTYPES[types.get(array.dtype, (array.dtype,))[0]].kind
-    try:
-        if kind == "bool":
-            return {"true": True, "false": False}[text.lower()]
-        number = int(text) if kind == "int" else float(text)
-    except (KeyError, ValueError):
-        raise Mistake(f"the default {text[:40]!r} of {array.name!r} is no {kind}", "write it as in T[N] = 0") from None
-    if kind == "int" and not -(2**31) <= number < 2**31:
-        raise Mistake(f"the default {text[:40]} of {array.name!r} does not fit 32 bits")
-    return number
+    dtypes = [DTYPES[name] for name in types.get(array.dtype, (array.dtype,))]
+    kind = dtypes[0].kind
+    value = {"inf": float("inf"), "+inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")}.get(text.lower())
+    value = _number(resolve(text) if value is None else value, kind)
+    if value is None:
+        example = {"bool": "T[N] = true", "int": "T[N] = 0", "float": "T[N] = 1.0"}[kind]
+        raise Mistake(f"the default {shown(text)} of {array.name!r} is no {kind}", f"write it as in {example}")
+    for dtype in dtypes:
+        if kind == "int" and not dtype.low <= value <= dtype.high:
+            hint = f"its values are {dtype.low} to {dtype.high}"
+            raise Mistake(f"the default {shown(text)} of {array.name!r} does not fit {dtype.name}", hint)
+    return value
+
+
+def _number(value: object, kind: str) -> float | int | bool | None:
+    """A value as one of this kind, or None where it is none."""
+    if isinstance(value, bool) or kind == "bool":
+        return value if isinstance(value, bool) and kind == "bool" else None
+    if isinstance(value, int | float) and (kind == "float" or isinstance(value, int)):
+        return float(value) if kind == "float" else value
+    return None
 
 
 def load_spec(path: str | Path, data: bytes | str | None = None) -> Spec:
     """Read one spec. Raises `SpecError` with every mistake in its form; expressions are read later."""
+    spec, diagnostics = read_spec(path, data)
+    if diagnostics or spec is None:
+        raise SpecError(diagnostics)
+    return spec
+
+
+def read_spec(path: str | Path, data: bytes | str | None = None) -> tuple[Spec | None, list[Diagnostic]]:
+    """A spec and the mistakes in its form. It is there despite mistakes where its formulas can be read all the same;
+    one that is missing is empty. Raises `SpecError` where the file is no YAML mapping."""
     path = Path(path)
     if data is None:
         try:
             data = path.read_bytes()
         except OSError as error:
             span = Span(str(path), 1, 1)
-            raise SpecError([Diagnostic(span, f"cannot read the file: {error.strerror or error}")]) from None
-    return _Reader(parse_yaml(str(path), data), path.stem).spec()
+            message = f"cannot read the file: {error.strerror or error}"
+            raise SpecError([Diagnostic(span, message)]) from None
+    tree, repeated = parse_yaml(str(path), data)
+    reader = _Reader(tree, path.stem)
+    spec = reader.spec()
+    return spec, [*repeated, *reader.diagnostics]
+
+
+def op_name_mistake(name: str) -> Mistake | None:
+    """Why a name cannot be an op's, if so."""
+    return _name_mistake(name, "an op", PACKAGE_NAMES)
+
+
+def _name_mistake(name: str, what: str, also: frozenset[str] = frozenset()) -> Mistake | None:
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+        hint = f"names are lower-case letters, digits and underscores, at most {_MAX_NAME}, a letter first"
+        return Mistake(f"{shown(name)} is no name for {what}", hint)
+    if keyword.iskeyword(name) or name in RESERVED or name in also:
+        return Mistake(f"{name!r} cannot name {what}: Python or the generated file uses it", "pick another name")
+    return None
 
 
 class _Reader:
@@ -258,42 +315,49 @@ class _Reader:
         self.keys = {key.value: key for key, _ in tree.items}
         self.diagnostics: list[Diagnostic] = []
         self.types: dict[str, tuple[str, ...]] = {}
-        self.taken: dict[str, str] = {}  # name -> what it is, for clashes between arrays, params and types
+        self.taken: dict[str, str] = {}  # name -> what it is, for clashes between arrays and params
+        self.places: dict[tuple[str, str], Span] = {}
 
     def mistake(self, span: Span, message: str, hint: str = "") -> None:
         self.diagnostics.append(self.source.diagnostic(span, message, hint))
 
-    def spec(self) -> Spec:
+    def spec(self) -> Spec | None:
+        """The spec; None where what its formulas are about (op, types, arrays, parameters) has mistakes."""
+        op = self.op()
+        self.types = self.read_types()
+        inputs, outputs = self.arrays("inputs", True), self.arrays("outputs", False)
+        params = self.params(op or "")
+        self.unused_types(inputs + outputs)
+        sound = not self.diagnostics and op is not None and inputs and outputs
         for key, _ in self.tree.items:
             if key.value not in KEYS:
-                self.mistake(key.span, f"unknown key {key.value[:60]!r}", known(key.value, KEYS, "a spec's keys"))
+                self.mistake(key.span, f"unknown key {shown(key.value)}", known(key.value, KEYS, "a spec's keys"))
         missing = [key for key in REQUIRED if key not in self.values]
         if missing:
             self.mistake(self.tree.span, f"missing {', '.join(map(repr, missing))}", "see `codegen new` for a start")
-        op = self.op()
-        summary = self.line("summary")
-        self.types = self.read_types()
-        inputs, outputs = self.arrays("inputs", True), self.arrays("outputs", False)
-        params = self.params()
-        chain, reference = self.text("chain"), self.text("reference")
-        fields = {
-            "grad": self.grad(),
-            "aliases": self.aliases(inputs, outputs),
-            "save": self.names("save"),
-            "math": self.choice("math", ("auto", "precise", "fast"), "auto"),
-            "tolerance": self.tolerance(),
-            "domain": self.domain(inputs, params),
-            "schedule": self.plain("schedule"),
-            "bench": self.bench(inputs + outputs),
-        }
-        self.unused_types(inputs + outputs)
-        if self.diagnostics:
-            raise SpecError(self.diagnostics)
-        assert op and summary is not None and chain and reference
-        return Spec(
-            self.source.path, self.source, op, summary, tuple(self.types.items()), inputs, outputs, params, chain,
-            reference, **fields,
-        )  # fmt: skip
+        empty = Scalar(self.source, "", "plain", 0, 0)
+        spec = Spec(
+            path=self.source.path,
+            source=self.source,
+            op=op or "",
+            summary=self.line("summary"),
+            types=tuple(self.types.items()),
+            inputs=inputs,
+            outputs=outputs,
+            params=params,
+            chain=self.text("chain") or empty,
+            reference=self.text("reference") or empty,
+            grad=self.grad(inputs),
+            aliases=self.aliases(inputs, outputs),
+            save=self.names("save"),
+            math=self.choice("math", ("auto", "precise", "fast"), "auto"),
+            tolerance=self.tolerance(),
+            domain=self.domain(),
+            schedule=self.schedule(),
+            bench=self.bench(inputs + outputs) if sound else (),
+            places=self.places,
+        )
+        return spec if sound else None
 
     # Scalars
 
@@ -302,17 +366,25 @@ class _Reader:
         if value is None:
             return None
         if not isinstance(value, Scalar) or not value.value.strip():
-            self.mistake(_span(value), f"{key!r} must be text", f"write it as `{key}: |` and the lines below it")
+            self.mistake(self.span(key), f"{key!r} must be text", f"write it as `{key}: |` and the lines below it")
             return None
         return value
 
-    def line(self, key: str) -> str | None:
+    def span(self, key: str) -> Span:
+        """The place of a key's value, or of the key where there is none."""
+        value = self.values[key]
+        return value.span if not isinstance(value, Scalar) or value.value else self.keys[key].span
+
+    def line(self, key: str) -> str:
         value = self.text(key)
-        if value is None:
-            return None
+        return "" if value is None else self.sentence(key, value)
+
+    def sentence(self, key: str, value: Scalar) -> str:
+        """Text on one line."""
         text = " ".join(value.value.split())
-        if len(text) > 300:
-            self.mistake(value.span, f"{key!r} has {len(text)} characters; one sentence has at most 300")
+        if len(text) > _MAX_LINE:
+            hint = f"it has at most {_MAX_LINE}; a `#` comment may be longer"
+            self.mistake(value.span, f"{key!r} has {len(text)} characters", hint)
         return text
 
     def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
@@ -320,249 +392,309 @@ class _Reader:
         if value is None:
             return default
         if not isinstance(value, Scalar) or value.value not in choices:
-            got = value.value[:60] if isinstance(value, Scalar) else "a collection"
-            self.mistake(_span(value), f"{key!r} is {got!r}", f"it is one of {', '.join(choices)}.")
+            got = shown(value.value) if isinstance(value, Scalar) else "a collection"
+            self.mistake(self.span(key), f"{key!r} is {got}", f"it is one of {', '.join(choices)}")
             return default
         return value.value
 
-    def name(self, scalar: Scalar, what: str) -> bool:
+    def name(self, scalar: Scalar, what: str, also: frozenset[str] = frozenset()) -> bool:
         """Whether a scalar is a name that a generated file may use for `what`; says why not."""
         name = scalar.value
-        if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
-            hint = f"names are lower-case letters, digits and underscores, at most {_MAX_NAME}, a letter first"
-            self.mistake(scalar.span, f"{name[:80]!r} is no name for {what}", hint)
-        elif keyword.iskeyword(name) or name in RESERVED:
-            self.mistake(scalar.span, f"{name!r} cannot name {what}: Python or the generated file uses it itself")
-        elif name in self.taken:
-            self.mistake(scalar.span, f"{name!r} already names {self.taken[name]}", "give each its own name")
-        else:
-            self.taken[name] = what
-            return True
-        return False
+        error = _name_mistake(name, what, also)
+        if error is None and name in self.taken:
+            error = Mistake(f"{name!r} already names {self.taken[name]}", "give each its own name")
+        if error is not None:
+            self.mistake(scalar.span, error.message, error.hint)
+            return False
+        self.taken[name] = what
+        return True
 
     def op(self) -> str | None:
         value = self.text("op")
-        if value is None or not self.name(value, "an op"):
+        if value is None or not self.name(value, "an op", PACKAGE_NAMES):
             return None
         del self.taken[value.value]  # an op and its array may share a name: they never meet in one scope
         if value.value != self.stem:
-            hint = f"rename the file to {value.value}.yaml, or write `op: {self.stem}`"
-            self.mistake(value.span, f"the op {value.value!r} stands in a file named {self.stem!r}", hint)
+            hint = f"rename the file to {value.value}.yaml"
+            if op_name_mistake(self.stem) is None:
+                hint += f", or write `op: {self.stem}`"
+            self.mistake(value.span, f"the op {value.value!r} stands in a file named {shown(self.stem)}", hint)
         return value.value
 
     # Mappings
 
-    def mapping(self, key: str, needed: bool = False) -> tuple[tuple[Scalar, Tree], ...]:
+    def mapping(self, key: str) -> tuple[tuple[Scalar, Tree], ...]:
         value = self.values.get(key)
         if value is None:
             return ()
-        if not isinstance(value, Mapping) or (needed and not value.items):
-            self.mistake(_span(value), f"{key!r} must be a mapping", f"write it as `{key}:` and one `name: ...` a line")
+        if not isinstance(value, Mapping):
+            self.mistake(
+                self.span(key), f"{key!r} must be a mapping", f"write `{key}:` and below it one `name: ...` a line"
+            )
             return ()
         return value.items
 
     def read_types(self) -> dict[str, tuple[str, ...]]:
         types: dict[str, tuple[str, ...]] = {}
         for key, value in self.mapping("types"):
-            if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,15}", key.value) or key.value in DTYPES:
-                self.mistake(key.span, f"{key.value[:60]!r} is no type variable", "type variables are named like T")
+            if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,15}", key.value) or key.value in RESERVED:
+                hint = "type variables are named like T: a capital letter first, at most 16 letters and digits"
+                self.mistake(key.span, f"{shown(key.value)} is no name for a type variable", hint)
                 continue
             items = value.items if isinstance(value, Sequence) else ()
             names = [item.value for item in items if isinstance(item, Scalar)]
             if not names or len(names) != len(items):
-                self.mistake(_span(value), f"{key.value!r} must list dtypes", "as in T: [float32, bfloat16]")
+                self.mistake(value.span, f"{key.value!r} must list dtypes", "as in T: [float32, bfloat16]")
                 continue
-            for item in items:
-                if item.value not in DTYPES:
-                    self.mistake(item.span, f"unknown dtype {item.value[:60]!r}", known(item.value, DTYPES))
-                elif names.count(item.value) > 1 and item is not items[names.index(item.value)]:
-                    self.mistake(item.span, f"{item.value!r} is listed twice")
+            for i, (item, name) in enumerate(zip(items, names, strict=True)):
+                if name not in DTYPES:
+                    self.mistake(item.span, f"unknown dtype {shown(name)}", known(name, DTYPES))
+                elif name in names[:i]:
+                    self.mistake(item.span, f"{name!r} is listed twice", "delete one")
             if len({DTYPES[n].kind for n in names if n in DTYPES}) > 1:
                 hint = "a variable ranges over floats, over integers or over bool; write an op for each kind"
-                self.mistake(_span(value), f"{key.value!r} mixes kinds of types", hint)
+                self.mistake(value.span, f"{key.value!r} mixes kinds of types", hint)
             types[key.value] = tuple(dict.fromkeys(n for n in names if n in DTYPES)) or ("float32",)
         return types
 
     def unused_types(self, arrays: tuple[Array, ...]) -> None:
         used = {array.dtype for array in arrays}
-        for key, _ in self.mapping("types"):
-            if key.value in self.types and key.value not in used and not self.diagnostics:
-                self.mistake(key.span, f"the type variable {key.value!r} is not used by any array")
+        for key, _ in self.mapping("types") if not self.diagnostics else ():
+            if key.value not in used:
+                hint = "use it in an array, or delete it"
+                self.mistake(key.span, f"the type variable {key.value!r} is not used by any array", hint)
 
     def arrays(self, key: str, inputs: bool) -> tuple[Array, ...]:
         found: list[Array] = []
-        for name, value in self.mapping(key, needed=True):
-            ok = self.name(name, f"an {key[:-1]}")
+        items = self.mapping(key)
+        value = self.values.get(key)
+        if isinstance(value, Mapping) and not items:
+            self.mistake(value.span, f"{key!r} names no array", "as in x: T[..., N]")
+        for name, value in items:
+            ok = self.name(name, f"an {key[:-1]}", frozenset() if inputs else KERNEL_NAMES)
             if not isinstance(value, Scalar):
-                self.mistake(_span(value), f"{name.value!r} must be an array such as T[..., N]")
+                self.mistake(value.span, f"{shown(name.value)} must be an array", "as in x: T[..., N]")
                 continue
             try:
                 array = parse_array(name.value, value.value, self.types)
             except Mistake as error:
-                self.mistake(value.span, error.message, error.hint)
+                self.mistake(value.span if value.value else name.span, error.message, error.hint)
                 continue
             if array.default is not None and not inputs:
-                self.mistake(value.span, f"the output {name.value!r} has a default; only inputs may have one")
+                self.mistake(value.span, f"the output {name.value!r} has a default", "only inputs may have one")
             if array.default is None and inputs and found and found[-1].default is not None:
                 hint = "inputs go by position: put those with a default last"
-                self.mistake(value.span, f"{name.value!r} has no default but follows an input that has one", hint)
+                self.mistake(name.span, f"{name.value!r} has no default but follows an input that has one", hint)
             if ok:
                 found.append(Array(array.name, array.dtype, array.dims, array.default, name.span))
         if key in self.values and inputs and found and all(a.default is not None for a in found):
-            self.mistake(self.keys[key].span, "every input has a default; at least one must be needed")
+            self.mistake(
+                self.keys[key].span, "every input has a default", "at least one must be needed: it gives the shape"
+            )
         return tuple(found)
 
-    def params(self) -> tuple[Param, ...]:
+    def params(self, op: str) -> tuple[Param, ...]:
         found = []
+        also = KERNEL_NAMES | {f"{op}_{suffix}" for suffix in SUFFIXES}
         for name, value in self.mapping("params"):
-            if not self.name(name, "a parameter"):
+            if not self.name(name, "a parameter", also):
                 continue
+            self.places["params", name.value] = name.span
             param = self.short_param(name, value) if isinstance(value, Scalar) else self.long_param(name, value)
             if param:
                 found.append(param)
         return tuple(found)
 
     def short_param(self, name: Scalar, value: Scalar) -> Param | None:
-        number = value.resolve()
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        number = _number(value.resolve(), "float")
+        if number is None:
             hint = "write `alpha: 1.0`, or {type: float|int|bool, default: ..., static: true|false, doc: ...}"
-            self.mistake(value.span, f"the parameter {name.value!r} must be a number or a mapping", hint)
+            self.mistake(
+                value.span if value.value else name.span, f"the parameter {name.value!r} must be a number", hint
+            )
             return None
-        return Param(name.value, "float", float(number), static=True)
+        return Param(name.value, "float", number, static=True)
 
     def long_param(self, name: Scalar, value: Tree) -> Param | None:
         if not isinstance(value, Mapping):
-            self.mistake(_span(value), f"the parameter {name.value!r} must be a number or a mapping")
+            hint = "write `alpha: 1.0`, or {type: float|int|bool, default: ..., static: true|false, doc: ...}"
+            self.mistake(value.span, f"the parameter {name.value!r} must be a number or a mapping", hint)
             return None
-        fields: dict[str, object] = {"type": "float", "default": None, "static": True, "doc": ""}
+        fields: dict[str, Scalar] = {}
         for key, item in value.items:
-            if key.value not in fields:
-                self.mistake(key.span, f"unknown key {key.value[:60]!r}", known(key.value, fields, "a parameter's keys"))
+            if key.value not in ("type", "default", "static", "doc"):
+                hint = known(key.value, ("type", "default", "static", "doc"), "a parameter's keys")
+                self.mistake(key.span, f"unknown key {shown(key.value)}", hint)
             elif not isinstance(item, Scalar):
-                self.mistake(_span(item), f"{key.value!r} must be a single value")
+                self.mistake(item.span, f"{key.value!r} must be a single value")
             else:
-                fields[key.value] = item.value if key.value in ("type", "doc") else item.resolve()
-                self.check_param_field(key.value, fields[key.value], item)
-        kind, default, static = fields["type"], fields["default"], fields["static"]
-        if kind not in ("float", "int", "bool") or not isinstance(static, bool):
-            return None
-        if default is not None:
-            wanted = {"float": (int, float), "int": (int,), "bool": (bool,)}[kind]
-            if not isinstance(default, wanted) or (kind != "bool" and isinstance(default, bool)):
-                self.mistake(value.span, f"the default {default!r} of {name.value!r} is no {kind}")
+                fields[key.value] = item
+        kind, static, default, doc = "float", True, None, ""
+        if "type" in fields:
+            kind = fields["type"].value
+            if kind not in ("float", "int", "bool"):
+                self.mistake(
+                    fields["type"].span, f"unknown parameter type {shown(kind)}", "it is one of float, int, bool"
+                )
                 return None
-            if kind == "int" and not -(2**31) <= default < 2**31:
-                self.mistake(value.span, f"the default {default!r} of {name.value!r} does not fit 32 bits")
-            default = float(default) if kind == "float" else default
-        doc = " ".join(str(fields["doc"]).split())[:300]
-        return Param(name.value, str(kind), default, static, doc)  # type: ignore[arg-type]
+        if "static" in fields:
+            resolved = fields["static"].resolve()
+            static = resolved is not False
+            if not isinstance(resolved, bool):
+                self.mistake(
+                    fields["static"].span, f"'static' is {shown(fields['static'].value)}", "it is true or false"
+                )
+        if "default" in fields and fields["default"].resolve() is not None:
+            item = fields["default"]
+            default = _number(item.resolve(), kind)
+            if default is None:
+                hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it is true or false"}[kind]
+                self.mistake(item.span, f"the default {shown(item.value)} of {name.value!r} is no {kind}", hint)
+            elif kind == "int" and not -(2**31) <= default < 2**31:
+                self.mistake(item.span, f"the default {default} of {name.value!r} does not fit 32 bits")
+        if "doc" in fields:
+            doc = self.sentence("doc", fields["doc"])
+        return Param(name.value, kind, default, static, doc)
 
-    def check_param_field(self, key: str, value: object, item: Scalar) -> None:
-        if key == "type" and value not in ("float", "int", "bool"):
-            self.mistake(item.span, f"unknown parameter type {str(value)[:60]!r}", "it is one of float, int, bool.")
-        if key == "static" and not isinstance(value, bool):
-            self.mistake(item.span, f"'static' is {item.value[:60]!r}", "it is true or false.")
-
-    def grad(self) -> str | tuple[tuple[str, Scalar], ...]:
+    def grad(self, inputs: tuple[Array, ...]) -> str | tuple[tuple[str, Scalar], ...]:
         value = self.values.get("grad")
+        floating = any(DTYPES[self.types.get(a.dtype, (a.dtype,))[0]].kind == "float" for a in inputs)
         if value is None:
-            return "auto"
+            return "auto" if floating or not inputs else "none"
         if isinstance(value, Scalar):
-            return self.choice("grad", ("auto", "none"), "auto")
+            choice = self.choice("grad", ("auto", "none"), "auto")
+            if value.value == "auto" and inputs and not floating:
+                self.mistake(
+                    value.span, "no input is floating: there is nothing to differentiate by", "write `grad: none`"
+                )
+            return choice
         formulas = []
         for key, item in self.mapping("grad"):
-            if not isinstance(item, Scalar):
-                self.mistake(_span(item), f"the gradient of {key.value!r} must be a formula")
+            self.places["grad", key.value] = key.span
+            if not isinstance(item, Scalar) or not item.value:
+                span = key.span if isinstance(item, Scalar) else item.span
+                self.mistake(span, f"the gradient of {shown(key.value)} must be a formula", "as in x: dy * (y > 0)")
             else:
                 formulas.append((key.value, item))
         return tuple(formulas)
 
     def aliases(self, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> tuple[tuple[str, str], ...]:
-        found = []
+        found: dict[str, str] = {}
+        declared = self.declared("inputs"), self.declared("outputs")
         by_input, by_output = {a.name: a for a in inputs}, {a.name: a for a in outputs}
         for key, value in self.mapping("aliases"):
             target = value.value if isinstance(value, Scalar) else ""
-            if key.value not in by_output:
-                self.mistake(key.span, f"unknown output {key.value[:60]!r}", known(key.value, by_output))
-            elif target not in by_input:
-                self.mistake(_span(value), f"unknown input {target[:60]!r}", known(target, by_input))
-            elif str(by_output[key.value]) != str(by_input[target]).partition(" =")[0]:
+            span = value.span if not isinstance(value, Scalar) or target else key.span
+            if key.value not in declared[1]:
+                self.mistake(
+                    key.span, f"unknown output {shown(key.value)}", known(key.value, declared[1], "the outputs")
+                )
+            elif target not in declared[0]:
+                self.mistake(span, f"unknown input {shown(target)}", known(target, declared[0], "the inputs"))
+            elif key.value not in by_output or target not in by_input:
+                continue  # its own mistake is reported
+            elif str(by_output[key.value]) != str(by_input[target]):
                 message = f"{key.value!r} is {by_output[key.value]} but {target!r} is {by_input[target]}"
-                self.mistake(key.span, message, "an output can take the buffer of an input of the same type and axes")
+                self.mistake(span, message, "an output can take the buffer of an input of the same type and axes")
+            elif target in found.values():
+                self.mistake(span, f"two outputs cannot both take the buffer of {target!r}", "leave one of them out")
             else:
-                found.append((key.value, target))
-        return tuple(found)
+                found[key.value] = target
+        return tuple(found.items())
 
     def names(self, key: str) -> tuple[str, ...]:
         value = self.values.get(key)
         if value is None:
             return ()
-        items = value.items if isinstance(value, Sequence) else (value,)
-        if not all(isinstance(item, Scalar) and _NAME.fullmatch(item.value) for item in items):
-            self.mistake(_span(value), f"{key!r} must list names of the chain", f"as in `{key}: [rstd]`")
-            return ()
-        return tuple(item.value for item in items)  # type: ignore[union-attr]
+        found = []
+        for item in value.items if isinstance(value, Sequence) else (value,):
+            if not isinstance(item, Scalar) or not _NAME.fullmatch(item.value):
+                span = item.span if not isinstance(item, Scalar) or item.value else self.keys[key].span
+                self.mistake(span, f"{key!r} must list names of the chain", f"as in `{key}: [rstd]`")
+            else:
+                self.places[key, item.value] = item.span
+                found.append(item.value)
+        return tuple(dict.fromkeys(found))
 
     def tolerance(self) -> tuple[tuple[str, float | str], ...]:
         found: dict[str, float | str] = {}
         items = self.mapping("tolerance")
         for key, value in items:
             resolved = value.resolve() if isinstance(value, Scalar) else None
-            if key.value not in ("rtol", "atol", "why"):
-                self.mistake(key.span, f"unknown key {key.value[:60]!r}", known(key.value, ("rtol", "atol", "why")))
-            elif key.value == "why":
-                found["why"] = " ".join(str(resolved).split())
+            if key.value == "why" and isinstance(value, Scalar):
+                found["why"] = self.sentence("why", value)
+            elif key.value not in ("rtol", "atol"):
+                hint = known(key.value, ("rtol", "atol", "why"), "a tolerance's keys")
+                message = "'why' must be text" if key.value == "why" else f"unknown key {shown(key.value)}"
+                self.mistake(value.span if key.value == "why" else key.span, message, hint)
             elif isinstance(resolved, bool) or not isinstance(resolved, int | float) or not 0 <= resolved < 1e6:
-                self.mistake(_span(value), f"{key.value!r} must be a number from 0 to 1e6")
+                span = key.span if isinstance(value, Scalar) and not value.value else value.span
+                self.mistake(span, f"{key.value!r} must be a number from 0 to 1e6", "as in rtol: 1e-3")
             else:
                 found[key.value] = float(resolved)
-        if items and not found.get("why"):
+        if items and not found.get("why") and "why" not in {k.value for k, v in items if not isinstance(v, Scalar)}:
             self.mistake(self.keys["tolerance"].span, "a tolerance needs a 'why'", "say what error it allows for")
         return tuple(found.items())
 
-    def domain(self, inputs: tuple[Array, ...], params: tuple[Param, ...]) -> tuple[tuple[str, object], ...]:
-        names = [a.name for a in inputs] + [p.name for p in params]
+    def declared(self, key: str) -> list[str]:
+        """The names that a mapping gives, right or wrong."""
+        value = self.values.get(key)
+        return [name.value for name, _ in value.items] if isinstance(value, Mapping) else []
+
+    def domain(self) -> tuple[tuple[str, object], ...]:
+        names = [*self.declared("inputs"), *self.declared("params")]
         forms = "a domain is positive, nonzero, finite, [lo, hi] or index(N)"
         found: list[tuple[str, object]] = []
         for key, value in self.mapping("domain"):
+            self.places["domain", key.value] = value.span
             if key.value not in names:
-                self.mistake(key.span, f"unknown input {key.value[:60]!r}", known(key.value, names))
+                self.mistake(
+                    key.span, f"unknown input {shown(key.value)}", known(key.value, names, "inputs and parameters")
+                )
             elif isinstance(value, Sequence):
-                bounds = [i.resolve() if isinstance(i, Scalar) else None for i in value.items]
-                if len(bounds) == 2 and all(isinstance(b, int | float) for b in bounds) and bounds[0] <= bounds[1]:
-                    found.append((key.value, (float(bounds[0]), float(bounds[1]))))
+                bounds = [_number(i.resolve(), "float") for i in value.items if isinstance(i, Scalar)]
+                low, high = bounds if len(bounds) == len(value.items) == 2 else (None, None)
+                if low is not None and high is not None and low <= high:
+                    found.append((key.value, (low, high)))
                 else:
-                    self.mistake(value.span, "cannot read the bounds", forms)
+                    self.mistake(value.span, f"cannot read the bounds of {key.value!r}", "they are [lo, hi], lo <= hi")
             elif isinstance(value, Scalar) and (
                 value.value in ("positive", "nonzero", "finite") or re.fullmatch(r"index\([A-Z]\w*\)", value.value)
             ):
                 found.append((key.value, value.value))
             else:
-                self.mistake(_span(value), f"unknown domain of {key.value!r}", forms)
+                self.mistake(value.span, f"unknown domain of {key.value!r}", forms)
         return tuple(found)
 
-    def plain(self, key: str) -> tuple[tuple[str, object], ...]:
-        """A mapping of scalars, or of such mappings one level down (per architecture)."""
+    def schedule(self) -> tuple[tuple[str, object], ...]:
+        """Settings of the launch, or per architecture a mapping of them."""
         found: list[tuple[str, object]] = []
-        for name, value in self.mapping(key):
-            if isinstance(value, Scalar):
-                found.append((name.value, self.schedule_value(name, value)))
-            elif isinstance(value, Mapping) and re.fullmatch(r"sm_\d+a?", name.value):
-                inner = [(k, v) for k, v in value.items if isinstance(v, Scalar)]
-                found.append((name.value, tuple((k.value, self.schedule_value(k, v)) for k, v in inner)))
+        for name, value in self.mapping("schedule"):
+            if re.fullmatch(r"sm_[0-9]{2,3}a?", name.value):
+                if isinstance(value, Mapping):
+                    found.append((name.value, tuple((k.value, self.setting(k, v)) for k, v in value.items)))
+                else:
+                    self.mistake(value.span, f"{name.value!r} must be a mapping", "as in sm_90: {threads: 256}")
             else:
-                self.mistake(name.span, f"cannot read {name.value[:60]!r} under {key!r}", "as in `threads: 256`")
+                found.append((name.value, self.setting(name, value)))
         return tuple(found)
 
-    def schedule_value(self, name: Scalar, value: Scalar) -> object:
-        number = value.resolve()
+    def setting(self, name: Scalar, value: Tree) -> object:
+        number = value.resolve() if isinstance(value, Scalar) else None
         limits = {"threads": (32, 1024), "vector_bytes": (1, 16)}
         if name.value not in limits:
-            self.mistake(name.span, f"unknown key {name.value[:60]!r}", known(name.value, limits, "a schedule's keys"))
+            hint = "a schedule's keys: threads, vector_bytes, and sm_90 or the like with these below it"
+            self.mistake(name.span, f"unknown key {shown(name.value)}", hint)
             return None
         low, high = limits[name.value]
-        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high or number & (number - 1):
-            self.mistake(value.span, f"{name.value!r} must be a power of two from {low} to {high}")
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int)
+            or not low <= number <= high
+            or number & (number - 1)
+        ):
+            span = name.span if isinstance(value, Scalar) and not value.value else value.span
+            self.mistake(span, f"{name.value!r} must be a power of two from {low} to {high}")
             return None
         return number
 
@@ -571,29 +703,31 @@ class _Reader:
         if value is None:
             return ()
         axes = {axis for array in arrays for axis in array.axes}
+        fixed = {axis for array in arrays for dim in array.dims for axis in _fixed(dim)}
         found = []
         for item in value.items if isinstance(value, Sequence) else ():
             sizes: dict[str, int] = {}
+            wrong = False
             for key, size in item.items if isinstance(item, Mapping) else ():
                 number = size.resolve() if isinstance(size, Scalar) else None
                 if key.value not in axes:
-                    self.mistake(key.span, f"unknown axis {key.value[:60]!r}", known(key.value, axes))
+                    self.mistake(key.span, f"unknown axis {shown(key.value)}", known(key.value, axes, "the axes"))
+                    wrong = True
                 elif isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**40:
-                    self.mistake(_span(size), f"the extent of {key.value!r} must be a positive integer")
+                    self.mistake(size.span, f"the extent of {key.value!r} must be a positive integer")
+                    wrong = True
                 else:
                     sizes[key.value] = number
-            missing = sorted(axes - set(sizes) - {n for a in arrays for d in a.dims for n in _fixed(d)})
-            if missing and not self.diagnostics:
-                self.mistake(_span(item), f"no extent for {', '.join(missing)}", "give every axis: {...: 8192, N: 4096}")
+            missing = sorted(axes - set(sizes) - fixed)
+            if missing and not wrong:
+                self.mistake(
+                    item.span, f"no extent for {', '.join(missing)}", "give every axis, as in {...: 8192, N: 4096}"
+                )
             found.append(tuple(sizes.items()))
         if not found:
-            self.mistake(_span(value), "'bench' must be a list of shapes", "as in - {...: 8192, N: 4096}")
+            self.mistake(self.span("bench"), "'bench' must be a list of shapes", "as in - {...: 8192, N: 4096}")
         return tuple(found)
 
 
 def _fixed(dim: Axis) -> list[str]:
     return [name for name, extent in zip(dim.names, dim.extents, strict=False) if extent]
-
-
-def _span(tree: Tree) -> Span:
-    return tree.span

@@ -6,19 +6,27 @@ follow YAML 1.2 (`no` is a string, `1e-6` is a number), and aliases, tags and ru
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import re
 from dataclasses import dataclass, field
 
 import yaml
 
-from codegen.errors import Diagnostic, Span, SpecError
+from codegen.errors import Diagnostic, Span, SpecError, shown
 
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,6})?")
+# What YAML does not allow, line breaks other than \n, and marks that make text look other than it is
+_REFUSED = re.compile(
+    r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+    r"|[\u2028\u2029\ufeff\u202a-\u202e\u2066-\u2069]"
+)
 _SPECIAL = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 
 
@@ -34,6 +42,18 @@ class Source:
         line = self.lines[span.line - 1] if 0 < span.line <= len(self.lines) else ""
         return Diagnostic(span, message, hint, line)
 
+    @functools.cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where each line starts in the text."""
+        return tuple(itertools.accumulate((len(line) + 1 for line in self.lines), initial=0))
+
+    def span(self, start: int, end: int) -> Span:
+        """The place of a stretch of the text, cut at the end of its first line."""
+        line = bisect.bisect_right(self.starts, start) - 1
+        column = start - self.starts[line]
+        last = min(end - self.starts[line], len(self.lines[line].rstrip()))
+        return Span(self.path, line + 1, column + 1, max(1, last - column))
+
 
 @dataclass(frozen=True)
 class Scalar:
@@ -41,45 +61,61 @@ class Scalar:
 
     source: Source
     value: str
-    style: str  # "plain", "quoted" or "block"
-    line: int
-    column: int
-    end_line: int
+    style: str  # "plain", "single", "double" (both quoted) or "block"
+    start: int  # where it begins and ends in the file's text, quotes and block indicators included
+    end: int
 
     @property
     def span(self) -> Span:
-        if self.style == "block" or self.end_line != self.line:
-            return Span(self.source.path, self.line, self.column)
-        return Span(self.source.path, self.line, self.column, len(self.value) + 2 * (self.style == "quoted"))
+        return self.source.span(self.start, self.end)
 
     def at(self, line: int, column: int, length: int = 1) -> Span:
         """The place of the text's own 0-based line and column."""
-        path, lines = self.source.path, self.source.lines
-        if self.style == "block":
-            first = self.line  # 0-based index of the line after the indicator
-            indent = next(
-                (len(row) - len(row.lstrip(" ")) for row in lines[first : self.end_line] if row.strip(" ")), 0
-            )
-            return Span(path, first + 1 + line, indent + 1 + column, length)
-        if self.end_line == self.line:
-            return Span(path, self.line, self.column + column + (self.style == "quoted"), length)
-        return self.span
+        rows = self.value.split("\n")
+        first = sum(len(row) + 1 for row in rows[:line]) + column
+        last = max(first, min(first + length, len(self.value)) - 1)
+        return self.source.span(self.place(first), self.place(last) + 1)
 
-    def resolve(self) -> None | bool | int | float | str:
-        if self.style != "plain":
-            return self.value
-        text = self.value
-        if text in ("", "~", "null", "Null", "NULL"):
-            return None
-        if text in ("true", "True", "TRUE"):
-            return True
-        if text in ("false", "False", "FALSE"):
-            return False
-        if _INT.fullmatch(text):
-            return int(text)
-        if _FLOAT.fullmatch(text):
-            return float(text)
-        return _SPECIAL.get(text.lower(), text)
+    def place(self, index: int) -> int:
+        """Where a character of the value stands in the file."""
+        return self._places[min(index, len(self._places) - 1)]
+
+    @functools.cached_property
+    def _places(self) -> list[int]:
+        # Character for character, except that folding, indentation and escapes stand only in the file
+        text, at = self.source.text + "\0", self.start + (self.style in ("single", "double"))
+        double = self.style == "double"
+        if self.style == "block":
+            at = text.find("\n", at) + 1 or len(text) - 1
+        places = []
+        for char in self.value:
+            while (joins := double and text.startswith("\\\n", at)) or (text[at] in " \t\n" and char not in " \t\n"):
+                at += 2 if joins else 1
+            places.append(at)
+            if double and text[at] == "\\":
+                at += {"x": 4, "u": 6, "U": 10}.get(text[at + 1], 2)
+            elif text[at] == char or text[at] in " \t":
+                at += 2 if self.style == "single" and char == "'" else 1
+            at = min(at, len(text) - 1)
+        return [*places, at]
+
+    def resolve(self) -> bool | int | float | str | None:
+        return resolve(self.value) if self.style == "plain" else self.value
+
+
+def resolve(text: str) -> bool | int | float | str | None:
+    """What a plain scalar's text means."""
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE"):
+        return True
+    if text in ("false", "False", "FALSE"):
+        return False
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return _SPECIAL.get(text.lower(), text)
 
 
 @dataclass(frozen=True)
@@ -99,8 +135,9 @@ class Mapping:
 Tree = Scalar | Sequence | Mapping
 
 
-def parse_yaml(path: str, data: bytes | str) -> Mapping:
-    """The mapping that a spec file holds. Raises `SpecError` for whatever is not one."""
+def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]:
+    """The mapping that a spec file holds, and the repeated keys that were left out of it. Raises `SpecError` for what
+    is no such file."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > MAX_BYTES:
         raise _at(path, "", 1, 1, f"the file has {len(raw)} bytes; a spec has at most {MAX_BYTES}")
@@ -109,38 +146,56 @@ def parse_yaml(path: str, data: bytes | str) -> Mapping:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
-        raise _at(path, "", line, column, "not valid UTF-8 text") from None
+        raise _at(path, "", line, column, "not valid UTF-8 text", "save the file in UTF-8") from None
     # Lines as YAML counts them
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     source = Source(path, text, tuple(text.split("\n")))
-    bad = re.search(r"[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u2028\u2029\x85\ufeff]", text)
+    bad = _REFUSED.search(text)
     if bad:
-        line = text.count("\n", 0, bad.start()) + 1
-        column = bad.start() - text.rfind("\n", 0, bad.start())
-        raise _at(path, text, line, column, f"the character U+{ord(bad.group()):04X} is not allowed in a spec")
+        span = source.span(bad.start(), bad.end())
+        line, column = span.line, span.column
+        raise _at(
+            path, "", line, column, f"the character U+{ord(bad.group()):04X} is not allowed in a spec", "delete it"
+        )
     try:
-        tree = _Builder(source).build()
+        builder = _Builder(source)
+        tree = builder.build()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise _at(path, text, line, column, f"not valid YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise _at(path, text, 1, 1, f"not valid YAML: {str(error).splitlines()[0]}") from None
+        problem = str(error.problem or error.context)
+        raise _at(path, text, line, column, f"not valid YAML: {problem}", _hint(source, line, problem)) from None
     if not isinstance(tree, Mapping):
-        raise SpecError([source.diagnostic(Span(path, 1, 1), "a spec is a mapping of keys such as 'op' and 'chain'")])
-    return tree
+        raise _at(
+            path, text, 1, 1, "a spec is a mapping of keys such as 'op' and 'chain'", "see `codegen new` for a start"
+        )
+    return tree, builder.repeated
 
 
-def _at(path: str, text: str, line: int, column: int, message: str) -> SpecError:
+def _at(path: str, text: str, line: int, column: int, message: str, hint: str = "") -> SpecError:
     source = Source(path, text, tuple(text.split("\n")))
-    return SpecError([source.diagnostic(Span(path, line, column), message)])
+    return SpecError([source.diagnostic(Span(path, line, column), message, hint)])
+
+
+def _hint(source: Source, line: int, problem: str) -> str:
+    """What to do about a mistake that the YAML parser found."""
+    text = source.lines[line - 1] if line <= len(source.lines) else ""
+    if "\t" in text[: len(text) - len(text.lstrip())]:
+        return "YAML indents with spaces, not with tabs"
+    if "mapping values are not allowed" in problem:
+        return "put a text that holds ': ' in quotes, or write `key: |` and the text below it"
+    if "cannot start any token" in problem:
+        return "put a text that starts with this character in quotes"
+    return "see `codegen new` for how a spec is written"
 
 
 class _Builder:
+    """A tree from the parser's events. Repeated keys are left out of it and kept apart."""
+
     def __init__(self, source: Source):
         self.source = source
         self.events = iter(yaml.parse(source.text, Loader=_Loader))
-        self.diagnostics: list[Diagnostic] = []
+        self.repeated: list[Diagnostic] = []
 
     def build(self) -> Tree | None:
         tree: Tree | None = None
@@ -149,46 +204,43 @@ class _Builder:
                 raise self.error(event, "a spec file holds one document; remove this one")
             if isinstance(event, yaml.NodeEvent):
                 tree = self.tree(event, 0)
-        if self.diagnostics:
-            raise SpecError(self.diagnostics)
         return tree
 
-    def error(self, event: yaml.Event, message: str) -> SpecError:
-        return SpecError([self.source.diagnostic(self.span(event), message)])
+    def error(self, event: yaml.Event, message: str, hint: str = "") -> SpecError:
+        return SpecError([self.source.diagnostic(self.span(event), message, hint)])
 
     def span(self, event: yaml.Event) -> Span:
-        mark = event.start_mark
-        return Span(self.source.path, mark.line + 1, mark.column + 1)
+        return self.source.span(event.start_mark.index, event.end_mark.index)
 
     def tree(self, event: yaml.Event, depth: int) -> Tree:
         if isinstance(event, yaml.AliasEvent):
-            raise self.error(event, "aliases (*name) are not allowed in a spec; write the value out")
+            raise self.error(event, "aliases (*name) are not allowed in a spec", "write the value out")
         if event.anchor is not None:
-            raise self.error(event, "anchors (&name) are not allowed in a spec")
+            raise self.error(event, "anchors (&name) are not allowed in a spec", "delete it")
         if event.tag is not None and event.tag != "!":
-            raise self.error(event, "tags (!name) are not allowed in a spec")
+            raise self.error(event, "tags (!name) are not allowed in a spec", "delete it")
         if depth > MAX_DEPTH:
             raise self.error(event, f"nested deeper than {MAX_DEPTH} levels")
-        span = self.span(event)
         if isinstance(event, yaml.ScalarEvent):
-            style = {None: "plain", "": "plain", "'": "quoted", '"': "quoted"}.get(event.style, "block")
-            end = event.end_mark.line + 1
-            return Scalar(self.source, event.value, style, span.line, span.column, end)
-        items: list = []
+            style = {None: "plain", "": "plain", "'": "single", '"': "double"}.get(event.style, "block")
+            return Scalar(self.source, event.value, style, event.start_mark.index, event.end_mark.index)
+        span = self.span(event)
         if isinstance(event, yaml.SequenceStartEvent):
+            items = []
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
                 items.append(self.tree(event, depth + 1))
             return Sequence(self.source, span, tuple(items))
-        seen: dict[str, Scalar] = {}
+        pairs: dict[str, tuple[Scalar, Tree]] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self.tree(event, depth + 1)
             if not isinstance(key, Scalar):
-                raise SpecError([self.source.diagnostic(key.span, "a key must be a name, not a list or a mapping")])
+                message = "a key must be a name, not a list or a mapping"
+                raise SpecError([self.source.diagnostic(key.span, message)])
             value = self.tree(next(self.events), depth + 1)
-            if key.value in seen:
-                first = seen[key.value]
-                message = f"repeated key {key.value!r}; it stands already in line {first.line}"
-                self.diagnostics.append(self.source.diagnostic(key.span, message))
-            seen[key.value] = key
-            items.append((key, value))
-        return Mapping(self.source, span, tuple(items))
+            if key.value in pairs:
+                first = pairs[key.value][0].span.line
+                message = f"repeated key {shown(key.value)}; it stands already in line {first}"
+                self.repeated.append(self.source.diagnostic(key.span, message, "keep one of the two"))
+                continue
+            pairs[key.value] = key, value
+        return Mapping(self.source, span, tuple(pairs.values()))

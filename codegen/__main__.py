@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import keyword
+import os
 import shlex
 import sys
 from collections.abc import Iterable
@@ -32,6 +33,9 @@ Specs = Annotated[Path, typer.Option("--specs", help="The folder of specs.")]
 Out = Annotated[Path, typer.Option("--out", help="The package to write; its parent must be importable.")]
 TestsOut = Annotated[Path, typer.Option("--tests", help="Where the property-test modules go; '' writes none.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.")]
+OutRead = Annotated[Path, typer.Option("--out", help="The package of generated ops.")]
+Archs = Annotated[str, typer.Option("--arch", help="Architectures, separated by commas.")]
+TypesWanted = Annotated[str, typer.Option("--types", help="Only these dtypes, as in T=bfloat16,S=float32.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 SPECS, OUT, TESTS = Path("specs"), Path("generated"), Path("tests/generated")
@@ -183,6 +187,126 @@ def schema() -> None:
     from codegen.scaffold import json_schema
 
     print(json.dumps(json_schema(), indent=2))
+
+
+@app.command("compile")
+def compile_ops(
+    names: Names = None,
+    arch: Archs = "sm_80,sm_90a,sm_100a,sm_120a",
+    types: TypesWanted = "",
+    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of one op's first kernel.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="Print its SASS; needs cuobjdump or nvdisasm.")] = False,
+    ragged: Annotated[
+        bool, typer.Option("--ragged", help="With --ptx or --sass: the kernel for awkward extents.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Processes; one a core if not given.")] = None,
+    out: OutRead = OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the ops' kernels for any architecture, with no GPU needed: registers, spills, access widths.
+
+    One row a kernel: each combination of types, and again for ragged calls, whose innermost extent is no multiple of a
+    vector. Exit status 1 where one does not compile.
+
+    Example: codegen compile
+    Example: codegen compile swiglu --arch sm_90a
+    Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
+    """
+    from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, supports, variants
+
+    ops, wanted = _load(out, names), _types(types)
+    archs = _architectures(arch)
+    if (ptx or sass) and len(ops) != 1:
+        raise UsageError("--ptx and --sass show one op: name it")
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs {jobs}: a number of processes is 1 or more")
+    found = [(op, v) for op in ops for v in variants(op, wanted)]
+    _check_wanted(ops, wanted, bool(found))
+    tasks = [Task(op.spec.op, v, a) for op, v in found for a in archs if supports(op.spec, v.types, a)]
+    if not tasks:
+        raise UsageError(f"no kernel for {arch}: float8 begins with sm_89")
+    if ptx or sass:
+        tasks = [next((t for t in tasks if t.variant.ragged == ragged), tasks[0])]
+    order = {task: i for i, task in enumerate(tasks)}
+    outcomes = list(_progress(compile_tasks(out, tasks, jobs or os.cpu_count() or 1), len(tasks), "compiling"))
+    outcomes.sort(key=lambda outcome: order[outcome.task])
+    failed = [o for o in outcomes if o.compiled is None]
+    if ptx or sass:
+        kernel = outcomes[0].compiled
+        if kernel is None:
+            raise UsageError(f"{outcomes[0].task.op} does not compile: {outcomes[0].error}")
+        text = disassemble(kernel.cubin) if sass else kernel.ptx
+        if text is None:
+            hint = "they come with the CUDA toolkit, or with `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
+            raise UsageError(f"--sass: neither cuobjdump nor nvdisasm is on PATH; {hint}")
+        print(text)
+    elif as_json:
+        print(json.dumps([as_row(o) for o in outcomes], indent=2))
+    else:
+        _print(as_table(outcomes))
+        print(f"{len(outcomes) - len(failed)} kernels compiled, {len(failed)} failed; sizes in bytes")
+    if failed:
+        sys.exit(1)
+
+
+def _load(out: Path, names: list[str] | None) -> list:
+    """The generated ops of these names, or all."""
+    from codegen.errors import known
+    from codegen.runtime.compile import load_package
+
+    if not (out / "__init__.py").is_file():
+        raise UsageError(f"no ops in {out}: run `codegen build`, or name their package with --out")
+    package = load_package(out)
+    for name in names or []:
+        if name not in package.__all__:
+            raise UsageError(f"no op {name!r} in {out}. {known(name, package.__all__, 'There are')}")
+    return [getattr(package, name) for name in names or package.__all__]
+
+
+def _types(text: str) -> dict[str, str]:
+    """`T=bfloat16,S=float32`."""
+    pairs = [pair.partition("=") for pair in text.split(",") if text]
+    for name, equals, dtype in pairs:
+        if not (name.strip() and equals and dtype.strip()):
+            raise UsageError(f"cannot read --types {text!r}: write it as in T=bfloat16")
+    return {name.strip(): dtype.strip() for name, _, dtype in pairs}
+
+
+def _check_wanted(ops: list, wanted: dict[str, str], found: bool) -> None:
+    """Every type variable asked for is one of an op's, and some op takes what is asked for."""
+    variables = {name for op in ops for name, _ in op.spec.types}
+    if not found or not wanted.keys() <= variables:
+        words = ",".join(f"{name}={dtype}" for name, dtype in wanted.items())
+        raise UsageError(f"no op named here has a kernel with {words}")
+
+
+def _architectures(text: str) -> list[str]:
+    from codegen.runtime.compile import architectures
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in architectures():
+            raise UsageError(f"no architecture {name!r}; there are {', '.join(architectures())}")
+    return list(dict.fromkeys(names))
+
+
+def _print(*things) -> None:
+    """To the terminal's width; into a pipe or a file as wide as it gets."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(*things)
+
+
+def _progress(items, total: int, words: str):
+    """The items, with a bar on stderr where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(items, words, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _folders(

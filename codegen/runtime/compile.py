@@ -15,12 +15,15 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
 
 from codegen.ir import DTYPES
 from codegen.plan import Launch, launch
@@ -80,11 +83,13 @@ class Compiled:
         return _widest_first(w for o in self.operands for w in o.stores)
 
 
-def bindings(spec: Spec) -> Iterator[Types]:
-    """Every combination of the type variables' dtypes."""
+def bindings(spec: Spec, wanted: Mapping[str, str] | None = None) -> Iterator[Types]:
+    """Every combination of the type variables' dtypes; of a variable in `wanted`, only with that dtype."""
     names = [name for name, _ in spec.types]
     for values in itertools.product(*(dtypes for _, dtypes in spec.types)):
-        yield Types(tuple(zip(names, values, strict=True)))
+        bound = dict(zip(names, values, strict=True))
+        if all(bound.get(name, dtype) == dtype for name, dtype in (wanted or {}).items()):
+            yield Types(tuple(bound.items()))
 
 
 def supports(spec: Spec, types: Types, arch: str) -> bool:
@@ -93,10 +98,10 @@ def supports(spec: Spec, types: Types, arch: str) -> bool:
     return all(DTYPES[types.dtype(a)].min_arch <= number for a in spec.arrays)
 
 
-def variants(op: Op) -> Iterator[Variant]:
-    """Every kernel that calls of an op can need, but for static params."""
+def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
+    """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params."""
     some = any(a.default is not None for a in op.spec.inputs)
-    for types in bindings(op.spec):
+    for types in bindings(op.spec, wanted):
         for ragged in (False, True):
             if ragged and launch_of(op, types, False).vec == 1:
                 continue
@@ -314,12 +319,23 @@ class Outcome:
 
 def load_package(folder: Path) -> Any:
     """The package of generated ops in a folder, imported from where it lies."""
-    root, name = folder.resolve().parent, folder.name
+    folder = folder.resolve()
+    root, name = folder.parent, folder.name
     while (root / "__init__.py").exists():
         root, name = root.parent, f"{root.name}.{name}"
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    return importlib.import_module(name)
+    package = importlib.import_module(name)
+    if str(folder) not in package.__path__:
+        raise ImportError(f"{folder} cannot be imported: another package named {name} already is")
+    return package
+
+
+def architectures() -> list[str]:
+    """Every architecture that the compiler knows."""
+    from cutlass.base_dsl.enums import Arch
+
+    return list(Arch.__members__)
 
 
 def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcome]:
@@ -342,6 +358,50 @@ def _run(folder: Path, task: Task) -> Outcome:
         return Outcome(task, compile_kernel(getattr(load_package(folder), task.op), task.variant, task.arch))
     except Exception as error:  # the compiler's own kinds of failure are many; the run goes on, and says which failed
         return Outcome(task, None, f"{type(error).__name__}: {error}")
+
+
+def as_row(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as a script reads it."""
+    task, made = outcome.task, outcome.compiled
+    row: dict[str, Any] = {
+        "op": task.op,
+        "types": dict(task.variant.types.variables),
+        "ragged": task.variant.ragged,
+        "defaults": task.variant.defaults,
+        "arch": task.arch,
+    }
+    if made is None:
+        return row | {"error": outcome.error}
+    return row | {
+        "registers": made.registers,
+        "spills": made.spills,
+        "stack": made.stack,
+        "shared": made.shared,
+        "loads": list(made.loads),
+        "stores": list(made.stores),
+        "operands": {o.name: {"loads": list(o.loads), "stores": list(o.stores)} for o in made.operands},
+    }
+
+
+def as_table(outcomes: Iterable[Outcome]) -> Table:
+    """Outcomes as a person reads them."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("op", "types", "arch"):
+        table.add_column(name, no_wrap=True)
+    for name in ("regs", "spills", "stack", "shared"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("loads", "stores"):
+        table.add_column(name)
+    for outcome in outcomes:
+        task, made = outcome.task, outcome.compiled
+        cells = [task.op, str(task.variant), task.arch]
+        if made is None:
+            table.add_row(*cells, "", "", "", "", f"[red]{escape(outcome.error.splitlines()[0])}[/red]")
+            continue
+        sizes = [str(n) if n else "-" for n in (made.spills, made.stack, made.shared)]
+        widths = [" ".join(map(str, w)) or "-" for w in (made.loads, made.stores)]
+        table.add_row(*cells, str(made.registers), *sizes, *widths)
+    return table
 
 
 def disassemble(cubin: bytes) -> str | None:

@@ -1,0 +1,213 @@
+"""Every generated kernel, compiled for every architecture: it compiles, and its memory accesses are as wide as planned."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import generated
+from codegen import __main__ as command_line
+from codegen.ir import DTYPES
+from codegen.plan import Launch
+from codegen.runtime import compile as compiling
+from codegen.runtime.compile import (
+    ARCHITECTURES,
+    Compiled,
+    Task,
+    Variant,
+    compile_kernel,
+    compile_tasks,
+    memory_accesses,
+    supports,
+    variants,
+)
+from codegen.runtime.op import Op
+
+# ptxas may park one value in memory to get below a register count at which one more block fits: rotary_pairs on sm_120a
+SPILLS_WHERE_RAGGED = 16
+
+
+@pytest.mark.parametrize("name", generated.__all__)
+def test_kernels_compile_with_wide_accesses_and_without_spills(name):
+    op = getattr(generated, name)
+    count, problems = 0, []
+    for arch in ARCHITECTURES:
+        for variant in variants(op):
+            if supports(op.spec, variant.types, arch):
+                count += 1
+                compiled = compile_kernel(op, variant, arch)
+                problems += [f"{variant} {arch}: {p}" for p in unexpected(op, variant, arch, compiled)]
+    assert not problems, "\n".join(problems)
+    assert count
+
+
+def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[str]:
+    """What is not as planned. The widths expected follow from the sizes of the dtypes alone: of the arrays that a thread
+    takes whole vectors of, the widest fills 16 bytes, and the others come as many elements at a time."""
+    together = {array.name: count for array, count in op.plan.full}
+    sizes = {a.name: DTYPES[variant.types.dtype(a)].size for a in op.spec.arrays}
+    widest = max((sizes[name] * count for name, count in together.items()), default=4)
+    vec = max(1, dict(op.spec.schedule).get("vector_bytes", 16) // widest)
+    most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # what one instruction of the architecture moves
+    found = {operand.name: operand for operand in compiled.operands}
+    problems = []
+    for access in (*op.plan.loads, *op.plan.stores):
+        if access.array is None or access.array.name not in found:
+            continue  # a coordinate, or an array left out for its default
+        name, size = access.array.name, sizes[access.array.name]
+        widths = found[name].stores if access in op.plan.stores else found[name].loads
+        whole = min(most, size * together.get(name, 1) * vec)
+        if access.mode == "flat" and variant.ragged:
+            good = widths[:1] == (whole,)  # beside the whole vectors, the arrays' ends element by element
+        elif access.mode in ("flat", "tile"):
+            good = widths == ((size if variant.ragged else whole),)
+        else:
+            good = access.array.parts is not None or widths == (size,)
+        if not good:
+            problems.append(f"{access.mode} {name} is accessed {widths} bytes at a time; a whole vector has {whole}")
+    if compiled.spills > (SPILLS_WHERE_RAGGED if variant.ragged else 0):
+        problems.append(f"{compiled.spills} bytes of spills")
+    return problems
+
+
+# What is read off a kernel
+
+
+def variant_of(op: Op, words: str) -> Variant:
+    return next(v for v in variants(op) if str(v) == words)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_spills_are_counted(arch, monkeypatch):
+    """128 values a thread and 1024 threads: 64 registers cannot hold them."""
+    monkeypatch.setattr(compiling, "launch_of", lambda op, types, ragged: Launch(128, ragged, 1024))
+    compiled = compile_kernel(generated.relu, variant_of(generated.relu, "T=float32"), arch)
+    assert compiled.spills > 0
+    assert compiled.stack > 0
+    assert compiled.registers <= 64
+
+
+def test_a_stack_that_the_source_asks_for_is_no_spill(tmp_path, monkeypatch):
+    """The float64 tangent of the library keeps a table on the stack."""
+    text = (Path(__file__).parents[2] / "specs" / "tanh.yaml").read_text().replace("tanh", "tan")
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs" / "tan.yaml").write_text(text)
+    run(monkeypatch, "build", "--specs", tmp_path / "specs", "--out", tmp_path / "stack_ops", "--tests", "")
+    op = compiling.load_package(tmp_path / "stack_ops").tan
+    compiled = compile_kernel(op, variant_of(op, "T=float32"), "sm_90a")
+    assert (compiled.stack > 0, compiled.spills) == (True, 0)
+    assert compiled.loads == compiled.stores == (16,)
+
+
+PTX = """
+.visible .entry kernel(
+	.param .align 8 .b8 kernel_param_0[24],
+	.param .align 8 .b8 kernel_param_1[8]
+)
+{
+	ld.param.b64 	%rd1, [kernel_param_0];
+	ld.param.b32 	%r1, [kernel_param_0+8];
+	ld.param.b64 	%rd2, [kernel_param_1];
+$L__BB0_1:
+	ld.global.v4.b32 	{%r2, %r3, %r4, %r5}, [%rd5+16];
+	ld.global.nc.L1::no_allocate.b16 	%rs1, [%rd2];
+	add.s64 	%rd4, %rd3, %rd1;
+	mov.b64 	%rd5, %rd4;
+	mov.b64 	%rd6, table;
+	ld.global.f32 	%f1, [%rd6+4];
+	@%p1 st.global.v2.b64 	[%rd5], {%rd7, %rd8};
+	ld.shared.b32 	%r6, [%r7];
+	bra $L__BB0_1;
+}
+"""
+
+
+def test_accesses_are_followed_to_their_operands():
+    """Through address arithmetic, around a loop, and told apart from tables and shared memory."""
+    found = {(a.store, a.width, tuple(a.sources)) for a in memory_accesses(PTX)}
+    assert found == {(False, 16, (0,)), (False, 2, (1,)), (False, 4, ("table",)), (True, 16, (0,))}
+
+
+# Many at once, and the command
+
+
+def run(monkeypatch, *words) -> int:
+    """The exit status of `codegen ...`."""
+    monkeypatch.setattr(sys, "argv", ["codegen", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    return stopped.value.code or 0
+
+
+def test_processes_agree_with_one():
+    tasks = [Task("relu", variant, "sm_90a") for variant in variants(generated.relu)]
+    one, two = ({o.task: o.compiled for o in compile_tasks(Path("generated"), tasks, jobs)} for jobs in (1, 2))
+    assert one == two
+    assert None not in one.values()
+
+
+def test_compile_prints_a_table_as_json(monkeypatch, capsys):
+    words = ["compile", "swiglu", "--arch", "sm_80,sm_120a", "--types", "T=bfloat16", "--jobs", 1, "--json"]
+    assert run(monkeypatch, *words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(r["arch"], r["ragged"]) for r in rows] == [(a, g) for g in (False, True) for a in ("sm_80", "sm_120a")]
+    assert rows[0]["op"] == "swiglu"
+    assert rows[0]["types"] == {"T": "bfloat16"}
+    assert rows[0]["operands"]["x"] == {"loads": [16], "stores": []}
+    assert rows[0]["spills"] == 0 < rows[0]["registers"]
+
+
+def test_a_kernel_that_does_not_compile_is_a_row_and_status_1(monkeypatch, capsys):
+    def refuse(op, variant, arch):
+        raise RuntimeError("ptxas: no\nmore")
+
+    monkeypatch.setattr(compiling, "compile_kernel", refuse)
+    words = ["compile", "relu", "--arch", "sm_80", "--types", "T=float32", "--jobs", 1]
+    assert run(monkeypatch, *words, "--json") == 1
+    assert all("ptxas: no" in row["error"] for row in json.loads(capsys.readouterr().out))
+    assert run(monkeypatch, *words) == 1
+    assert "ptxas: no" in capsys.readouterr().out
+
+
+def test_ptx_of_one_kernel(monkeypatch, capsys):
+    words = ["compile", "relu", "--arch", "sm_100a", "--ptx", "--types", "T=float16"]
+    assert run(monkeypatch, *words) == 0
+    whole = capsys.readouterr().out
+    assert ".target sm_100a" in whole
+    assert "ld.global.v4.b32" in whole
+    assert run(monkeypatch, *words, "--ragged") == 0
+    assert "ld.global.b16" in capsys.readouterr().out
+
+
+def test_sass_needs_a_tool(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["compile", "relu", "--arch", "sm_80", "--sass", "--types", "T=float16"]
+    assert run(monkeypatch, *words) == 2
+    assert "neither cuobjdump nor nvdisasm" in capsys.readouterr().err
+    tool = tmp_path / "cuobjdump"
+    tool.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1], open(sys.argv[2], 'rb').read(4))\n")
+    tool.chmod(0o755)
+    assert run(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == "-sass b'\\x7fELF'\n\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nonsuch"], "no op 'nonsuch'"),
+        (["relu", "--arch", "sm_7"], "no architecture 'sm_7'"),
+        (["relu", "--types", "T=int8"], "no op named here has a kernel with T=int8"),
+        (["relu", "--types", "T"], "cannot read"),
+        (["relu", "swiglu", "--ptx"], "--ptx and --sass show one op"),
+        (["gelu_fp8", "--arch", "sm_80"], "float8"),
+        (["--out", "nowhere"], "codegen build"),
+        (["relu", "--jobs", "0"], "--jobs"),
+    ],
+)
+def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys):
+    assert run(monkeypatch, "compile", *words) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert out == ""
+    assert "Traceback" not in err

@@ -163,6 +163,7 @@ def widths(found: tuple[int, ...]) -> str:
 
 def timed(function: Callable[..., jax.Array], *args: jax.Array) -> float:
     """Seconds a call: the median of 5 groups of 20 calls queued back to back."""
+    function = jax.jit(function)
     jax.block_until_ready(function(*args))
     groups = []
     for _ in range(5):

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_demo_runs():
     command = [sys.executable, str(ROOT / "examples/demo.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "100"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "COLUMNS": "100"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("every element equal") == 5

@@ -36,6 +36,7 @@ class Dialect:
     integer: str
     types: Mapping[str, str]  # dtype or type variable -> how this dialect writes it
     approx: str = "False"
+    exact: bool = False
     fast: bool = False
     like: str = ""  # a vector of the compute type, for constants that need one
 
@@ -70,7 +71,9 @@ class _Emitter:
         for statement in self.statements:
             name = self.names[(statement.name, statement.part)]
             for node in topological([statement.value]):
-                if id(node) not in self.text:
+                # What nothing uses is read by a `take` alone, which is a leaf itself
+                used = self.uses[id(node)] or node is statement.value
+                if used and id(node) not in self.text:
                     self.visit(node, name if node is statement.value else None)
             node = statement.value
             text = self.text[id(node)]
@@ -119,7 +122,7 @@ class _Emitter:
             text = op.cute_fast if dialect.fast and op.cute_fast else op.cute
             if not op.infix and all(a.is_const for a in node.args):
                 args[0] = self.constant_vector(node.args[0])
-        return text.format(*args, approx=dialect.approx), binding
+        return text.format(*args, approx=dialect.approx, exact=dialect.exact), binding
 
     def argument(self, node: Node, binding: int, place: int) -> str:
         """An argument's text, in parentheses where the operator around it binds tighter."""

@@ -62,7 +62,7 @@ SPECIAL = {"cast": ("e", "dtype"), "index": ("axis",), "size": ("axis",), "take"
 def functions() -> tuple[str, ...]:
     """Every function a formula may call."""
     names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SPECIAL) | set(prelude())
-    return tuple(sorted(names - {"finite_or_zero"}))
+    return tuple(sorted(name for name in names if not name.startswith("_")))
 
 
 class Placed(Exception):
@@ -545,7 +545,7 @@ class Reader:
                     tree, f"{name!r} does not take these arguments", f"it is {name}({', '.join('abc'[: op.arity])})"
                 )
             return self.apply(tree, name, self.read_all(tree.args))
-        if name in prelude() and (self.bound is not None or name != "finite_or_zero"):
+        if name in prelude() and (self.bound is not None or not name.startswith("_")):
             return self.composite(tree, prelude()[name])
         if name in self.scope.names():
             raise self.fail(tree.func, f"{name!r} is a value, not a function", f"multiply with *: {name} * (...)")

@@ -1,7 +1,8 @@
 """The table of primitive operations: one row each, with everything known about it.
 
 `cute` and `jnp` are how the operation is written in a kernel and in the jnp form; `{0}`, `{1}`, ... are its arguments.
-`{approx}` in a CuTe text is where a cheaper approximation may be asked for: `False` under `math: precise`, `True` under
+`{exact}` in a CuTe text is `True` under `math: precise`: the library's float32 function, 2 to 5 ulp, gives way to its
+float64 one. `{approx}` is where a cheaper approximation may be asked for: `False` under `math: precise`, `True` under
 `math: fast`, and under `math: auto` the kernel's own flag, set for outputs narrower than float32. Only approximations
 within 2**-20 of relative error take part in `auto`, whatever the chain does with them afterwards; `cute_fast` is what
 `math: fast` may use besides.
@@ -93,8 +94,8 @@ OPS: dict[str, Op] = {
         _unary("cbrt", "g * y / (3 * a)", "nonzero"),
         _unary("reciprocal", "-g * y * y", "nonzero", cute="device.reciprocal({0}, {approx})"),
         # exponentials and logarithms
-        _unary("exp", "g * y", "small", cute="cute.math.exp({0}, fastmath={approx})"),
-        _unary("exp2", f"g * y * {_LN2}", "small", cute="cute.math.exp2({0}, fastmath={approx})"),
+        _unary("exp", "g * y", "small", cute="device.exp({0}, {approx})"),
+        _unary("exp2", f"g * y * {_LN2}", "small", cute="device.exp2({0}, {approx}, {exact})"),
         _unary("expm1", "g * (y + 1)", "small"),
         _unary("log", "g / a", "positive", fast=_FAST.format("log")),
         _unary("log2", f"g * {_LOG2E} / a", "positive", fast=_FAST.format("log2")),
@@ -102,18 +103,18 @@ OPS: dict[str, Op] = {
         # circular and hyperbolic functions
         _unary("sin", "g * cos(a)", fast=_FAST.format("sin")),
         _unary("cos", "-g * sin(a)", fast=_FAST.format("cos")),
-        _unary("tan", "g * (1 + y * y)", "unit", cute="device.tan({0})"),
+        _unary("tan", "g * (1 + y * y)", "unit", cute="device.wide(cute.math.tan, {exact}, {0})"),
         _unary("asin", "g * rsqrt(1 - a * a)", "unit"),
         _unary("acos", "-g * rsqrt(1 - a * a)", "unit"),
         _unary("atan", "g / (1 + a * a)"),
-        Op("atan2", 2, "float", "device.atan2({0}, {1})", "jnp.arctan2({0}, {1})",
+        Op("atan2", 2, "float", "device.wide(cute.math.atan2, {exact}, {0}, {1})", "jnp.arctan2({0}, {1})",
            ("g * b / (a * a + b * b)", "-g * a / (a * a + b * b)"), "nonzero"),
-        _unary("sinh", "g * cosh(a)", "small", cute="device.sinh({0})"),
-        _unary("cosh", "g * sinh(a)", "small"),
+        _unary("sinh", "g * cosh(a)", "small", cute="device.wide(cute.math.sinh, {exact}, {0})"),
+        _unary("cosh", "g * sinh(a)", "small", cute="device.wide(cute.math.cosh, {exact}, {0})"),
         _unary("tanh", "g * (1 - y * y)", fast=_FAST.format("tanh")),
         # the error function
         _unary("erf", f"g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erf({0})", fast=_FAST.format("erf")),
-        _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erfc({0})", cute="device.erfc({0})"),
+        _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erfc({0})", cute="device.wide(cute.math.erfc, {exact}, {0})"),
     )
 }  # fmt: skip
 

@@ -114,6 +114,7 @@ class _Context:
             "results": self.result_lines(),
             "stores": self.stores(),
             "size": self.size_text(),
+            "byte_tensors": [self.tensors[a.name] for a in spec.arrays if spec.kind(a) == "bool"],
             "launch_arguments": self.launch_arguments(),
             "imports": self.imports(),
             "result_class": self.result_class(),
@@ -146,8 +147,9 @@ class _Context:
         types |= {t: f"cutlass.{DTYPES[d[0]].cutlass}" if len(d) == 1 else t for t, d in self.spec.types}
         floating = "compute" if self.wide else "cutlass.Float32"
         dialect = emit.Dialect(
-            "cute", self.leaves(), floating, f"cutlass.{self.integer}", types, approx, self.spec.math == "fast", self.like()
-        )
+            "cute", self.leaves(), floating, f"cutlass.{self.integer}", types, approx, self.spec.math == "precise",
+            self.spec.math == "fast", self.like(),
+        )  # fmt: skip
         lines = emit.emit(self.statements, names, dialect)
         extra = [n for n in ("compute", "approx", *dict(self.spec.types)) if self.mentions(lines, n)]
         returns = [s.name for s in self.plan.stores]
@@ -328,7 +330,7 @@ class _Context:
                     shape = f"({access.array.parts}, vec)"
                 default = access.array.default if access in self.plan.loads else None
             kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
-            default_type = {"bool": "cutlass.Boolean", "int": f"cutlass.{self.integer}", "float": self.compute()}[kind]
+            default_type = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}[kind]
             rows[name] = {
                 "name": name, "shape": shape, "dtype": dtype, "tensor": tensor,
                 "default": None if default is None else emit.literal(default), "default_type": default_type,
@@ -419,13 +421,7 @@ class _Context:
     def element(self, array: Array, where: str) -> str:
         """One element of an array in global memory."""
         text = f"{self.tensors[array.name]}[{where}]"
-        return f"{text}.to(cutlass.Boolean)" if self.spec.kind(array) == "bool" else text
-
-    def value_of(self, access: Access) -> str:
-        """One element of a result's fragment."""
-        assert access.array is not None
-        text = f"{self.fragment(access)}[i]"
-        return f"{text}.to(cutlass.Boolean)" if self.spec.kind(access.array) == "bool" else text
+        return text
 
     def index_at(self, access: Access) -> str:
         assert access.index_of
@@ -460,7 +456,7 @@ class _Context:
                 value = self.element(access.array, self.at(access, "_i"))
             loads.append({"guard": self.guard(access), "element": f"{name}[i] = {value}"})
         stores = [
-            f"{self.tensors[s.array.name]}[{self.at(s, '_i')}] = {self.value_of(s)}"
+            f"{self.tensors[s.array.name]}[{self.at(s, '_i')}] = {self.fragment(s)}[i]"
             for s in self.plan.stores if s.mode != "flat" and s.array is not None
         ]  # fmt: skip
         return {"loads": loads, "stores": stores, "coordinates": self.element_coordinates(inner)}
@@ -496,7 +492,7 @@ class _Context:
                 kind = self.spec.kind(access.array)
                 parts = access.mode == "flat" and access.array.parts
                 load = f"{name}[{access.part}, None].load()" if parts else f"{name}.load()"
-            target = {"float": f".to({self.compute()})", "int": f".to(cutlass.{self.integer})", "bool": ""}[kind]
+            target = {"float": f".to({self.compute()})", "int": f".to(cutlass.{self.integer})", "bool": " != 0"}[kind]
             texts[access.name] = load + target
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
@@ -523,7 +519,7 @@ class _Context:
                 inner = self.groups[-1].coordinate
                 whole = (
                     f"for i in cutlass.range_constexpr(vec):\n"
-                    f"                {tensor}[{self.at(access, '', f'{inner} + i')}] = {self.value_of(access)}"
+                    f"                {tensor}[{self.at(access, '', f'{inner} + i')}] = {name}[i]"
                 )
                 rows.append({"whole": whole, "part": ""})
         return rows
@@ -541,9 +537,7 @@ class _Context:
     def converted(self, access: Access) -> str:
         assert access.array is not None
         kind = self.spec.kind(access.array)
-        if kind == "bool":
-            return "{0}"
-        return "{0}.to({1})" if kind == "float" else "device.cast({0}, {1})"
+        return "device.cast({0}, {1})" if kind == "int" else "{0}.to({1})"
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]

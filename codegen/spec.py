@@ -36,6 +36,7 @@ SUFFIXES = ("chain", "kernel", "launch", "xla", "reference")  # of the functions
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _AXIS = re.compile(r"[A-Z][A-Za-z0-9_]*")
 _MAX_NAME = 64
+_MAX_DIMS = 16
 _MAX_LINE = 300  # characters of a summary or a parameter's doc
 
 
@@ -173,6 +174,8 @@ def parse_dims(text: str) -> tuple[Axis, ...]:
             dims.append(Axis((), parts=_parts(word)))
         else:
             dims.append(Axis((_axis(word),), extents=(None,)))
+    if len(dims) > _MAX_DIMS:
+        raise Mistake(f"{len(dims)} axes; an array has at most {_MAX_DIMS}", "`...` is any number of leading axes")
     names = [name for dim in dims for name in dim.names]
     for name in names:
         if names.count(name) > 1:

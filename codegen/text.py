@@ -161,10 +161,9 @@ def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]
         builder = _Builder(source)
         tree = builder.build()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        problem = str(error.problem or error.context)
-        raise _at(path, text, line, column, f"not valid YAML: {problem}", _hint(source, line, problem)) from None
+        span = source.span(min(error.problem_mark.index, len(text)), 0)
+        hint = _hint(source, span.line, error.problem)
+        raise _at(path, text, span.line, span.column, f"not valid YAML: {error.problem}", hint) from None
     if not isinstance(tree, Mapping):
         raise _at(
             path, text, 1, 1, "a spec is a mapping of keys such as 'op' and 'chain'", "see `codegen new` for a start"

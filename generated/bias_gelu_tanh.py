@@ -24,15 +24,19 @@ outputs:
 chain: |
   z = x + bias
   y = gelu_tanh(z)
-reference: jax.nn.gelu(x + bias, approximate=True)
+# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
+reference: |
+  z = x + bias
+  y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z ** 3))
 """
 
 
 def bias_gelu_tanh_chain(x, bias, approx):
     """The chain, on one vector of each operand."""
     z = x + bias
-    t0 = device.reciprocal(1.0 + cute.math.exp(-(1.5957691216057308 * (z + 0.044715 * (z * z * z))), fastmath=approx), approx)
-    y = z * t0
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -107,13 +111,17 @@ def bias_gelu_tanh_launch(
 def bias_gelu_tanh_xla(x, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    y = z * jnp.reciprocal(1.0 + jnp.exp(-(1.5957691216057308 * (z + 0.044715 * (z * z * z)))))
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = jnp.exp(-jnp.abs(t0))
+    y = z * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
     return y
 
 
 def bias_gelu_tanh_reference(x, bias):
     """The definition that tests hold every implementation to."""
-    return jax.nn.gelu(x + bias, approximate=True)
+    z = x + bias
+    y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z ** 3))
+    return y
 
 
 @runtime.op(

@@ -31,7 +31,8 @@ reference: jax.nn.silu(x + bias)
 def bias_silu_chain(x, bias, approx):
     """The chain, on one vector of each operand."""
     z = x + bias
-    y = z * device.reciprocal(1.0 + cute.math.exp(-z, fastmath=approx), approx)
+    t0 = device.exp(-cute.math.abs(z), approx)
+    y = z * device.divide(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return y
 
 
@@ -106,7 +107,8 @@ def bias_silu_launch(
 def bias_silu_xla(x, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    y = z * jnp.reciprocal(1.0 + jnp.exp(-z))
+    t0 = jnp.exp(-jnp.abs(z))
+    y = z * (jnp.where(z >= 0.0, 1.0, t0) / (1.0 + t0))
     return y
 
 

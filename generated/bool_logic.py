@@ -72,14 +72,14 @@ def bool_logic_kernel(
             for i in cutlass.range_constexpr(vec):
                 if i < valid:
                     iN_i = (iN + i) % N
-                    rC[i] = mC[iN_i].to(cutlass.Boolean)
+                    rC[i] = mC[iN_i]
 
         y = bool_logic_chain(
-            rA.load(),
-            rB.load(),
-            rC.load(),
+            rA.load() != 0,
+            rB.load() != 0,
+            rC.load() != 0,
         )
-        rY.store(y)
+        rY.store(y.to(mY.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rY, gY)
@@ -98,6 +98,10 @@ def bool_logic_launch(
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
 ):
+    mA = device.as_bytes(mA)
+    mB = device.as_bytes(mB)
+    mC = device.as_bytes(mC)
+    mY = device.as_bytes(mY)
     size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     bool_logic_kernel(

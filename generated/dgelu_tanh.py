@@ -27,8 +27,9 @@ chain: |
   s = sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x2))
   dv = 1.5957691216057308 * (1 + 0.134145 * x2)
   dx = dy * (s + x * s * (1 - s) * dv)
+# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
 reference: |
-  gelu_tanh = lambda v: jax.nn.gelu(v, approximate=True)
+  gelu_tanh = lambda v: v * jax.nn.sigmoid(1.5957691216057308 * (v + 0.044715 * v ** 3))
   dx = dy * jax.jvp(gelu_tanh, (x,), (jnp.ones_like(x),))[1]
 """
 
@@ -36,7 +37,9 @@ reference: |
 def dgelu_tanh_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     x2 = x * x
-    s = device.reciprocal(1.0 + cute.math.exp(-(1.5957691216057308 * x * (1.0 + 0.044715 * x2)), fastmath=approx), approx)
+    t0 = 1.5957691216057308 * x * (1.0 + 0.044715 * x2)
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    s = device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     dv = 1.5957691216057308 * (1.0 + 0.134145 * x2)
     dx = dy * (s + x * s * (1.0 - s) * dv)
     return dx
@@ -109,7 +112,9 @@ def dgelu_tanh_launch(
 def dgelu_tanh_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     x2 = x * x
-    s = jnp.reciprocal(1.0 + jnp.exp(-(1.5957691216057308 * x * (1.0 + 0.044715 * x2))))
+    t0 = 1.5957691216057308 * x * (1.0 + 0.044715 * x2)
+    t1 = jnp.exp(-jnp.abs(t0))
+    s = jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)
     dv = 1.5957691216057308 * (1.0 + 0.134145 * x2)
     dx = dy * (s + x * s * (1.0 - s) * dv)
     return dx
@@ -117,7 +122,7 @@ def dgelu_tanh_xla(dy, x):
 
 def dgelu_tanh_reference(dy, x):
     """The definition that tests hold every implementation to."""
-    gelu_tanh = lambda v: jax.nn.gelu(v, approximate=True)
+    gelu_tanh = lambda v: v * jax.nn.sigmoid(1.5957691216057308 * (v + 0.044715 * v ** 3))
     dx = dy * jax.jvp(gelu_tanh, (x,), (jnp.ones_like(x),))[1]
     return dx
 

@@ -83,7 +83,7 @@ def dropout_apply_kernel(
 
         y = dropout_apply_chain(
             rX.load().to(cutlass.Float32),
-            rMask.load(),
+            rMask.load() != 0,
             rResidual.load().to(cutlass.Float32),
             cute.full((vec,), keep_prob, cutlass.Float32),
             approx,
@@ -108,6 +108,7 @@ def dropout_apply_launch(
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
 ):
+    mMask = device.as_bytes(mMask)
     size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     dropout_apply_kernel(

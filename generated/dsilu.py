@@ -30,7 +30,8 @@ reference: dy * jax.jvp(jax.nn.silu, (x,), (jnp.ones_like(x),))[1]
 
 def dsilu_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    s = device.reciprocal(1.0 + cute.math.exp(-x, fastmath=approx), approx)
+    t0 = device.exp(-cute.math.abs(x), approx)
+    s = device.divide(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
     dx = dy * (s + x * s * (1.0 - s))
     return dx
 
@@ -101,7 +102,8 @@ def dsilu_launch(
 
 def dsilu_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    s = jnp.reciprocal(1.0 + jnp.exp(-x))
+    t0 = jnp.exp(-jnp.abs(x))
+    s = jnp.where(x >= 0.0, 1.0, t0) / (1.0 + t0)
     dx = dy * (s + x * s * (1.0 - s))
     return dx
 

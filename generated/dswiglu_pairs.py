@@ -40,10 +40,11 @@ def dswiglu_pairs_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    s = device.reciprocal(1.0 + cute.math.exp(-g, fastmath=approx), approx)
-    t0 = g * s
-    dx0 = dy * u * (s + t0 * (1.0 - s))
-    dx1 = dy * t0
+    t0 = device.exp(-cute.math.abs(g), approx)
+    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t1 = g * s
+    dx0 = dy * u * (s + t1 * (1.0 - s))
+    dx1 = dy * t1
     return dx0, dx1
 
 
@@ -117,10 +118,11 @@ def dswiglu_pairs_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    s = jnp.reciprocal(1.0 + jnp.exp(-g))
-    t0 = g * s
-    dx0 = dy * u * (s + t0 * (1.0 - s))
-    dx1 = dy * t0
+    t0 = jnp.exp(-jnp.abs(g))
+    s = jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)
+    t1 = g * s
+    dx0 = dy * u * (s + t1 * (1.0 - s))
+    dx1 = dy * t1
     return dx0, dx1
 
 

@@ -36,7 +36,7 @@ def geglu_pairs_chain(x0, x1):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    y = 0.5 * g * device.erfc(-0.7071067811865476 * g) * u
+    y = 0.5 * g * device.wide(cute.math.erfc, False, -0.7071067811865476 * g) * u
     return y
 
 

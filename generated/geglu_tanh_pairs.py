@@ -25,10 +25,11 @@ chain: |
   g = x[0]
   u = x[1]
   y = gelu_tanh(g) * u
+# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
 reference: |
   g = x[..., 0::2]
   u = x[..., 1::2]
-  y = jax.nn.gelu(g, approximate=True) * u
+  y = g * jax.nn.sigmoid(1.5957691216057308 * (g + 0.044715 * g ** 3)) * u
 """
 
 
@@ -36,8 +37,9 @@ def geglu_tanh_pairs_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.reciprocal(1.0 + cute.math.exp(-(1.5957691216057308 * (g + 0.044715 * (g * g * g))), fastmath=approx), approx)
-    y = g * t0 * u
+    t0 = 1.5957691216057308 * (g + 0.044715 * (g * g * g))
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = g * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * u
     return y
 
 
@@ -103,7 +105,9 @@ def geglu_tanh_pairs_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    y = g * jnp.reciprocal(1.0 + jnp.exp(-(1.5957691216057308 * (g + 0.044715 * (g * g * g))))) * u
+    t0 = 1.5957691216057308 * (g + 0.044715 * (g * g * g))
+    t1 = jnp.exp(-jnp.abs(t0))
+    y = g * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)) * u
     return y
 
 
@@ -111,7 +115,7 @@ def geglu_tanh_pairs_reference(x):
     """The definition that tests hold every implementation to."""
     g = x[..., 0::2]
     u = x[..., 1::2]
-    y = jax.nn.gelu(g, approximate=True) * u
+    y = g * jax.nn.sigmoid(1.5957691216057308 * (g + 0.044715 * g ** 3)) * u
     return y
 
 

@@ -29,7 +29,7 @@ reference: jax.nn.gelu(gate, approximate=False) * up
 
 def gelu_mul_chain(gate, up):
     """The chain, on one vector of each operand."""
-    y = 0.5 * gate * device.erfc(-0.7071067811865476 * gate) * up
+    y = 0.5 * gate * device.wide(cute.math.erfc, False, -0.7071067811865476 * gate) * up
     return y
 
 

@@ -22,14 +22,16 @@ outputs:
   y: T[..., N]
 chain: |
   y = gelu_tanh(x)
-reference: jax.nn.gelu(x, approximate=True)
+# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
+reference: x * jax.nn.sigmoid(1.5957691216057308 * (x + 0.044715 * x ** 3))
 """
 
 
 def gelu_tanh_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.reciprocal(1.0 + cute.math.exp(-(1.5957691216057308 * (x + 0.044715 * (x * x * x))), fastmath=approx), approx)
-    y = x * t0
+    t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = x * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -92,13 +94,15 @@ def gelu_tanh_launch(
 
 def gelu_tanh_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = x * jnp.reciprocal(1.0 + jnp.exp(-(1.5957691216057308 * (x + 0.044715 * (x * x * x)))))
+    t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
+    t1 = jnp.exp(-jnp.abs(t0))
+    y = x * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
     return y
 
 
 def gelu_tanh_reference(x):
     """The definition that tests hold every implementation to."""
-    return jax.nn.gelu(x, approximate=True)
+    return x * jax.nn.sigmoid(1.5957691216057308 * (x + 0.044715 * x ** 3))
 
 
 @runtime.op(

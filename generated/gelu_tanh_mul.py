@@ -23,14 +23,16 @@ outputs:
   y: T[..., N]
 chain: |
   y = gelu_tanh(gate) * up
-reference: jax.nn.gelu(gate, approximate=True) * up
+# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
+reference: gate * jax.nn.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate ** 3)) * up
 """
 
 
 def gelu_tanh_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
-    t0 = 1.0 + cute.math.exp(-(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))), fastmath=approx)
-    y = gate * device.reciprocal(t0, approx) * up
+    t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = gate * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * up
     return y
 
 
@@ -100,14 +102,15 @@ def gelu_tanh_mul_launch(
 
 def gelu_tanh_mul_xla(gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = gate * jnp.reciprocal(1.0 + jnp.exp(-(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate)))))
-    y = t0 * up
+    t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
+    t1 = jnp.exp(-jnp.abs(t0))
+    y = gate * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)) * up
     return y
 
 
 def gelu_tanh_mul_reference(gate, up):
     """The definition that tests hold every implementation to."""
-    return jax.nn.gelu(gate, approximate=True) * up
+    return gate * jax.nn.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate ** 3)) * up
 
 
 @runtime.op(

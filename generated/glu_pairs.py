@@ -37,7 +37,8 @@ def glu_pairs_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    y = device.reciprocal(1.0 + cute.math.exp(-g, fastmath=approx), approx) * u
+    t0 = device.exp(-cute.math.abs(g), approx)
+    y = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
     return y
 
 
@@ -103,7 +104,8 @@ def glu_pairs_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    y = jnp.reciprocal(1.0 + jnp.exp(-g)) * u
+    t0 = jnp.exp(-jnp.abs(g))
+    y = jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0) * u
     return y
 
 

@@ -29,7 +29,7 @@ reference: jnp.exp(log_target) * (log_target - log_p)
 
 def kl_div_pointwise_chain(log_p, log_target):
     """The chain, on one vector of each operand."""
-    loss = cute.math.exp(log_target, fastmath=False) * (log_target - log_p)
+    loss = device.exp(log_target, False) * (log_target - log_p)
     return loss
 
 

@@ -35,7 +35,8 @@ def mul_silu_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    y = g * (u * device.reciprocal(1.0 + cute.math.exp(-u, fastmath=approx), approx))
+    t0 = device.exp(-cute.math.abs(u), approx)
+    y = g * (u * device.divide(device.where(u >= 0.0, 1.0, t0), 1.0 + t0, approx))
     return y
 
 
@@ -110,7 +111,8 @@ def mul_silu_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    y = g * (u * jnp.reciprocal(1.0 + jnp.exp(-u)))
+    t0 = jnp.exp(-jnp.abs(u))
+    y = g * (u * (jnp.where(u >= 0.0, 1.0, t0) / (1.0 + t0)))
     return y
 
 

@@ -28,7 +28,9 @@ reference: x * jax.nn.sigmoid(1.702 * x)
 
 def quick_gelu_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = x * device.reciprocal(1.0 + cute.math.exp(-(1.702 * x), fastmath=approx), approx)
+    t0 = 1.702 * x
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = x * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -91,7 +93,9 @@ def quick_gelu_launch(
 
 def quick_gelu_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = x * jnp.reciprocal(1.0 + jnp.exp(-(1.702 * x)))
+    t0 = 1.702 * x
+    t1 = jnp.exp(-jnp.abs(t0))
+    y = x * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
     return y
 
 

@@ -68,7 +68,7 @@ def relu_mask_kernel(
 
         y = relu_mask_chain(
             rX.load().to(cutlass.Float32),
-            rMask.load(),
+            rMask.load() != 0,
         )
         rY.store(y.to(mY.element_type))
 
@@ -88,6 +88,7 @@ def relu_mask_launch(
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
 ):
+    mMask = device.as_bytes(mMask)
     size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     relu_mask_kernel(

@@ -36,7 +36,8 @@ def scaled_swiglu_chain(x0, x1, scale, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    y = g * device.reciprocal(1.0 + cute.math.exp(-g, fastmath=approx), approx) * u * scale
+    t0 = device.exp(-cute.math.abs(g), approx)
+    y = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u * scale
     return y
 
 
@@ -117,7 +118,8 @@ def scaled_swiglu_xla(x0, x1, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    y = g * jnp.reciprocal(1.0 + jnp.exp(-g)) * u * scale
+    t0 = jnp.exp(-jnp.abs(g))
+    y = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)) * u * scale
     return y
 
 

@@ -28,7 +28,8 @@ reference: jax.nn.sigmoid(x)
 
 def sigmoid_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = device.reciprocal(1.0 + cute.math.exp(-x, fastmath=approx), approx)
+    t0 = device.exp(-cute.math.abs(x), approx)
+    y = device.divide(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return y
 
 
@@ -91,7 +92,8 @@ def sigmoid_launch(
 
 def sigmoid_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = jnp.reciprocal(1.0 + jnp.exp(-x))
+    t0 = jnp.exp(-jnp.abs(x))
+    y = jnp.where(x >= 0.0, 1.0, t0) / (1.0 + t0)
     return y
 
 

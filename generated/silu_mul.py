@@ -29,7 +29,8 @@ reference: jax.nn.silu(gate) * up
 
 def silu_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
-    y = gate * device.reciprocal(1.0 + cute.math.exp(-gate, fastmath=approx), approx) * up
+    t0 = device.exp(-cute.math.abs(gate), approx)
+    y = gate * device.divide(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, approx) * up
     return y
 
 
@@ -99,7 +100,8 @@ def silu_mul_launch(
 
 def silu_mul_xla(gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = gate * jnp.reciprocal(1.0 + jnp.exp(-gate)) * up
+    t0 = jnp.exp(-jnp.abs(gate))
+    y = gate * (jnp.where(gate >= 0.0, 1.0, t0) / (1.0 + t0)) * up
     return y
 
 

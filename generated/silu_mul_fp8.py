@@ -42,7 +42,8 @@ def silu_mul_fp8_chain(x0, x1, scale):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    q = device.divide(g * device.reciprocal(1.0 + cute.math.exp(-g, fastmath=True), True) * u, scale, True)
+    t0 = device.exp(-cute.math.abs(g), True)
+    q = device.divide(g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, True) * u, scale, True)
     return q
 
 
@@ -121,7 +122,8 @@ def silu_mul_fp8_xla(x0, x1, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    q = g * jnp.reciprocal(1.0 + jnp.exp(-g)) * u / scale
+    t0 = jnp.exp(-jnp.abs(g))
+    q = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)) * u / scale
     return q
 
 

@@ -22,13 +22,19 @@ outputs:
   y: T[..., N]
 chain: |
   y = squareplus(x)
-reference: jax.nn.squareplus(x)
+# jax.nn.squareplus, and for negative x its other form, which does not cancel: (x + h) / 2 = 2 / (h - x) where h^2 = x^2 + 4
+reference: jnp.where(x > 0, jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))
 """
 
 
 def squareplus_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * (x + cute.math.sqrt(x * x + 4.0, fastmath=approx))
+    t0 = cute.math.abs(x)
+    t1 = cute.math.abs(cute.full_like(x, 2.0, cutlass.Float32))
+    t2 = device.maximum(t0, t1)
+    t3 = device.divide(device.minimum(t0, t1), t2, approx)
+    t4 = device.where(t2 == 0.0, t2, t2 * cute.math.sqrt(1.0 + t3 * t3, fastmath=approx))
+    y = 0.5 * device.where(x > 0.0, x + t4, device.divide(4.0, t4 - x, approx))
     return y
 
 
@@ -91,13 +97,18 @@ def squareplus_launch(
 
 def squareplus_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = 0.5 * (x + jnp.sqrt(x * x + 4.0))
+    t0 = jnp.abs(x)
+    t1 = jnp.abs(2.0)
+    t2 = jnp.maximum(t0, t1)
+    t3 = jnp.minimum(t0, t1) / t2
+    t4 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t3 * t3))
+    y = 0.5 * jnp.where(x > 0.0, x + t4, 4.0 / (t4 - x))
     return y
 
 
 def squareplus_reference(x):
     """The definition that tests hold every implementation to."""
-    return jax.nn.squareplus(x)
+    return jnp.where(x > 0, jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))
 
 
 @runtime.op(

@@ -40,7 +40,8 @@ def swiglu_clamped_chain(x0, x1, limit, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    y = device.minimum(g * device.reciprocal(1.0 + cute.math.exp(-g, fastmath=approx), approx), limit) * device.minimum(device.maximum(u, -limit), limit)
+    t0 = device.exp(-cute.math.abs(g), approx)
+    y = device.minimum(g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx), limit) * device.minimum(device.maximum(u, -limit), limit)
     return y
 
 
@@ -118,7 +119,8 @@ def swiglu_clamped_xla(x0, x1, limit):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    y = jnp.minimum(g * jnp.reciprocal(1.0 + jnp.exp(-g)), limit) * jnp.minimum(jnp.maximum(u, -limit), limit)
+    t0 = jnp.exp(-jnp.abs(g))
+    y = jnp.minimum(g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)), limit) * jnp.minimum(jnp.maximum(u, -limit), limit)
     return y
 
 

@@ -72,7 +72,7 @@ def where_select_kernel(
             device.copy_whole_or_part(gB, rB, valid)
 
         y = where_select_chain(
-            rMask.load(),
+            rMask.load() != 0,
             rA.load().to(cutlass.Float32),
             rB.load().to(cutlass.Float32),
         )
@@ -95,6 +95,7 @@ def where_select_launch(
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
 ):
+    mMask = device.as_bytes(mMask)
     size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     where_select_kernel(

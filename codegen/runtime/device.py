@@ -7,9 +7,11 @@ zeros is jnp's. Error bounds are in ulp of the exact result, float32, measured o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Float64, Int32, Numeric
+from cutlass import Boolean, Float32, Float64, Int32, Numeric, Uint8
 
 Vector = cute.TensorSSA
 Operand = Vector | int | float | bool
@@ -44,12 +46,14 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
     else:
         for i in cutlass.range_constexpr(cute.size(src)):
             if i < valid:
-                dst[i] = element(src[i], dst)
+                dst[i] = src[i]
 
 
-def element(value: Numeric, tensor: cute.Tensor) -> Numeric:
-    """A value read from a tensor, as one of the same type takes it: bools lie in memory as bytes."""
-    return value.to(Boolean) if tensor.element_type is Boolean else value
+def as_bytes(tensor: cute.Tensor | None) -> cute.Tensor | None:
+    """A tensor of bools as the bytes they are in memory, 0 or 1."""
+    if tensor is None:
+        return None
+    return cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=Uint8), tensor.layout)
 
 
 def count_up(dst: cute.Tensor, first: cutlass.Int32) -> None:
@@ -78,10 +82,8 @@ def divide(a: Operand, b: Operand, approx: bool) -> Vector:
 
 
 def reciprocal(x: Vector, approx: bool) -> Vector:
-    """1 / x, correctly rounded; approximately within 1 ulp, denormals flushed to zero."""
-    if approx and x.dtype is Float32:
-        return cute.math.rcp(x, approx=True, ftz=True)
-    return cute.full_like(x, 1.0) / x
+    """1 / x, correctly rounded; approximately within 2 ulp over the whole range."""
+    return divide(1.0, x, approx)
 
 
 def rsqrt(x: Vector, approx: bool) -> Vector:
@@ -154,24 +156,28 @@ def isfinite(x: Vector) -> Vector:
     return cute.math.abs(x) < float("inf")
 
 
-# Functions whose library form is not accurate enough in float32: taken in float64
+# Functions
 
 
-def tan(x: Vector) -> Vector:
-    return cute.math.tan(x.to(Float64)).to(x.dtype)
+def exp(x: Vector, approx: bool) -> Vector:
+    """e ** x within 2 ulp; approximately as 2 ** (x * log2(e)), denormal results kept."""
+    if approx and x.dtype is Float32:
+        return cute.math.exp2(x * 1.4426950408889634)
+    return cute.math.exp(x)
 
 
-def sinh(x: Vector) -> Vector:
-    return cute.math.sinh(x.to(Float64)).to(x.dtype)
+def exp2(x: Vector, approx: bool, exact: bool) -> Vector:
+    """2 ** x within 2.1 ulp, denormal results kept; exactly through float64."""
+    del approx  # the hardware's own function is the library's
+    return wide(cute.math.exp2, exact, x)
 
 
-def atan2(a: Operand, b: Operand) -> Vector:
-    a, b = _vectors(a, b)
-    return cute.math.atan2(a.to(Float64), b.to(Float64)).to(a.dtype)
-
-
-def erfc(x: Vector) -> Vector:
-    return cute.math.erfc(x)
+def wide(function: Callable[..., Vector], exact: bool, *operands: Operand) -> Vector:
+    """A library function in float32, within 5 ulp; `exact`: computed in float64 and rounded."""
+    vectors = _vectors(*operands)
+    if not exact or vectors[0].dtype is not Float32:
+        return function(*vectors)
+    return function(*(v.to(Float64) for v in vectors)).to(Float32)
 
 
 # Conversions

@@ -151,7 +151,7 @@ class Analysis:
         beyond = np.isfinite(value) & (np.abs(value) + error > self.top)
         overflow = overflow | beyond
         error = np.where(beyond, np.inf, error)
-        return Bound(value, np.where(np.isnan(value), 0, error), overflow)
+        return Bound(value, error, overflow)
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:

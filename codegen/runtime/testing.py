@@ -141,8 +141,6 @@ def compare(
     name: str, array: str, dtype: str, got, expected, narrow, value, error, overflow, case: Case, report: Report, made
 ) -> None:
     """Each element against its interval."""
-    tolerance = dict(getattr(case, "tolerance", ()))
-    del tolerance
     if DTYPES[dtype].kind == "bool":
         good = (got == expected) | (error > 0)
         low = high = expected
@@ -181,6 +179,8 @@ def record(report: Report, dtype: str, numbers, wide, error, case: Case) -> None
     if DTYPES[dtype].kind != "float" or not numbers.size:
         return
     with np.errstate(all="ignore"):
+        top = float(jnp.finfo(jnp.dtype(dtype)).max)
+        wide = np.clip(wide, -top, top) if jnp.dtype(dtype).itemsize == 1 else wide  # what saturates is exact
         unit = ulp(wide, dtype)
         meaningful = np.isfinite(wide) & np.isfinite(numbers) & (error < 4 * unit)
         errors = np.where(meaningful, np.abs(numbers - wide) / unit, 0)

@@ -1,0 +1,32 @@
+"""Runs every op's kernels once, for a memory checker to watch:
+
+    compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py [first [step]]
+"""
+
+import sys
+
+import generated
+import jax
+
+from codegen.runtime import draw
+from codegen.runtime.compile import bindings
+
+first, step = int(sys.argv[1]) if len(sys.argv) > 1 else 0, int(sys.argv[2]) if len(sys.argv) > 2 else 1
+SIZES = ((64, (3, 2)), (67, (5,)), (2048, (9,)), (1, (7,)), (4099, ()))
+kernels = 0
+for name in generated.__all__[first::step]:
+    op = getattr(generated, name)
+    axes = [axis for axis in op.spec.axes if axis != "..."]
+    small = {axis: op.spec.extents.get(axis, 3) for axis in axes}
+    choices = list(bindings(op.spec))
+    for i, (inner, rows) in enumerate(SIZES):
+        extents = {**small, **({axes[-1]: inner} if axes else {})}
+        rows = rows if "..." in op.spec.axes else ()
+        params = tuple((p.name, 1 if p.default is None else p.default) for p in op.spec.params)
+        optional = tuple(a.name for a in op.spec.inputs if a.default is not None) if i % 2 else ()
+        case = draw.Case(choices[i % len(choices)], rows, tuple(extents.items()), optional, params, True, 1.0, i)
+        with jax.enable_x64(True):
+            args, keywords = draw.operands(op, case, draw.arrays(op, case))
+            jax.block_until_ready(op(*args, **keywords, implementation="cute"))
+        kernels += 1
+print(f"{kernels} kernels ran")

@@ -19,6 +19,7 @@ import typer
 
 if TYPE_CHECKING:
     from codegen.pipeline import Op
+    from codegen.spec import Spec
 
 app = typer.Typer(
     name="codegen",
@@ -36,6 +37,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Ops 
 OutRead = Annotated[Path, typer.Option("--out", help="The package of generated ops.")]
 Archs = Annotated[str, typer.Option("--arch", help="Architectures, separated by commas.")]
 TypesWanted = Annotated[str, typer.Option("--types", help="Only these dtypes, as in T=bfloat16,S=float32.")]
+ShapeWanted = Annotated[str, typer.Option("--shape", help='The extents, as in "...=8192,N=4096".')]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 SPECS, OUT, TESTS = Path("specs"), Path("generated"), Path("tests/generated")
@@ -189,6 +191,44 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
+@app.command()
+def explain(
+    op: Annotated[str, typer.Argument(help="The op's name.")],
+    specs: Specs = SPECS,
+    shape: ShapeWanted = "",
+    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the op's graph into this file too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show an op's graph, its kernel's plan, the bytes it moves, fused and not, and what memory's speed allows.
+
+    The shape is the spec's first `bench` entry if not given, or one of about 2**25 elements.
+
+    Example: codegen explain bias_relu
+    Example: codegen explain bias_relu --shape "...=1,N=8191"
+    Example: codegen explain swiglu --svg swiglu.svg
+    """
+    from codegen import explain as explaining
+    from codegen.build import find_specs
+    from codegen.errors import known
+    from codegen.pipeline import read_op
+    from codegen.sizes import default_shape
+
+    paths = {path.stem: path for path in find_specs(specs)}
+    if op not in paths:
+        raise UsageError(f"no spec {op!r} in {specs}. {known(op, paths, 'There are')}")
+    found = read_op(paths[op])
+    report = explaining.explain(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
+    if svg is not None:
+        from codegen.svg import draw
+
+        svg.write_text(draw(found), encoding="utf-8")
+        print(f"wrote {svg}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(explaining.as_text(report))
+
+
 @app.command("compile")
 def compile_ops(
     names: Names = None,
@@ -261,6 +301,17 @@ def _load(out: Path, names: list[str] | None) -> list:
         if name not in package.__all__:
             raise UsageError(f"no op {name!r} in {out}. {known(name, package.__all__, 'There are')}")
     return [getattr(package, name) for name in names or package.__all__]
+
+
+def _shape(spec: Spec, text: str) -> dict[str, int]:
+    """`...=8192,N=4096`."""
+    from codegen.errors import Mistake
+    from codegen.sizes import parse_shape
+
+    try:
+        return parse_shape(spec, text)
+    except Mistake as error:
+        raise UsageError(f"{error.message}\n  {error.hint}") from None
 
 
 def _types(text: str) -> dict[str, str]:

@@ -1,0 +1,465 @@
+"""What an op does and what it costs, before anything is compiled: its graph, its kernel's plan, bytes, launches, roofline.
+
+Bytes moved, for one shape and one choice of dtypes:
+  fused    each input read once, each output written once
+  unfused  one kernel an operation of the graph: it reads its operands and writes its result. Inputs and outputs have
+           their own types, values between have the compute type (a bool one byte, a `cast` the type it rounds to).
+           Constants, parameters and positions (`index`) are not memory; conversions between types ride along. `take`
+           reads its indices and the elements it picks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, dims_text, topological
+from codegen.pipeline import Op
+from codegen.plan import Access, Elementwise, Launch, launch
+from codegen.sizes import Shape, array_bytes, elements, extents
+from codegen.spec import Array, Spec
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of an architecture, with its memory bandwidth in bytes a second as NVIDIA gives it."""
+
+    arch: str
+    name: str
+    bandwidth: float
+
+
+GPUS = (
+    Gpu("sm_80", "A100 80GB SXM", 2.039e12),
+    Gpu("sm_89", "L4", 0.300e12),
+    Gpu("sm_89", "RTX 4090", 1.008e12),
+    Gpu("sm_90a", "H100 SXM", 3.35e12),
+    Gpu("sm_100a", "B200", 8.0e12),
+    Gpu("sm_120a", "RTX 5090", 1.792e12),
+)
+
+
+# The graph
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the chain: `args` name inputs, parameters, earlier operations, or are constants."""
+
+    name: str
+    op: str
+    args: tuple[str, ...]
+    type: str  # kind and axes, as in float[..., N]
+    node: Node
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The chain as its operations in order, and where each output (or part of one) comes from."""
+
+    operations: tuple[Operation, ...]
+    outputs: tuple[tuple[str, str], ...]  # (y or y[0], name of its value)
+
+
+NOT_COMPUTED = ("input", "param", "const", "index", "size", "float")
+
+
+def graph(op: Op) -> Graph:
+    """A value that a statement names keeps that name; others are numbered."""
+    names: dict[int, str] = {}
+    outputs = {a.name for a in op.spec.outputs}
+    for statement in sorted(op.statements, key=lambda s: s.name in outputs):
+        if statement.value.op not in NOT_COMPUTED:
+            names.setdefault(id(statement.value), _target(statement))
+    operations: list[Operation] = []
+    results: list[tuple[str, str]] = []
+    for statement in op.statements:
+        for node in topological([statement.value]):
+            if node.op in NOT_COMPUTED:
+                names[id(node)] = names[id(node.args[0])] if node.op == "float" else _leaf(node)
+            elif not any(o.node is node for o in operations):
+                name = names.setdefault(id(node), f"%{sum(o.name.startswith('%') for o in operations)}")
+                args = tuple(names[id(a)] for a in node.args) + (
+                    (str(node.attr),) if node.op in ("cast", "take") else ()
+                )
+                operations.append(Operation(name, node.op, args, node.kind + dims_text(node.dims), node))
+        if statement.name in outputs:
+            results.append((_target(statement), names[id(statement.value)]))
+    return Graph(tuple(operations), tuple(results))
+
+
+def _target(statement: Statement) -> str:
+    return statement.name if statement.part is None else f"{statement.name}[{statement.part}]"
+
+
+def _leaf(node: Node) -> str:
+    if isinstance(node.attr, Leaf):
+        return node.attr.name if node.attr.part is None else f"{node.attr.name}[{node.attr.part}]"
+    if node.op in ("index", "size"):
+        return f"{node.op}({node.attr})"
+    return repr(node.attr) if node.is_const else str(node.attr)
+
+
+# Bytes
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One choice of the type variables' dtypes."""
+
+    spec: Spec
+    types: tuple[tuple[str, str], ...]
+
+    def dtype(self, array: Array | str) -> str:
+        name = array if isinstance(array, str) else array.dtype
+        return dict(self.types).get(name, name)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={dtype}" for name, dtype in self.types) or "-"
+
+    def width(self, kind: str) -> int:
+        """The bytes of a computed value: what the runtime computes a kind in."""
+        if kind == "float":
+            return 8 if any(self.dtype(a) == "float64" for a in self.spec.inputs) else 4
+        wide = {d for a in self.spec.arrays for d in self.spec.dtypes(a)} & {"int64", "uint32"}
+        return 1 if kind == "bool" else 8 if wide else 4
+
+
+def bindings(spec: Spec) -> Iterator[Binding]:
+    for dtypes in itertools.product(*(dtypes for _, dtypes in spec.types)):
+        yield Binding(spec, tuple(zip((name for name, _ in spec.types), dtypes, strict=True)))
+
+
+def fused_bytes(binding: Binding, shape: Shape) -> int:
+    return sum(array_bytes(a, shape, binding.dtype(a)) for a in binding.spec.arrays)
+
+
+def unfused_bytes(op: Op, binding: Binding, shape: Shape) -> int:
+    return sum(read + written for read, written in _traffic(op, binding, shape))
+
+
+def unfused_kernels(op: Op) -> int:
+    """How many kernels: one an operation, and one for each output that is a copy."""
+    binding = next(bindings(op.spec))
+    return len(_traffic(op, binding, dict.fromkeys(op.spec.axes, 1)))
+
+
+def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
+    """What each kernel reads and writes, were each operation a kernel of its own."""
+    stored: dict[int, int] = {}  # a value that is an output: the bytes of an element
+    copies = []
+    for statement in op.statements:
+        output = next((a for a in op.spec.outputs if a.name == statement.name), None)
+        if output is None:
+            continue
+        value, width = _source(statement.value), DTYPES[binding.dtype(output)].size
+        if value.op in NOT_COMPUTED or id(value) in stored:
+            copies.append((value, output.axes, width))
+        else:
+            stored[id(value)] = width
+
+    def size(node: Node) -> int:
+        if node.op in ("const", "param", "index", "size"):
+            return 0
+        if isinstance(node.attr, Leaf):
+            width = DTYPES[binding.dtype(op.spec.array(node.attr.name))].size
+        elif node.op == "cast":
+            width = DTYPES[binding.dtype(str(node.attr))].size
+        else:
+            width = binding.width(node.kind)
+        return elements(node.dims, shape) * stored.get(id(node), width)
+
+    def reads(node: Node) -> int:
+        if node.op == "take":
+            table, index = node.args
+            assert isinstance(table.attr, Leaf)
+            return size(index) + elements(node.dims, shape) * DTYPES[binding.dtype(op.spec.array(table.attr.name))].size
+        return sum(size(argument) for argument in {id(a): a for a in map(_source, node.args)}.values())
+
+    kernels = [(reads(o.node), size(o.node)) for o in graph(op).operations]
+    return kernels + [(size(value), elements(axes, shape) * width) for value, axes, width in copies]
+
+
+def _source(node: Node) -> Node:
+    """What a value is stored as: a conversion to float happens as it is read."""
+    while node.op == "float":
+        node = node.args[0]
+    return node
+
+
+# The kernel
+
+
+def launch_of(op: Op, binding: Binding, shape: Shape) -> Launch:
+    """The launch of a call with these dtypes and extents."""
+    inner = total = 1
+    if op.plan.groups:
+        axes = op.plan.stores[0].array.axes if op.plan.stores[0].array else ()
+        total = elements(axes, shape)
+        inner = total if op.plan.collapsed else elements(op.plan.groups[-1].axes, shape)
+    dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
+    return launch(op.plan, dtypes, inner, total, dict(op.spec.schedule))
+
+
+def blocks_of(op: Op, how: Launch, shape: Shape) -> int:
+    axes = op.plan.stores[0].array.axes if op.plan.stores[0].array else ()
+    return elements(axes, shape) // (how.vec * how.threads) + 1
+
+
+def accesses(op: Op) -> list[dict[str, Any]]:
+    """How the kernel reaches each array, in words."""
+    rows: list[dict[str, Any]] = []
+    for stored, found in ((False, op.plan.loads), (True, op.plan.stores)):
+        for access in found:
+            name, words, ragged = _access_words(op.plan, access)
+            array = access.array
+            rows.append(
+                {
+                    "value": name,
+                    "array": array.name if array else None,
+                    "type": str(array) if array else None,
+                    "stored": stored,
+                    "mode": access.mode,
+                    "how": words,
+                    "ragged": ragged,
+                }
+            )
+    return rows
+
+
+def _access_words(plan: Elementwise, access: Access) -> tuple[str, str, str]:
+    """The value's name; how it is reached; how in a ragged call."""
+    if access.array is None:
+        assert access.group is not None
+        axis = plan.groups[access.group].axes[0]
+        words = "the position itself, no memory" if access.mode == "index" else "the extent itself, no memory"
+        return f"{access.mode}({axis})", words, "the same"
+    name = access.array.name if access.part is None else f"{access.array.name}[{access.part}]"
+    if access.index_of:
+        index, axis = access.index_of
+        name = f"take({name}, {index}, axis={axis})"
+        inner = {"tile": "whole vectors", "scalar": "one value for the whole vector"}.get(access.mode, "one by one")
+        return name, f"{inner}, where {index} points along {axis}", "element by element"
+    parts = access.array.parts
+    if access.mode == "flat":
+        one = f", {parts} neighbouring parts together" if parts else ""
+        return name, f"whole vectors, in the order of memory{one}", "whole vectors, but for the last of the array"
+    if access.mode == "tile":
+        last = plan.groups[-1].axes[-1]
+        where = f"part {access.part}" if access.part is not None else f"its own place along {last}"
+        return name, f"whole vectors, from {where}", "element by element"
+    if access.mode == "scalar":
+        return name, "one value for the whole vector", "one value an element"
+    return name, "element by element: its neighbours are not neighbours in memory", "the same"
+
+
+def kind_words(plan: Elementwise) -> str:
+    return f"{plan.kind}: no reduction and no contraction, so an output element needs one element of each input or part"
+
+
+def groups_words(plan: Elementwise) -> str:
+    if plan.collapsed:
+        return "every array has the same axes in the same order, or none: the kernel sees one long vector"
+    if not plan.groups:
+        return "every array is a scalar: one element"
+    groups = [" x ".join(_axis(a) for a in g.axes) for g in plan.groups]
+    if not plan.coordinates:
+        return f"{' and '.join(groups)}; no access needs a coordinate"
+    used = _list([groups[i] for i in plan.coordinates])
+    return f"{_list(groups)} (axes that all arrays have together are one); a thread needs its place in {used}"
+
+
+def _axis(name: str) -> str:
+    return "rows (...)" if name == ROWS else name
+
+
+def ragged_words(op: Op) -> str:
+    """What becomes of extents that vectors do not divide."""
+    plan = op.plan
+    if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
+        return "one element a thread: every extent is as good as any other"
+    slow = list(dict.fromkeys(r["value"] for r in accesses(op) if r["ragged"] == "element by element"))
+    if plan.collapsed or not plan.coordinates:
+        return "where a thread's elements do not divide the element count, the last ones are taken one by one"
+    inner = " x ".join(_axis(a) for a in plan.groups[-1].axes)
+    fast = list(dict.fromkeys(r["value"] for r in accesses(op) if r["mode"] == "flat"))
+    words = f"where a thread's elements do not divide {inner}, so that a vector may run over the end of a row, "
+    kept = f"{_list(fast)} keep{'s' * (len(fast) == 1)} wide accesses" if fast else "no array keeps wide accesses"
+    return words + kept + (f"; {_list(slow)} go{'es' * (len(slow) == 1)} element by element" if slow else "")
+
+
+def _list(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def saved(op: Op) -> dict[str, Any]:
+    """What the forward pass keeps for the backward one."""
+    if op.spec.grad == "none":
+        return {"names": [], "why": "it has no gradient"}
+    names = [a.name for a in op.spec.inputs] + [p.name for p in op.spec.params if not p.static]
+    return {
+        "names": names,
+        "why": "the inputs: the backward pass differentiates the jnp form (jax.vjp), which recomputes",
+    }
+
+
+def _roofline(binding: Binding, moved: int, gpu: Gpu) -> float | None:
+    """Microseconds to move the bytes; None where the architecture lacks a dtype."""
+    number = int("".join(c for c in gpu.arch if c.isdigit()))
+    if any(DTYPES[binding.dtype(a)].min_arch > number for a in binding.spec.arrays):
+        return None
+    return round(moved / gpu.bandwidth * 1e6, 3)
+
+
+# All of it
+
+
+def explain(op: Op, shape: Shape) -> dict[str, Any]:
+    """Everything, as a script reads it; `as_text` prints the same."""
+    spec, found = op.spec, graph(op)
+    costs = []
+    for binding in bindings(spec):
+        how, fused = launch_of(op, binding, shape), fused_bytes(binding, shape)
+        keeps = saved(op)["names"]
+        costs.append(
+            {
+                "types": dict(binding.types),
+                "launch": {
+                    "vector": how.vec,
+                    "vector_bytes": {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in op.plan.full},
+                    "threads": how.threads,
+                    "blocks": blocks_of(op, how, shape),
+                    "ragged": how.ragged,
+                },
+                "bytes": {
+                    "fused": fused,
+                    "unfused": unfused_bytes(op, binding, shape),
+                    "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in spec.inputs if a.name in keeps),
+                },
+                "roofline_us": {g.name: _roofline(binding, fused, g) for g in GPUS},
+            }
+        )
+    return {
+        "op": spec.op,
+        "summary": spec.summary,
+        "kind": op.plan.kind,
+        "why": kind_words(op.plan),
+        "shape": dict(shape),
+        "inputs": {a.name: {"type": str(a), "shape": list(extents(a, shape))} for a in spec.inputs},
+        "params": {p.name: {"type": p.kind, "static": p.static, "default": p.default} for p in spec.params},
+        "outputs": {a.name: {"type": str(a), "shape": list(extents(a, shape))} for a in spec.outputs},
+        "graph": [{"name": o.name, "op": o.op, "args": list(o.args), "type": o.type} for o in found.operations],
+        "results": dict(found.outputs),
+        "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
+        "groups_why": groups_words(op.plan),
+        "accesses": accesses(op),
+        "ragged": ragged_words(op),
+        "kernels": {"fused": 1, "unfused": unfused_kernels(op)},
+        "saved": saved(op),
+        "gpus": [{"arch": g.arch, "name": g.name, "bandwidth": g.bandwidth} for g in GPUS],
+        "costs": costs,
+    }
+
+
+def as_text(report: dict[str, Any]) -> Group:
+    """The report as a person reads it."""
+    title = Text.assemble((report["op"], "bold"), "  ", report["summary"])
+    return Group(
+        title, "", _facts(report), "", _steps(report), "", _arrays(report), "", _costs(report), "", _rooflines(report)
+    )
+
+
+def _facts(report: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    saved, kernels = report["saved"], report["kernels"]
+    rows = {
+        "kind": report["why"],
+        "axes": report["groups_why"],
+        "shape": ", ".join(f"{axis} = {extent}" for axis, extent in report["shape"].items()),
+        "kernels": f"{kernels['fused']}; one for each operation would be {kernels['unfused']}",
+        "saved": f"{', '.join(saved['names']) or 'nothing'} ({saved['why']})",
+        "ragged": report["ragged"],
+    }
+    for name, words in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(words))
+    return table
+
+
+def _steps(report: dict[str, Any]) -> Table:
+    table = _table("value", "operation", "type")
+    for o in report["graph"]:
+        table.add_row(*map(escape, (o["name"], f"{o['op']} {', '.join(o['args'])}", o["type"])))
+    for name, value in report["results"].items():
+        if name != value:
+            table.add_row(*map(escape, (name, value, "")))
+    return table
+
+
+def _arrays(report: dict[str, Any]) -> Table:
+    table = _table("array", "", "type", "shape", "how the kernel reaches it", "and in a ragged call")
+    arrays = {**report["inputs"], **report["outputs"]}
+    for a in report["accesses"]:
+        shape = " x ".join(map(str, arrays[a["array"]]["shape"])) if a["array"] else ""
+        verb = ("write" if a["stored"] else "read") if a["array"] else ""
+        table.add_row(*map(escape, (a["value"], verb, a["type"] or "", shape, a["how"], a["ragged"])))
+    return table
+
+
+def _costs(report: dict[str, Any]) -> Table:
+    table = _table(
+        "types", "elements a thread", "threads", "blocks", "ragged", "bytes fused", "unfused", "ratio", right=1
+    )
+    for cost in report["costs"]:
+        how, moved = cost["launch"], cost["bytes"]
+        ratio = f"{moved['unfused'] / moved['fused']:.2f}x" if moved["fused"] else "-"
+        numbers = (how["vector"], how["threads"], how["blocks"], "yes" if how["ragged"] else "no")
+        table.add_row(
+            _types_text(cost["types"]),
+            *map(str, numbers),
+            size_text(moved["fused"]),
+            size_text(moved["unfused"]),
+            ratio,
+        )
+    return table
+
+
+def _rooflines(report: dict[str, Any]) -> Table:
+    """The least time that memory allows."""
+    table = _table("memory roofline", *(f"{g['name']}\n{g['arch']}" for g in report["gpus"]), right=1)
+    table.add_row("TB/s", *(f"{g['bandwidth'] / 1e12:.2f}" for g in report["gpus"]), style="dim")
+    for cost in report["costs"]:
+        times = [cost["roofline_us"][g["name"]] for g in report["gpus"]]
+        table.add_row(_types_text(cost["types"]), *("-" if t is None else time_text(t) for t in times))
+    return table
+
+
+def _table(*columns: str, right: int = 99) -> Table:
+    """Columns from number `right` on hold numbers."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place >= right else "left")
+    return table
+
+
+def _types_text(types: dict[str, str]) -> str:
+    return " ".join(f"{name}={dtype}" for name, dtype in types.items()) or "-"
+
+
+def size_text(count: float) -> str:
+    """Bytes in the largest unit that leaves a number from 1 on."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:g} B"
+
+
+def time_text(us: float) -> str:
+    """Microseconds, or milliseconds from 10 of them on."""
+    return f"{us / 1e3:.3g} ms" if us >= 1e4 else f"{us:.3g} us" if us < 100 else f"{us:.0f} us"

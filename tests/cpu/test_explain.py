@@ -1,0 +1,30 @@
+"""What `codegen explain` says of a call is what the runtime does in it."""
+
+import math
+
+import jax.numpy as jnp
+import pytest
+
+import generated
+from codegen.explain import bindings, blocks_of, fused_bytes, launch_of
+from codegen.ir import ROWS
+from codegen.runtime import views
+from codegen.runtime.arguments import Axes, Types
+from codegen.sizes import default_shape
+
+
+@pytest.mark.parametrize("name", generated.__all__)
+def test_explained_launches_and_bytes_are_those_of_a_call(name):
+    op = getattr(generated, name)
+    odd = {axis: op.spec.extents.get(axis, 3 + 2 * i) for i, axis in enumerate(op.spec.axes)}
+    for shape in (default_shape(op.spec), odd):
+        rows = (shape[ROWS],) if ROWS in shape else ()
+        axes = Axes(rows, {axis: extent for axis, extent in shape.items() if axis != ROWS})
+        for binding in bindings(op.spec):
+            how = op.launch_for(Types(binding.types), axes)
+            assert launch_of(op, binding, shape) == how
+            shapes = {a: views.user_shape(a, axes) for a in op.spec.arrays}
+            sizes = [math.prod(shapes[a]) * jnp.dtype(binding.dtype(a)).itemsize for a in op.spec.arrays]
+            assert fused_bytes(binding, shape) == sum(sizes)
+            positions = math.prod(views.group_extents(op.plan, axes))
+            assert blocks_of(op, how, shape) == positions // (how.vec * how.threads) + 1

@@ -1,0 +1,288 @@
+"""What `codegen explain` says: bytes against counts by hand, access in words, drawings without overlaps."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from codegen import __main__ as command_line
+from codegen.build import find_specs
+from codegen.errors import Mistake
+from codegen.explain import GPUS, bindings, explain, graph, size_text, time_text, unfused_bytes
+from codegen.pipeline import read_op
+from codegen.sizes import default_shape, parse_shape
+from codegen.svg import draw
+
+SPECS = Path(__file__).parents[2] / "specs"
+NAMES = [path.stem for path in find_specs(SPECS)]
+
+
+def library(name: str):
+    return read_op(SPECS / f"{name}.yaml")
+
+
+def made(chain: str, inputs: str, outputs: str, more: str = ""):
+    """An op whose reference is of no interest."""
+    arrays = [pair.split(":") for pair in outputs.split(";")]
+    reference = "\n".join(f"  {name.strip()} = 0" for name, _ in arrays)
+    rows = ["op: made", "summary: Made here.", "inputs:", *(f"  {i.strip()}" for i in inputs.split(";")), "outputs:"]
+    rows += [*(f"  {o.strip()}" for o in outputs.split(";")), "chain: |", *(f"  {c.strip()}" for c in chain.split(";"))]
+    return read_op("specs/made.yaml", "\n".join([*rows, "reference: |", reference, more]))
+
+
+def costs(op, shape, **types):
+    report = explain(op, shape)
+    return report, next(c for c in report["costs"] if c["types"] == types)
+
+
+# Bytes
+
+
+def test_bytes_of_bias_relu():
+    chain, inputs = "z = x + bias; y = where(z <= 0, 0, z)", "x: T[..., N]; bias: T[N]"
+    op = made(chain, inputs, "y: T[..., N]", "types: {T: [bfloat16, float32]}")
+    report, cost = costs(op, {"...": 4, "N": 16}, T="bfloat16")
+    count = 4 * 16
+    assert cost["bytes"]["fused"] == 2 * count + 2 * 16 + 2 * count
+    # add: x and bias to float32; le: to a bool; where: the bool and z to bfloat16
+    assert cost["bytes"]["unfused"] == (2 * count + 2 * 16 + 4 * count) + (4 * count + count) + (
+        count + 4 * count + 2 * count
+    )
+    assert report["kernels"] == {"fused": 1, "unfused": 3}
+    assert cost["bytes"]["saved"] == 2 * count + 2 * 16
+
+
+@pytest.mark.parametrize(
+    ("op", "read_and_written"),
+    [
+        # an operand read twice by one operation is read once
+        (made("y = x * x", "x: float32[N]", "y: float32[N]"), 4 + 4),
+        # floats are computed in float64 where an input is
+        (made("z = exp(x); y = z + w", "x: float32[N]; w: float64[N]", "y: float32[N]"), (4 + 8) + (8 + 8 + 4)),
+        # a cast's result has the type it rounds to; integers become float as they are read
+        (made("y = cast(x, float16) + i", "x: float32[N]; i: int8[N]", "y: float32[N]"), (4 + 2) + (2 + 1 + 4)),
+        # one value, two outputs: the second is a copy
+        (made("y = -x; z = -x", "x: float32[N]", "y: float16[N]; z: float32[N]"), (4 + 2) + (2 + 4)),
+        # an output that is an input
+        (made("y = x; z = -x", "x: float32[N]", "y: float16[N]; z: float32[N]"), (4 + 4) + (4 + 2)),
+        # positions and constants are no memory
+        (made("y = where(index(N) > 3, x, 0)", "x: float16[N]", "y: float16[N]"), 1 + (1 + 2 + 2)),
+        # a bool takes a byte
+        (made("y = x & ~w", "x: bool[N]; w: bool[N]", "y: bool[N]"), 2 + 3),
+    ],
+)
+def test_unfused_bytes_an_element(op, read_and_written):
+    assert unfused_bytes(op, next(bindings(op.spec)), {"N": 100}) == 100 * read_and_written
+
+
+def test_take_reads_what_it_picks_and_the_table_counts_once_when_fused():
+    op = made(
+        "c = take(table, i, axis=P); y = x * c",
+        "x: float32[..., N]; table: float32[P, N]; i: int32[...]",
+        "y: float32[..., N]",
+    )
+    _, cost = costs(op, {"...": 10, "N": 8, "P": 1000})
+    assert cost["bytes"]["fused"] == 4 * (80 + 1000 * 8 + 10 + 80)
+    assert cost["bytes"]["unfused"] == 4 * (10 + 80 + 80) + 4 * (80 + 80 + 80)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_op_is_explained(name):
+    op = library(name)
+    report = explain(op, default_shape(op.spec))
+    json.dumps(report)
+    assert len(report["costs"]) == len(list(bindings(op.spec)))
+    for cost in report["costs"]:
+        assert 0 < cost["bytes"]["fused"] <= cost["bytes"]["unfused"]
+        assert max(cost["launch"]["vector_bytes"].values()) == 16
+
+
+# The graph, the kernel, the roofline
+
+
+def test_graph_keeps_the_names_of_the_chain():
+    op = made("s = exp(x[0]) * 2; y[0] = s; y[1] = s * x[1] - x[0]", "x: float16[N, 2]", "y: float16[N, 2]")
+    found = graph(op)
+    steps = [(o.name, o.op, o.args, o.type) for o in found.operations]
+    assert steps == [
+        ("%0", "exp", ("x[0]",), "float[N]"),
+        ("s", "mul", ("%0", "2.0"), "float[N]"),
+        ("%1", "mul", ("s", "x[1]"), "float[N]"),
+        ("y[1]", "sub", ("%1", "x[0]"), "float[N]"),
+    ]
+    assert found.outputs == (("y[0]", "s"), ("y[1]", "y[1]"))
+
+
+def modes(op) -> dict[str, str]:
+    return {a["value"]: a["mode"] for a in explain(op, default_shape(op.spec))["accesses"]}
+
+
+def test_access_of_each_array():
+    assert modes(library("bias_relu")) == {"x": "flat", "bias": "tile", "y": "flat"}
+    assert modes(library("rotary_pairs"))["x[0]"] == "flat"
+    assert modes(library("silu_mul_fp8")) == {"x[0]": "tile", "x[1]": "tile", "scale": "scalar", "q": "flat"}
+    assert modes(library("alibi_bias"))["index(K)"] == "index"
+
+
+def test_ragged_words_name_who_stays_wide():
+    words = explain(library("bias_relu"), {"...": 1, "N": 1})["ragged"]
+    assert words.endswith("x and y keep wide accesses; bias goes element by element")
+    words = explain(library("gelu"), {"...": 1, "N": 1})["ragged"]
+    assert "only" not in words and "the last ones are taken one by one" in words
+    words = explain(made("y = x + 1.0", "x: float64[N]", "y: float64[N]", "schedule: {vector_bytes: 8}"), {"N": 5})[
+        "ragged"
+    ]
+    assert "one element a thread" in words
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ragged", "blocks"), [("...=64,N=4096", False, 129), ("...=1,N=8191", True, 4), ("...=8,N=3", True, 1)]
+)
+def test_launch(sizes, ragged, blocks):
+    op = library("bias_relu")
+    _, cost = costs(op, parse_shape(op.spec, sizes), T="bfloat16")
+    assert cost["launch"] == {
+        "vector": 8, "vector_bytes": {"x": 16, "y": 16}, "threads": 256, "blocks": blocks, "ragged": ragged
+    }  # fmt: skip
+
+
+def test_roofline_is_bytes_over_bandwidth():
+    report, cost = costs(library("silu_mul_fp8"), {"...": 1024, "N": 1024}, T="bfloat16")
+    assert cost["bytes"]["fused"] == 1024 * 1024 * (2 * 2 + 1) + 4
+    assert cost["roofline_us"]["H100 SXM"] == pytest.approx(cost["bytes"]["fused"] / 3.35e6, abs=1e-3)
+    assert cost["roofline_us"]["A100 80GB SXM"] is None  # no float8
+    assert [g["arch"] for g in report["gpus"]] == [g.arch for g in GPUS]
+
+
+def test_nothing_is_saved_without_a_gradient():
+    assert explain(library("silu_mul_fp8"), {"...": 1, "N": 1})["saved"]["names"] == []
+    assert explain(library("dropout_apply"), {"...": 1, "N": 1})["saved"]["names"] == ["x", "mask", "residual"]
+    integers = made("y = x + 1", "x: int32[N]", "y: int32[N]")
+    assert explain(integers, {"N": 1})["saved"]["names"] == []
+
+
+# Shapes
+
+
+def test_default_shapes_have_about_as_many_elements():
+    assert default_shape(library("bias_relu").spec) == {"...": 32768, "N": 8192}  # its first bench entry
+    assert default_shape(library("relu").spec) == {"...": 8192, "N": 4096}
+    assert default_shape(library("rotary").spec) == {"B": 64, "S": 64, "H": 64, "D": 128}
+    assert default_shape(made("y = x", "x: float32[]", "y: float32[]").spec) == {}
+    blocks = made("y = x * s", "x: float32[..., (B G=128)]; s: float32[..., B]", "y: float32[..., (B G=128)]").spec
+    assert default_shape(blocks) == {"...": 64, "B": 4096, "G": 128}
+    table = made("y = take(t, i, axis=P)", "t: float32[P]; i: int32[...]", "y: float32[...]").spec
+    assert default_shape(table) == {"...": 2**25, "P": 4096}
+
+
+def test_an_axis_left_out_has_its_default():
+    assert parse_shape(library("bias_relu").spec, " N = 3 ") == {"...": 32768, "N": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("N", "cannot read 'N'"),
+        ("N=", "cannot read"),
+        ("N=0", "cannot read"),
+        ("N=-1", "cannot read"),
+        ("N=1e3", "cannot read"),
+        ("N=99999999999999999999999", "cannot read"),
+        ("M=4", "no axis 'M'"),
+        ("N=4,N=5", "given twice"),
+    ],
+)
+def test_shapes_that_cannot_be_read(text, message):
+    with pytest.raises(Mistake, match=message):
+        parse_shape(library("bias_relu").spec, text)
+
+
+def test_fixed_extents_stay():
+    spec = made("y = x", "x: float32[..., (B G=128)]", "y: float32[..., (B G=128)]").spec
+    assert parse_shape(spec, "G=128,B=2") == {"...": 64, "B": 2, "G": 128}
+    with pytest.raises(Mistake, match="fixes G at 128"):
+        parse_shape(spec, "G=64")
+
+
+def test_units():
+    assert [size_text(n) for n in (0, 999, 1000, 2.15e9)] == ["0 B", "999 B", "1 kB", "2.15 GB"]
+    assert [time_text(t) for t in (0.5, 41.26, 641.4, 12345.0)] == ["0.5 us", "41.3 us", "641 us", "12.3 ms"]
+
+
+# The drawing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drawings_show_everything_without_overlaps(name):
+    op = library(name)
+    root = ElementTree.fromstring(draw(op))
+    svg = "{http://www.w3.org/2000/svg}"
+    texts = [t.text for t in root.iter(svg + "text")]
+    arrays = {a.name for a in op.spec.arrays}
+    assert arrays <= set(texts)
+    assert {str(a) for a in op.spec.arrays} <= set(texts)
+    boxes = [[float(r.get(k)) for k in ("x", "y", "width", "height")] for r in root.iter(svg + "rect") if r.get("x")]
+    assert len(boxes) == (len(texts) - 1) / 2 >= len(graph(op).operations) + len(op.spec.outputs) + 1
+    width, height = float(root.get("width")), float(root.get("height"))
+    for x, y, w, h in boxes:
+        assert x >= 0 and y >= 0 and x + w <= width and y + h <= height
+    for (x, y, w, _), (x2, y2, w2, _) in itertools.combinations(boxes, 2):
+        assert y != y2 or x + w < x2 or x2 + w2 < x
+    for path in (p.get("d") for p in root.iter(svg + "path") if p.get("class") == "edge"):
+        numbers = [float(word.lstrip("MCV")) for word in path.split() if word not in "MCV"]
+        assert numbers[1] < numbers[7]  # downwards
+
+
+def test_drawings_escape_what_they_show():
+    op = made("y = where(x < 1, 0, 1)", "x: float32[N]", "y: float32[N]")
+    assert "x &lt; 1" in draw(op)
+
+
+# The command
+
+
+def run(monkeypatch, *words) -> int:
+    monkeypatch.setattr(sys, "argv", ["codegen", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    return stopped.value.code or 0
+
+
+def test_the_command_prints_a_report(monkeypatch, capsys):
+    assert run(monkeypatch, "explain", "swiglu", "--specs", SPECS) == 0
+    text = capsys.readouterr().out
+    for words in ("SiLU", "H100 SXM", "T=bfloat16", "exp %", "x[0]", "32768 x 16384"):
+        assert words in text
+
+
+def test_the_command_prints_json_and_draws(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "graph.svg"
+    assert run(monkeypatch, "explain", "gelu", "--specs", SPECS, "--json", "--svg", file, "--shape", "N=3") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["shape"] == {"...": 8192, "N": 3}
+    assert file.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gel"], "no spec 'gel'"),
+        (["gelu", "--shape", "M=1"], "no axis 'M'"),
+        (["gelu", "--svg", "no/such/x.svg"], "No such file"),
+    ],
+)
+def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys):
+    assert run(monkeypatch, "explain", *words, "--specs", SPECS) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert out == ""
+
+
+def test_explaining_imports_neither_jax_nor_cutlass():
+    code = "import sys, codegen.explain, codegen.svg, codegen.sizes; print([m for m in sys.modules if m in ('jax', 'cutlass')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SPECS.parent)
+    assert done.stdout.strip() == "[]"

@@ -141,7 +141,8 @@ def read_chain(spec: Spec) -> tuple[Statement, ...]:
         except Placed as error:
             diagnostics += line.diagnostics(error)
             broken |= {line.first_name} - set(scope.names())
-    diagnostics += unassigned(spec, assigned, broken)
+    if len(lines) <= MAX_STATEMENTS:
+        diagnostics += unassigned(spec, assigned, broken)
     if not diagnostics:
         diagnostics += unused(spec, scope, assigned)
     if diagnostics:
@@ -226,7 +227,8 @@ def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`")
     for first, text in _chunks(scalar.value):
         if len(lines) == MAX_STATEMENTS:
             message = f"more than {MAX_STATEMENTS} statements"
-            diagnostics.append(Line(scalar, first, text, None).at(0, 0, 1, message, "make it several ops"))
+            lines.append(Line(scalar, first, text, None))
+            diagnostics.append(lines[-1].at(0, 0, len(text), message, "make it several ops"))
             break
         unread = Line(scalar, first, text, None)
         try:

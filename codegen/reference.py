@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import functools
 import keyword
+import warnings
 
 from codegen.errors import Mistake, SpecError, known, shown
-from codegen.formula import Line, Placed, construct, literal, read_lines, together
+from codegen.formula import MAX_STATEMENTS, Line, Placed, construct, literal, read_lines, together
 from codegen.spec import Spec
 
 _EXPRESSIONS = (
@@ -56,7 +57,7 @@ def read_reference(spec: Spec) -> Reference:
             mistake = Mistake("nested too deeply, or a number too long", "split it in several names")
             diagnostics.append(line.diagnostic(Placed(line.tree, mistake)))
     missing = [name for name in outputs if name not in checker.assigned | broken]
-    if missing and (len(outputs) > 1 or not diagnostics):
+    if missing and len(lines) <= MAX_STATEMENTS and (len(outputs) > 1 or not diagnostics):
         hint = "with one output it may be an expression, else statements that assign every output"
         message = f"the reference never assigns {', '.join(map(repr, missing))}"
         diagnostics.append(Line(spec.reference, 0, "", None).at(0, 0, 1, message, hint))
@@ -81,7 +82,7 @@ class _Checker:
             self.expression(node.value, ())
             broken.clear()
             self.assigned.add(self.spec.outputs[0].name)
-            return "return " + ast.unparse(node.value)
+            return "return " + _printed(node.value)
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
             hint = "with one output it may be an expression" if len(self.spec.outputs) == 1 else "as in y = x + bias"
             raise Placed(node, Mistake("not a statement of the form `name = expression`", hint))
@@ -95,7 +96,7 @@ class _Checker:
                     element, Mistake("only names can be assigned", "names are letters, digits and underscores")
                 )
         self.expression(node.value, ())
-        text = ast.unparse(node)
+        text = _printed(node)
         broken -= set(names)
         self.assigned |= set(names)
         return text
@@ -147,6 +148,18 @@ class _Checker:
             hint = known(node.attr, _METHODS, "attributes")
             raise Placed(node, Mistake(f"the attribute {shown(node.attr)} is not allowed in a reference", hint))
         self.expression(node.value, local)
+
+
+def _printed(node: ast.AST) -> str:
+    """A statement or an expression as a generated file has it: on one line, and nothing that Python warns of."""
+    text = ast.unparse(node)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            compile(text, "reference", "exec")
+    except SyntaxError as error:
+        raise Placed(node, Mistake("Python warns of this", error.msg)) from None
+    return text
 
 
 def _path(node: ast.AST) -> list[str]:

@@ -34,7 +34,7 @@ def squareplus_chain(x, approx):
     t2 = device.maximum(t0, t1)
     t3 = device.divide(device.minimum(t0, t1), t2, approx)
     t4 = device.where(t2 == 0.0, t2, t2 * cute.math.sqrt(1.0 + t3 * t3, fastmath=approx))
-    y = 0.5 * device.where(x > 0.0, x + t4, device.divide(4.0, t4 - x, approx))
+    y = device.where(x > 0.0, 0.5 * x + 0.5 * t4, device.divide(2.0, t4 - x, approx))
     return y
 
 
@@ -102,7 +102,7 @@ def squareplus_xla(x):
     t2 = jnp.maximum(t0, t1)
     t3 = jnp.minimum(t0, t1) / t2
     t4 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t3 * t3))
-    y = 0.5 * jnp.where(x > 0.0, x + t4, 4.0 / (t4 - x))
+    y = jnp.where(x > 0.0, 0.5 * x + 0.5 * t4, 2.0 / (t4 - x))
     return y
 
 

@@ -108,6 +108,8 @@ class Analysis:
             for signs in ((1, -1), (-1, 1), (1, 1), (-1, -1)):
                 ends = [a.value + s * a.error if a.error.any() else a.value for a, s in zip(args, signs, strict=False)]
                 uncertain = uncertain | (np.asarray(function(*ends)) != value)
+            for arg in args:
+                uncertain = uncertain | _lost(arg)
         return Bound(value, uncertain.astype(np.float64), overflow)
 
     def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +129,7 @@ class Analysis:
             reach = np.zeros(value.shape)
             for end in (arg.value + arg.error, arg.value - arg.error):
                 reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
-            error = error + reach
+            error = error + np.where(_lost(arg), np.inf, reach)
         return value, error
 
     def evaluate(self, node: Node):
@@ -152,6 +154,13 @@ class Analysis:
         overflow = overflow | beyond
         error = np.where(beyond, np.inf, error)
         return Bound(value, error, overflow)
+
+
+def _lost(bound: Bound) -> np.ndarray:
+    """Where a value is NaN but might as well be a number: its interval has no ends to follow."""
+    if bound.value.dtype.kind != "f":
+        return np.zeros(bound.value.shape, bool)
+    return np.isnan(bound.value) & np.isinf(bound.error)
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -29,12 +29,14 @@ class Span:
 
 
 class Mistake(Exception):
-    """A user's mistake without a place; `hint` says what is known or what to write instead."""
+    """A user's mistake without a place in a file; `hint` says what is known or what to write instead. `place` is the
+    0-based row and column in the text that was read, and the length, where they are known."""
 
-    def __init__(self, message: str, hint: str = ""):
+    def __init__(self, message: str, hint: str = "", place: tuple[int, int, int] | None = None):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.place = place
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,15 @@ def shown(word: str) -> str:
     return repr(word if len(word) <= _WORD else word[: _WORD - 3] + "...")
 
 
+def nearest(word: str, names: Iterable[str]) -> list[str]:
+    """The name that a misspelled word was likely meant to be, if any."""
+    return difflib.get_close_matches(word[:_WORD], sorted(names), n=1)
+
+
 def known(word: str, names: Iterable[str], what: str = "known here") -> str:
     """The hint for an unknown name: what is known, and the nearest spelling."""
     names = sorted(set(names))
-    close = difflib.get_close_matches(word[:_WORD], names, n=1)
+    close = nearest(word, names)
     if len(names) > _LISTED and close:
         return f"Did you mean {close[0]!r}?"
     return f"{what}: {', '.join(names) or 'nothing'}." + (f" Did you mean {close[0]!r}?" if close else "")

@@ -26,6 +26,7 @@ from codegen.text import Scalar
 
 MAX_FORMULA = 4000  # characters of one statement
 MAX_STATEMENTS = 500
+SPLIT = "split it in several names"
 MAX_EXPONENT = 64
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 
@@ -74,6 +75,13 @@ class Placed(Exception):
         self.more: list[Placed] = []
 
 
+class Follows(Placed):
+    """What follows from another mistake: nothing is said about it."""
+
+    def __init__(self, node: ast.AST):
+        super().__init__(node, Mistake("follows from another mistake"))
+
+
 @dataclass
 class Scope:
     """What names mean while a formula is read."""
@@ -87,6 +95,7 @@ class Scope:
     outputs: frozenset[str] = frozenset()
     output_axes: frozenset[str] = frozenset()
     later: frozenset[str] = frozenset()  # names that some line assigns
+    broken: set[str] = field(default_factory=set)  # names whose own line has a mistake
     used: set[str] = field(default_factory=set)
 
     @property
@@ -121,10 +130,10 @@ def read_chain(spec: Spec) -> tuple[Statement, ...]:
     lines, diagnostics = read_lines(spec.chain)
     statements: list[Statement] = []
     assigned: dict[tuple[str, int | None], Line] = {}
-    broken: set[str] = set()  # names whose own statement failed: what follows from them is not reported
+    broken = scope.broken
     scope.later = frozenset(line.first_name for line in lines)
     for line in lines:
-        if line.tree is None or broken & line.names:
+        if line.tree is None:
             broken |= {line.first_name} - set(scope.names())
             continue
         try:
@@ -163,13 +172,6 @@ class Line:
     tree: ast.stmt | None
 
     @functools.cached_property
-    def names(self) -> frozenset[str]:
-        """The names it mentions, its own target's left out where it has one."""
-        if isinstance(self.tree, ast.Assign):
-            return frozenset(n.id for n in ast.walk(self.tree.value) if isinstance(n, ast.Name))
-        return frozenset(re.findall(r"[a-z_]\w*", self.text)) - {self.first_name}
-
-    @functools.cached_property
     def first_name(self) -> str:
         """What it assigns, if it assigns."""
         if isinstance(self.tree, ast.Assign):
@@ -183,7 +185,8 @@ class Line:
         return self.scalar.source.diagnostic(self.scalar.at(self.line + row, column, length), message, hint)
 
     def diagnostics(self, error: Placed) -> list[Diagnostic]:
-        return [self.diagnostic(error), *(d for more in error.more for d in self.diagnostics(more))]
+        own = [] if isinstance(error, Follows) else [self.diagnostic(error)]
+        return [*own, *(d for more in error.more for d in self.diagnostics(more))]
 
     def diagnostic(self, error: Placed) -> Diagnostic:
         node: Any = error.node
@@ -234,9 +237,9 @@ def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`")
         try:
             tree, *more = parse_python(text).body
         except Mistake as error:
-            row, column = getattr(error, "place", (0, len(text) - len(text.lstrip())))
+            place = error.place or (0, len(text) - len(text.lstrip()), 1)
             lines.append(unread)
-            diagnostics.append(unread.at(row, column, 1, error.message, error.hint or form))
+            diagnostics.append(unread.at(*place, error.message, error.hint or form))
             continue
         lines.append(Line(scalar, first, text, None if more else tree))
         if more:
@@ -248,7 +251,7 @@ def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`")
 def parse_python(text: str) -> ast.Module:
     """Python's parse of a statement. Raises `Mistake`, with `place` where Python gives one."""
     if len(text) > MAX_FORMULA:
-        raise Mistake(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", "split it in several names")
+        raise Mistake(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", SPLIT)
     lead = len(text) - len(text.lstrip(" \t"))
     try:
         with warnings.catch_warnings():
@@ -256,28 +259,22 @@ def parse_python(text: str) -> ast.Module:
             return _shifted(ast.parse(text[lead:]), lead)
     except SyntaxError as error:
         row = max(0, (error.lineno or 1) - 1)
-        mistake = Mistake(f"cannot read this: {_plain(error.msg)}")
         column = max(0, (error.offset or 1) - 1) + (lead if row == 0 else 0)
-        mistake.place = (row, column)  # type: ignore[attr-defined]
-        raise mistake from None
-    except (RecursionError, MemoryError, ValueError, OverflowError):
-        raise Mistake(
-            "cannot read this: too deeply nested, or a number too long", "split it in several names"
-        ) from None
+        message = f"cannot read this: {_plain(error.msg)}"
+        raise Mistake(message, SPLIT if "too many" in message else "", (row, column, 1)) from None
+    except (RecursionError, MemoryError):
+        raise Mistake("nested too deeply", SPLIT) from None
+
+
+# Python's messages that are kept: the others differ between its versions
+_KEPT = (
+    "'(' was never closed", "'[' was never closed", "'{' was never closed", "unmatched", "unterminated string",
+    "invalid character", "invalid non-printable", "too many nested",
+)  # fmt: skip
 
 
 def _plain(message: str) -> str:
-    """Python's message, without those that differ between its versions."""
-    kept = (
-        "'(' was",
-        "'[' was",
-        "'{' was",
-        "unmatched",
-        "unterminated string",
-        "invalid character",
-        "invalid non-print",
-    )
-    return message.partition(" (detected")[0] if message.startswith(kept) else "invalid syntax"
+    return message.partition(" (detected")[0] if message.startswith(_KEPT) else "invalid syntax"
 
 
 def _shifted(tree: ast.Module, lead: int) -> ast.Module:
@@ -339,7 +336,7 @@ def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr)
     kind = spec.kind(output)
     extra = [axis for axis in value.dims if axis not in output.axes]
     if extra:
-        hint = f"reduce over {', '.join(extra)}, or declare {output.name!r} with it"
+        hint = f"reduce over {', '.join(extra)}, or declare {output.name!r} with {'it' if len(extra) == 1 else 'them'}"
         message = f"{output.name!r} is {output} but this varies along {', '.join(extra)}"
         raise Placed(tree, Mistake(message, hint))
     if "bool" in (kind, value.kind) and kind != value.kind:
@@ -419,7 +416,7 @@ class Reader:
         try:
             return self.read(tree)
         except RecursionError:
-            raise Placed(tree, Mistake("nested too deeply", "split it in several names")) from None
+            raise Placed(tree, Mistake("nested too deeply", SPLIT)) from None
 
     def read(self, tree: ast.expr) -> Node:
         method = getattr(self, "read_" + type(tree).__name__, None)
@@ -464,6 +461,8 @@ class Reader:
             raise self.fail(tree, f"{name!r} is a function", f"call it: {name}(...)")
         if name in scope.axes:
             raise self.fail(tree, f"{name!r} is an axis", f"its position is index({name}), its extent size({name})")
+        if name in scope.broken:
+            raise Follows(tree)
         if name in scope.later:
             hint = "a name can be used in the lines below the one that assigns it"
             raise self.fail(tree, f"{name!r} has no value yet", hint)
@@ -535,7 +534,7 @@ class Reader:
             raise self.fail(tree.func, "functions are called by their plain name", "as in tanh(x), not jnp.tanh(x)")
         name = tree.func.id
         if any(isinstance(a, ast.Starred) for a in tree.args) or any(k.arg is None for k in tree.keywords):
-            raise self.fail(tree, "'*' and '**' in a call are not part of the language", "name every argument")
+            raise self.fail(tree, "'*' and '**' in a call are not part of the language", "write every argument out")
         if name in SPECIAL:
             return getattr(self, "call_" + name)(tree)
         if name in REDUCTIONS:
@@ -599,7 +598,7 @@ class Reader:
         dtype = given["dtype"]
         names = [*self.scope.types, *DTYPES]
         if not isinstance(dtype, ast.Name) or dtype.id not in names:
-            text = ast.unparse(dtype) if isinstance(dtype, ast.Name | ast.Attribute) else "this"
+            text = str(dtype.value) if isinstance(dtype, ast.Constant) else ast.unparse(dtype)
             raise self.fail(dtype, f"{shown(text)} is no type", known(text.rpartition(".")[2], names, "types"))
         value = self.read(given["e"])
         kind = DTYPES[self.scope.types.get(dtype.id, (dtype.id,))[0]].kind
@@ -694,7 +693,7 @@ class Reader:
     def contract(self, tree: ast.BinOp, left: Node, right: Node) -> Node:
         shared = [a for a in left.dims if a in right.dims and a not in self.scope.output_axes]
         if len(shared) != 1:
-            found = f"these share {', '.join(shared)}" if shared else "these share none"
+            found = f"here both have {' and '.join(shared)}" if shared else "here there is none"
             raise self.fail(tree, "'@' contracts over the one axis that both sides have and no output has", found)
         if "bool" in (left.kind, right.kind):
             raise self.fail(tree, "'@' takes numbers, not a bool", "write where(condition, 1, 0)")
@@ -704,7 +703,7 @@ class Reader:
 
     def power(self, tree: ast.BinOp, base: Node, exponent: Node) -> Node:
         if "bool" in (base.kind, exponent.kind):
-            raise self.fail(tree, "'**' takes numbers, not a bool", "write where(condition, a, b)")
+            raise self.fail(tree, "'**' takes numbers, not a bool", "write where(condition, 1, 0) for the bool")
         if exponent.op == "param":
             return self.fold(tree, "pow", [self.to_float(base), self.to_float(exponent)])
         if not exponent.is_const:
@@ -757,7 +756,12 @@ class Reader:
                 return self.fold(tree, name, args)
             args, kinds = rest, kinds[1:]
         if "bool" in kinds:
-            raise self.fail(tree, f"{sign} takes numbers, not a bool", "write where(condition, a, b)")
+            hint = (
+                "write where(condition, 1, 0) for the bool"
+                if op.rule != "select"
+                else "both values are numbers, or both bools"
+            )
+            raise self.fail(tree, f"{sign} takes numbers, not a bool", hint)
         if op.rule in ("float", "predicate"):
             args = [self.to_float(a) for a in args]
         elif len(args) == 2:
@@ -836,9 +840,11 @@ def literal(value: object) -> str:
 
 
 def construct(tree: ast.AST) -> str:
+    """What a piece of Python is, in words."""
     names = {
-        "Lambda": "lambda", "List": "a list", "Dict": "a dict", "Set": "a set", "Tuple": "a tuple",
-        "Attribute": "an attribute", "NamedExpr": "':='", "JoinedStr": "an f-string", "Starred": "'*'",
-        "ListComp": "a comprehension", "GeneratorExp": "a comprehension", "Await": "await", "Yield": "yield",
+        "Lambda": "lambda", "List": "a list", "Dict": "a dict", "Set": "a set", "Tuple": "a tuple", "Slice": "a slice",
+        "Attribute": "an attribute", "NamedExpr": "':='", "JoinedStr": "an f-string", "Starred": "'*'", "Await": "await",
+        "ListComp": "a comprehension", "SetComp": "a comprehension", "DictComp": "a comprehension",
+        "GeneratorExp": "a comprehension", "Yield": "yield", "YieldFrom": "yield", "BoolOp": "'and' or 'or'",
     }  # fmt: skip
     return names.get(type(tree).__name__, f"this ({type(tree).__name__})")

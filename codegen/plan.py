@@ -168,13 +168,6 @@ class _Planner:
                 return [
                     self.mistake(message, "an element-wise kernel does not transpose: give all the same order", array)
                 ]
-        tables = {(n.args[0].attr.name, n.attr) for n in self.nodes if n.op == "take"}  # type: ignore[attr-defined]
-        direct = {n.attr.name for s in self.statements for n in _read(s)}  # type: ignore[attr-defined]
-        for array in self.spec.inputs:
-            for axis in array.axes:
-                if axis not in self.axes and ((array.name, axis) not in tables or array.name in direct):
-                    message = f"{array.name!r} has the axis {axis}, which no output has"
-                    return [self.mistake(message, "reduce over it, or leave it out", array)]
         for node in self.nodes:
             if node.op == "size" and node.attr not in self.axes:
                 message = f"no kernel for the size of {node.attr} yet, an axis that no output has"
@@ -196,7 +189,9 @@ class _Planner:
         for line, statement in zip(lines, self.statements, strict=True):
             if any(n.op in ops for n in topological([statement.value])):
                 assert isinstance(line.tree, ast.Assign)
-                return line.diagnostic(Placed(line.tree.value, Mistake(message, hint)))
+                names = {"MatMult" if op == "contract" else op for op in ops}
+                found = [n for n in ast.walk(line.tree) if _named(n) in names]
+                return line.diagnostic(Placed(found[0] if found else line.tree.value, Mistake(message, hint)))
         raise AssertionError(ops)
 
     def elementwise(self) -> Elementwise:
@@ -351,10 +346,8 @@ class _Names:
         return self.free(f"{table}_at_{index}", "take", table, index, axis)
 
 
-def _read(statement: Statement) -> Iterable[Node]:
-    """The inputs that a statement reads other than through `take`."""
-    for node in topological([statement.value]):
-        if node.op != "take":
-            yield from (arg for arg in node.args if arg.op == "input")
-    if statement.value.op == "input":
-        yield statement.value
+def _named(tree: ast.AST) -> str:
+    """The function that a call names, or the operator of an operation."""
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+        return tree.func.id
+    return type(tree.op).__name__ if isinstance(tree, ast.BinOp) else ""

@@ -12,7 +12,7 @@ import keyword
 import warnings
 
 from codegen.errors import Mistake, SpecError, known, shown
-from codegen.formula import MAX_STATEMENTS, Line, Placed, construct, literal, read_lines, together
+from codegen.formula import MAX_STATEMENTS, SPLIT, Line, Placed, construct, literal, read_lines, together
 from codegen.spec import Spec
 
 _EXPRESSIONS = (
@@ -50,11 +50,11 @@ def read_reference(spec: Spec) -> Reference:
             broken.add(line.first_name)
             continue
         try:
-            body.append(checker.statement(line.tree, len(lines) == 1 and len(outputs) == 1, broken))
+            body.append(checker.statement(line.tree, len(lines) == 1, broken))
         except Placed as error:
             diagnostics += line.diagnostics(error)
         except (RecursionError, ValueError):  # ValueError: an integer too long to print
-            mistake = Mistake("nested too deeply, or a number too long", "split it in several names")
+            mistake = Mistake("nested too deeply, or a number too long", SPLIT)
             diagnostics.append(line.diagnostic(Placed(line.tree, mistake)))
     missing = [name for name in outputs if name not in checker.assigned | broken]
     if missing and len(lines) <= MAX_STATEMENTS and (len(outputs) > 1 or not diagnostics):
@@ -75,17 +75,21 @@ class _Checker:
         self.assigned: set[str] = set()
         self.broken: set[str] = set()
 
-    def statement(self, node: ast.stmt, bare: bool, broken: set[str]) -> str:
+    def statement(self, node: ast.stmt, alone: bool, broken: set[str]) -> str:
         self.broken = broken
-        if isinstance(node, ast.Expr) and bare:
+        if isinstance(node, ast.Expr) and alone and len(self.spec.outputs) == 1:
             broken.add(self.spec.outputs[0].name)
             self.expression(node.value, ())
             broken.clear()
             self.assigned.add(self.spec.outputs[0].name)
             return "return " + _printed(node.value)
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-            hint = "with one output it may be an expression" if len(self.spec.outputs) == 1 else "as in y = x + bias"
-            raise Placed(node, Mistake("not a statement of the form `name = expression`", hint))
+            if isinstance(node, ast.Expr) and alone:
+                broken |= {a.name for a in self.spec.outputs}
+                message = "one expression, but the op has several outputs"
+                raise Placed(node, Mistake(message, "write a statement `name = ...` for each"))
+            message = "not a statement of the form `name = expression`"
+            raise Placed(node, Mistake(message, "as in z = jnp.exp(x)"))
         target = node.targets[0]
         elements = target.elts if isinstance(target, ast.Tuple) else [target]
         names = [e.id for e in elements if isinstance(e, ast.Name)]
@@ -103,7 +107,9 @@ class _Checker:
 
     def expression(self, node: ast.AST, local: tuple[str, ...]) -> None:
         if not isinstance(node, _EXPRESSIONS):
-            raise Placed(node, Mistake(f"{construct(node)} is not allowed in a reference", "it is jnp expressions"))
+            raise Placed(
+                node, Mistake(f"{construct(node)} is not allowed in a reference", "write it with functions of jnp")
+            )
         if isinstance(node, ast.Name):
             allowed = self.names | self.assigned | set(local)
             if node.id in ("jnp", "jax"):
@@ -122,13 +128,17 @@ class _Checker:
                 raise Placed(
                     node, Mistake("this form of lambda is not allowed in a reference", "as in lambda a, b: a + b")
                 )
-            for name in names:
-                if not _plain_name(name):
-                    raise Placed(node, Mistake(f"{shown(name)} is no name for an argument", "pick another name"))
+            for argument in node.args.args:
+                if not _plain_name(argument.arg):
+                    message = f"{shown(argument.arg)} is no name for an argument"
+                    raise Placed(argument, Mistake(message, "pick another name"))
             self.expression(node.body, (*local, *names))
         else:
-            if isinstance(node, ast.keyword) and not _plain_name(node.arg or ""):
-                raise Placed(node, Mistake("'**' in a call is not allowed in a reference", "name every argument"))
+            name = node.arg if isinstance(node, ast.keyword) else "ok"
+            if name is None:
+                raise Placed(node, Mistake("'**' in a call is not allowed in a reference", "write every argument out"))
+            if not _plain_name(name):
+                raise Placed(node, Mistake(f"no function takes an argument named {shown(name)}", "check its name"))
             together([functools.partial(self.expression, child, local) for child in ast.iter_child_nodes(node)])
 
     def attribute(self, node: ast.Attribute, local: tuple[str, ...]) -> None:
@@ -144,10 +154,18 @@ class _Checker:
                 hint = "it may use jnp, jax.nn, jax.lax, jax.jvp, jax.vjp and jax.grad"
                 raise Placed(node, Mistake(f"{shown('.'.join(path))} is not allowed in a reference", hint))
             return
+        if len(path) > 1 and path[0] not in self.names | self.assigned | self.broken | set(local):
+            self.expression(_base(node), local)
         if node.attr not in _METHODS:
             hint = known(node.attr, _METHODS, "attributes")
             raise Placed(node, Mistake(f"the attribute {shown(node.attr)} is not allowed in a reference", hint))
         self.expression(node.value, local)
+
+
+def _base(node: ast.Attribute) -> ast.AST:
+    """The name that attributes are taken of."""
+    inner = node.value
+    return _base(inner) if isinstance(inner, ast.Attribute) else inner
 
 
 def _printed(node: ast.AST) -> str:

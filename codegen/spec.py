@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, shown
+from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, nearest, shown
 from codegen.ir import DTYPES, ROWS
 from codegen.text import Mapping, Scalar, Sequence, Source, Tree, parse_yaml, resolve
 
@@ -160,43 +160,49 @@ def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
 
 def parse_dims(text: str) -> tuple[Axis, ...]:
     """`..., (2 N)` to axes. Raises `Mistake`."""
-    if not text.strip():
-        return ()
-    dims = []
-    for position, word in enumerate(_split_dims(text)):
-        if word == ROWS:
-            if position:
-                raise Mistake("'...' must be the first axis", "it stands for all leading axes: write T[..., N]")
-            dims.append(Axis((ROWS,), extents=(None,)))
-        elif word.startswith("("):
-            dims.append(_group(word))
-        elif _is_number(word):
-            dims.append(Axis((), parts=_parts(word)))
-        else:
-            dims.append(Axis((_axis(word),), extents=(None,)))
-    if len(dims) > _MAX_DIMS:
-        raise Mistake(f"{len(dims)} axes; an array has at most {_MAX_DIMS}", "`...` is any number of leading axes")
-    names = [name for dim in dims for name in dim.names]
-    for name in names:
-        if names.count(name) > 1:
-            raise Mistake(f"axis {name!r} stands twice", "give the second axis a name of its own")
-    if sum(dim.parts is not None for dim in dims) > 1:
-        raise Mistake("at most one axis may have parts", "split the array in two inputs, or name one of the axes")
+    dims: list[Axis] = []
+    for start, word in _split_dims(text):
+        place = (0, start, len(word))
+        try:
+            dim = _dim(word)
+        except Mistake as error:
+            error.place = place
+            raise
+        if ROWS in dim.names and dims:
+            raise Mistake("'...' must be the first axis", "it stands for all leading axes: write T[..., N]", place)
+        for name in dim.names:
+            if any(name in other.names for other in dims) or dim.names.count(name) > 1:
+                raise Mistake(f"axis {name!r} stands twice", "give the second axis a name of its own", place)
+        if dim.parts is not None and any(other.parts is not None for other in dims):
+            hint = "split the array in two inputs, or name one of the axes"
+            raise Mistake("at most one axis may have parts", hint, place)
+        dims.append(dim)
+        if len(dims) > _MAX_DIMS:
+            raise Mistake(f"an array has at most {_MAX_DIMS} axes", "`...` is any number of leading axes", place)
     return tuple(dims)
 
 
-def _split_dims(text: str) -> list[str]:
+def _split_dims(text: str) -> list[tuple[int, str]]:
+    """The words between commas outside of parentheses, and where they start."""
     words, depth, start = [], 0, 0
     for i, char in enumerate(text + ","):
         depth += (char == "(") - (char == ")")
         if char == "," and depth <= 0:
-            words.append(text[start:i].strip())
+            word = text[start:i]
+            words.append((start + len(word) - len(word.lstrip()), word.strip()))
             start = i + 1
-    if "" in words or depth > 0:
-        raise Mistake(
-            f"cannot read the axes {shown(f'[{text}]')}", "axes are separated by commas: T[..., N], T[..., (2 N)], T[]"
-        )
-    return words
+    if depth > 0 or (text.strip() and any(not word for _, word in words)):
+        hint = "axes are separated by commas: T[..., N], T[..., (2 N)], T[]"
+        raise Mistake(f"cannot read the axes {shown(f'[{text}]')}", hint, (0, 0, len(text)))
+    return words if text.strip() else []
+
+
+def _dim(word: str) -> Axis:
+    if word.startswith("("):
+        return _group(word)
+    if _is_number(word):
+        return Axis((), parts=_parts(word))
+    return Axis((word if word == ROWS else _axis(word),), extents=(None,))
 
 
 def _group(word: str) -> Axis:
@@ -239,10 +245,18 @@ def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Arra
     if not match:
         raise Mistake(f"cannot read {shown(text)} as an array", "an array is DTYPE[axes], as in T[..., N] or float32[]")
     dtype, dims, default = match.groups()
-    if dtype not in types and dtype not in DTYPES:
-        raise Mistake(f"unknown type {shown(dtype)}", known(dtype, [*types, *DTYPES]))
-    array = Array(name, dtype, parse_dims(dims))
-    return array if default is None else Array(name, dtype, array.dims, _default(array, default, types))
+    part = 1
+    try:
+        if dtype not in types and dtype not in DTYPES:
+            raise Mistake(f"unknown type {shown(dtype)}", known(dtype, [*types, *DTYPES], "types"), (0, 0, len(dtype)))
+        part = 2
+        array = Array(name, dtype, parse_dims(dims))
+        part = 3
+        return array if default is None else Array(name, dtype, array.dims, _default(array, default, types))
+    except Mistake as error:
+        _, column, length = error.place or (0, 0, len(default))
+        error.place = (0, match.start(part) + column, length)
+        raise
 
 
 def _default(array: Array, text: str, types: dict[str, tuple[str, ...]]) -> float | int | bool:
@@ -325,17 +339,19 @@ class _Reader:
         self.diagnostics.append(self.source.diagnostic(span, message, hint))
 
     def spec(self) -> Spec | None:
-        """The spec; None where what its formulas are about (op, types, arrays, parameters) has mistakes."""
-        op = self.op()
+        """The spec; None where what its formulas are about (types, arrays, parameters) has mistakes."""
         self.types = self.read_types()
         inputs, outputs = self.arrays("inputs", True), self.arrays("outputs", False)
-        params = self.params(op or "")
+        params = self.params()
         self.unused_types(inputs + outputs)
-        sound = not self.diagnostics and op is not None and inputs and outputs
+        sound = not self.diagnostics and inputs and outputs
+        op = self.op()
+        meant: list[str] = []
         for key, _ in self.tree.items:
             if key.value not in KEYS:
                 self.mistake(key.span, f"unknown key {shown(key.value)}", known(key.value, KEYS, "a spec's keys"))
-        missing = [key for key in REQUIRED if key not in self.values]
+                meant += nearest(key.value, KEYS)
+        missing = [key for key in REQUIRED if key not in self.values and key not in meant]
         if missing:
             self.mistake(self.tree.span, f"missing {', '.join(map(repr, missing))}", "see `codegen new` for a start")
         empty = Scalar(self.source, "", "plain", 0, 0)
@@ -414,9 +430,12 @@ class _Reader:
 
     def op(self) -> str | None:
         value = self.text("op")
-        if value is None or not self.name(value, "an op", PACKAGE_NAMES):
+        if value is None:
             return None
-        del self.taken[value.value]  # an op and its array may share a name: they never meet in one scope
+        error = op_name_mistake(value.value)
+        if error is not None:
+            self.mistake(value.span, error.message, error.hint)
+            return None
         if value.value != self.stem:
             hint = f"rename the file to {value.value}.yaml"
             if op_name_mistake(self.stem) is None:
@@ -440,6 +459,7 @@ class _Reader:
     def read_types(self) -> dict[str, tuple[str, ...]]:
         types: dict[str, tuple[str, ...]] = {}
         for key, value in self.mapping("types"):
+            types[key.value] = ("float32",)  # where it is wrong: no second mistake where it is used
             if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,15}", key.value) or key.value in RESERVED:
                 hint = "type variables are named like T: a capital letter first, at most 16 letters and digits"
                 self.mistake(key.span, f"{shown(key.value)} is no name for a type variable", hint)
@@ -457,7 +477,7 @@ class _Reader:
             if len({DTYPES[n].kind for n in names if n in DTYPES}) > 1:
                 hint = "a variable ranges over floats, over integers or over bool; write an op for each kind"
                 self.mistake(value.span, f"{key.value!r} mixes kinds of types", hint)
-            types[key.value] = tuple(dict.fromkeys(n for n in names if n in DTYPES)) or ("float32",)
+            types[key.value] = tuple(dict.fromkeys(n for n in names if n in DTYPES)) or types[key.value]
         return types
 
     def unused_types(self, arrays: tuple[Array, ...]) -> None:
@@ -481,7 +501,8 @@ class _Reader:
             try:
                 array = parse_array(name.value, value.value, self.types)
             except Mistake as error:
-                self.mistake(value.span if value.value else name.span, error.message, error.hint)
+                span = value.at(*error.place) if error.place else value.span if value.value else name.span
+                self.mistake(span, error.message, error.hint)
                 continue
             if array.default is not None and not inputs:
                 self.mistake(value.span, f"the output {name.value!r} has a default", "only inputs may have one")
@@ -496,9 +517,9 @@ class _Reader:
             )
         return tuple(found)
 
-    def params(self, op: str) -> tuple[Param, ...]:
+    def params(self) -> tuple[Param, ...]:
         found = []
-        also = KERNEL_NAMES | {f"{op}_{suffix}" for suffix in SUFFIXES}
+        also = KERNEL_NAMES | {f"{self.stem}_{suffix}" for suffix in SUFFIXES}
         for name, value in self.mapping("params"):
             if not self.name(name, "a parameter", also):
                 continue
@@ -529,7 +550,7 @@ class _Reader:
                 hint = known(key.value, ("type", "default", "static", "doc"), "a parameter's keys")
                 self.mistake(key.span, f"unknown key {shown(key.value)}", hint)
             elif not isinstance(item, Scalar):
-                self.mistake(item.span, f"{key.value!r} must be a single value")
+                self.mistake(item.span, f"{key.value!r} must be a single value", "not a list or a mapping")
             else:
                 fields[key.value] = item
         kind, static, default, doc = "float", True, None, ""
@@ -554,7 +575,8 @@ class _Reader:
                 hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it is true or false"}[kind]
                 self.mistake(item.span, f"the default {shown(item.value)} of {name.value!r} is no {kind}", hint)
             elif kind == "int" and not -(2**31) <= default < 2**31:
-                self.mistake(item.span, f"the default {default} of {name.value!r} does not fit 32 bits")
+                hint = f"it is from {-(2**31)} to {2**31 - 1}"
+                self.mistake(item.span, f"the default {default} of {name.value!r} does not fit 32 bits", hint)
         if "doc" in fields:
             doc = self.sentence("doc", fields["doc"])
         return Param(name.value, kind, default, static, doc)
@@ -586,9 +608,14 @@ class _Reader:
         declared = self.declared("inputs"), self.declared("outputs")
         by_input, by_output = {a.name: a for a in inputs}, {a.name: a for a in outputs}
         for key, value in self.mapping("aliases"):
-            target = value.value if isinstance(value, Scalar) else ""
-            span = value.span if not isinstance(value, Scalar) or target else key.span
-            if key.value not in declared[1]:
+            target, span = "", key.span
+            if isinstance(value, Scalar) and value.value:
+                target, span = value.value, value.span
+            if not target:
+                self.mistake(
+                    span, f"{shown(key.value)} must be given the name of an input", "as in residual_out: residual"
+                )
+            elif key.value not in declared[1]:
                 self.mistake(
                     key.span, f"unknown output {shown(key.value)}", known(key.value, declared[1], "the outputs")
                 )
@@ -626,13 +653,14 @@ class _Reader:
             resolved = value.resolve() if isinstance(value, Scalar) else None
             if key.value == "why" and isinstance(value, Scalar):
                 found["why"] = self.sentence("why", value)
+            elif key.value == "why":
+                self.mistake(value.span, "'why' must be text", "say what error it allows for")
             elif key.value not in ("rtol", "atol"):
                 hint = known(key.value, ("rtol", "atol", "why"), "a tolerance's keys")
-                message = "'why' must be text" if key.value == "why" else f"unknown key {shown(key.value)}"
-                self.mistake(value.span if key.value == "why" else key.span, message, hint)
+                self.mistake(key.span, f"unknown key {shown(key.value)}", hint)
             elif isinstance(resolved, bool) or not isinstance(resolved, int | float) or not 0 <= resolved < 1e6:
                 span = key.span if isinstance(value, Scalar) and not value.value else value.span
-                self.mistake(span, f"{key.value!r} must be a number from 0 to 1e6", "as in rtol: 1e-3")
+                self.mistake(span, f"{key.value!r} must be a number from 0 to 1e6", f"as in {key.value}: 1e-3")
             else:
                 found[key.value] = float(resolved)
         if items and not found.get("why") and "why" not in {k.value for k, v in items if not isinstance(v, Scalar)}:
@@ -697,7 +725,9 @@ class _Reader:
             or number & (number - 1)
         ):
             span = name.span if isinstance(value, Scalar) and not value.value else value.span
-            self.mistake(span, f"{name.value!r} must be a power of two from {low} to {high}")
+            self.mistake(
+                span, f"{name.value!r} must be a power of two from {low} to {high}", f"as in {name.value}: {high}"
+            )
             return None
         return number
 
@@ -711,13 +741,16 @@ class _Reader:
         for item in value.items if isinstance(value, Sequence) else ():
             sizes: dict[str, int] = {}
             wrong = False
-            for key, size in item.items if isinstance(item, Mapping) else ():
+            if not isinstance(item, Mapping):
+                self.mistake(item.span, "a shape must be a mapping", "as in {...: 8192, N: 4096}")
+                continue
+            for key, size in item.items:
                 number = size.resolve() if isinstance(size, Scalar) else None
                 if key.value not in axes:
                     self.mistake(key.span, f"unknown axis {shown(key.value)}", known(key.value, axes, "the axes"))
                     wrong = True
                 elif isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**40:
-                    self.mistake(size.span, f"the extent of {key.value!r} must be a positive integer")
+                    self.mistake(size.span, f"the extent of {key.value!r} must be a positive integer", "as in N: 4096")
                     wrong = True
                 else:
                     sizes[key.value] = number
@@ -727,7 +760,7 @@ class _Reader:
                     item.span, f"no extent for {', '.join(missing)}", "give every axis, as in {...: 8192, N: 4096}"
                 )
             found.append(tuple(sizes.items()))
-        if not found:
+        if not isinstance(value, Sequence) or not value.items:
             self.mistake(self.span("bench"), "'bench' must be a list of shapes", "as in - {...: 8192, N: 4096}")
         return tuple(found)
 

@@ -140,52 +140,62 @@ def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]
     is no such file."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > MAX_BYTES:
-        raise _at(path, "", 1, 1, f"the file has {len(raw)} bytes; a spec has at most {MAX_BYTES}")
+        raise _at(
+            _source(path, ""),
+            0,
+            f"the file has {len(raw)} bytes; a spec has at most {MAX_BYTES}",
+            "make it several ops",
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        column = error.start - raw.rfind(b"\n", 0, error.start)
-        raise _at(path, "", line, column, "not valid UTF-8 text", "save the file in UTF-8") from None
-    # Lines as YAML counts them
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    source = Source(path, text, tuple(text.split("\n")))
+        source = _source(path, raw.decode("utf-8-sig", "replace"))
+        good = _lines(raw[: error.start].decode("utf-8-sig"))
+        raise _at(source, len(good), "not valid UTF-8 text", "save the file in UTF-8") from None
+    source = _source(path, text)
+    text = source.text
     bad = _REFUSED.search(text)
     if bad:
-        span = source.span(bad.start(), bad.end())
-        line, column = span.line, span.column
-        raise _at(
-            path, "", line, column, f"the character U+{ord(bad.group()):04X} is not allowed in a spec", "delete it"
-        )
+        source = _source(path, _REFUSED.sub("\ufffd", text))
+        raise _at(source, bad.start(), f"the character U+{ord(bad.group()):04X} is not allowed in a spec", "delete it")
     try:
         builder = _Builder(source)
         tree = builder.build()
     except yaml.MarkedYAMLError as error:
-        span = source.span(min(error.problem_mark.index, len(text)), 0)
-        hint = _hint(source, span.line, error.problem)
-        raise _at(path, text, span.line, span.column, f"not valid YAML: {error.problem}", hint) from None
+        raise _yaml_error(source, error) from None
     if not isinstance(tree, Mapping):
-        raise _at(
-            path, text, 1, 1, "a spec is a mapping of keys such as 'op' and 'chain'", "see `codegen new` for a start"
-        )
+        raise _at(source, 0, "a spec is a mapping of keys such as 'op' and 'chain'", "see `codegen new` for a start")
     return tree, builder.repeated
 
 
-def _at(path: str, text: str, line: int, column: int, message: str, hint: str = "") -> SpecError:
-    source = Source(path, text, tuple(text.split("\n")))
-    return SpecError([source.diagnostic(Span(path, line, column), message, hint)])
+def _lines(text: str) -> str:
+    """A text with its lines as YAML counts them."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _hint(source: Source, line: int, problem: str) -> str:
-    """What to do about a mistake that the YAML parser found."""
-    text = source.lines[line - 1] if line <= len(source.lines) else ""
-    if "\t" in text[: len(text) - len(text.lstrip())]:
-        return "YAML indents with spaces, not with tabs"
-    if "mapping values are not allowed" in problem:
-        return "put a text that holds ': ' in quotes, or write `key: |` and the text below it"
-    if "cannot start any token" in problem:
-        return "put a text that starts with this character in quotes"
-    return "see `codegen new` for how a spec is written"
+def _source(path: str, text: str) -> Source:
+    text = _lines(text)
+    return Source(path, text, tuple(text.split("\n")))
+
+
+def _at(source: Source, start: int, message: str, hint: str) -> SpecError:
+    return SpecError([source.diagnostic(source.span(start, 0), message, hint)])
+
+
+def _yaml_error(source: Source, error: yaml.MarkedYAMLError) -> SpecError:
+    """A mistake that the YAML parser found, with what to do about it."""
+    start = min(error.problem_mark.index, len(source.text))
+    line = source.lines[source.span(start, 0).line - 1]
+    problem, hint = error.problem, "see `codegen new` for how a spec is written"
+    if error.context_mark:
+        hint = f"{error.context} that starts in line {error.context_mark.line + 1}"
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        problem, hint = "a tab indents this line", "YAML indents with spaces"
+    elif "mapping values are not allowed" in problem:
+        hint = "put a text that holds ': ' in quotes, or write `key: |` and the text below it"
+    elif "cannot start any token" in problem:
+        hint = "put a text that starts with this character in quotes"
+    return _at(source, start, f"not valid YAML: {problem}", hint)
 
 
 class _Builder:
@@ -200,16 +210,16 @@ class _Builder:
         tree: Tree | None = None
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent) and tree is not None:
-                raise self.error(event, "a spec file holds one document; remove this one")
+                raise self.error(event, "a spec file holds one document", "remove this one")
             if isinstance(event, yaml.NodeEvent):
                 tree = self.tree(event, 0)
         return tree
 
-    def error(self, event: yaml.Event, message: str, hint: str = "") -> SpecError:
+    def error(self, event: yaml.Event, message: str, hint: str) -> SpecError:
         return SpecError([self.source.diagnostic(self.span(event), message, hint)])
 
-    def span(self, event: yaml.Event) -> Span:
-        return self.source.span(event.start_mark.index, event.end_mark.index)
+    def span(self, first: yaml.Event, last: yaml.Event | None = None) -> Span:
+        return self.source.span(first.start_mark.index, (last or first).end_mark.index)
 
     def tree(self, event: yaml.Event, depth: int) -> Tree:
         if isinstance(event, yaml.AliasEvent):
@@ -219,27 +229,27 @@ class _Builder:
         if event.tag is not None and event.tag != "!":
             raise self.error(event, "tags (!name) are not allowed in a spec", "delete it")
         if depth > MAX_DEPTH:
-            raise self.error(event, f"nested deeper than {MAX_DEPTH} levels")
+            raise self.error(event, f"nested deeper than {MAX_DEPTH} levels", "no key of a spec needs that")
         if isinstance(event, yaml.ScalarEvent):
             style = {None: "plain", "": "plain", "'": "single", '"': "double"}.get(event.style, "block")
             return Scalar(self.source, event.value, style, event.start_mark.index, event.end_mark.index)
-        span = self.span(event)
+        first = event
         if isinstance(event, yaml.SequenceStartEvent):
             items = []
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
                 items.append(self.tree(event, depth + 1))
-            return Sequence(self.source, span, tuple(items))
+            return Sequence(self.source, self.span(first, event if first.flow_style else first), tuple(items))
         pairs: dict[str, tuple[Scalar, Tree]] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self.tree(event, depth + 1)
             if not isinstance(key, Scalar):
                 message = "a key must be a name, not a list or a mapping"
-                raise SpecError([self.source.diagnostic(key.span, message)])
+                raise SpecError([self.source.diagnostic(key.span, message, "write `key: value`")])
             value = self.tree(next(self.events), depth + 1)
             if key.value in pairs:
-                first = pairs[key.value][0].span.line
-                message = f"repeated key {shown(key.value)}; it stands already in line {first}"
+                before = pairs[key.value][0].span.line
+                message = f"repeated key {shown(key.value)}; it stands already in line {before}"
                 self.repeated.append(self.source.diagnostic(key.span, message, "keep one of the two"))
                 continue
             pairs[key.value] = key, value
-        return Mapping(self.source, span, tuple(pairs.values()))
+        return Mapping(self.source, self.span(first, event if first.flow_style else first), tuple(pairs.values()))

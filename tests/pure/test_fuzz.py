@@ -1,0 +1,457 @@
+"""Whatever a spec file holds, reading it ends in an op that renders to valid Python or in a `SpecError`: no other
+exception, no warning, and within a second."""
+
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codegen.errors import SpecError
+from codegen.formula import functions
+from codegen.ir import DTYPES
+from codegen.pipeline import Op, read_op
+from codegen.render import render_op
+from codegen.spec import KEYS
+
+ROOT = Path(__file__).parent.parent.parent
+SPECS = {path.stem: path.read_text() for path in sorted((ROOT / "specs").glob("*.yaml"))}
+SECONDS = 1.0
+
+
+def read(data: bytes | str, stem: str = "f") -> Op | SpecError:
+    """Reads a spec and holds the outcome to what every outcome must be."""
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            op = read_op(f"specs/{stem}.yaml", data)
+            compile(render_op(op), "generated.py", "exec")
+        except SpecError as error:
+            check_error(error, data)
+            op = error
+    assert time.process_time() - start < SECONDS
+    return op
+
+
+def check_error(error: SpecError, data: bytes | str) -> None:
+    """Every mistake has a message, and a place in the file."""
+    text = data if isinstance(data, str) else data.decode(errors="replace")
+    rows = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    assert error.diagnostics
+    for diagnostic in error.diagnostics:
+        span = diagnostic.span
+        assert diagnostic.message
+        assert "\n" not in diagnostic.message
+        assert len(diagnostic.message) < 1000
+        assert 1 <= span.line <= len(rows)
+        assert span.length >= 1
+        if "UTF-8" not in diagnostic.message:  # counted in bytes: there are no characters
+            assert 1 <= span.column <= len(rows[span.line - 1]) + 1
+    assert str(error).count(": error: ") >= len(error.diagnostics)
+
+
+def spec(chain: str = "y = x", reference: str = "x", **keys: str) -> str:
+    """A small spec, well-formed but for what is put in."""
+    keys = {
+        "op": "f",
+        "summary": "Something.",
+        "types": "\n  T: [float32, bfloat16]",
+        "inputs": "\n  x: T[..., N]\n  p: T[..., (2 N)]\n  i: int32[...]\n  m: bool[N]\n  t: float32[P, N]",
+        "outputs": "\n  y: T[..., N]",
+        "chain": block(chain),
+        "reference": block(reference),
+    } | keys
+    return "".join(f"{key}: {value}\n" for key, value in keys.items())
+
+
+def block(text: str) -> str:
+    return "|\n" + "".join(f"  {line}\n" for line in text.split("\n"))
+
+
+# Random ones
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes(data):
+    read(data)
+
+
+@given(st.text(max_size=400))
+def test_random_text(text):
+    read(text)
+
+
+WORDS = [
+    *KEYS, *DTYPES, *functions(), "T", "N", "...", "x", "y", "x[0]", "p[1]", "T[..., N]", "T[..., (2 N)]", "T[..., (B G=128)]",
+    "T[] = 0", "axis=N", "0", "1", "-1", "2.5", "1e-6", ".inf", ".nan", "9999999999999999999", "true", "null", "~", "=", "==",
+    "+", "-", "*", "/", "**", "@", "&", "|", "~x", "(", ")", "[", "]", "{", "}", ",", ":", ": ", "#", "'", '"', "\\", "\n",
+    "\n  ", "\n    ", "  ", "\t", "- ", "? ", "| ", ">", "&a ", "*a", "!!x ", "%", "---\n", "...\n", "<<", "é", "漢", "\x00", "𝐢𝐟",
+    "²", "lambda", "if", "else", "for", "not", "and", "in", "jnp.", "jax.nn.", ".at[0].set(1)", "__import__('os')", "f'{x}'",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=60).map("".join))
+def test_random_words(text):
+    read(text)
+
+
+scalars = st.one_of(
+    st.sampled_from(WORDS),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"]), max_size=12),
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).map(lambda items: "[" + ", ".join(items) + "]"),
+        st.lists(st.tuples(scalars, inner), max_size=4).map(
+            lambda items: "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), trees), st.booleans())
+def test_random_documents(keys, whole):
+    text = spec(**{key: value for key, value in keys.items() if key not in ("chain", "reference")}) if whole else ""
+    read(text or "".join(f"{key}: {value}\n" for key, value in keys.items()))
+
+
+@st.composite
+def edited(draw: st.DrawFn) -> tuple[str, str]:
+    """One of the library's specs, a few edits away."""
+    stem = draw(st.sampled_from(sorted(SPECS)))
+    text = SPECS[stem]
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.integers(0, 30)))
+        kind = draw(st.sampled_from(["delete", "insert", "replace", "duplicate", "swap", "word"]))
+        if kind == "delete":
+            text = text[:start] + text[end:]
+        elif kind == "insert":
+            text = text[:start] + draw(st.sampled_from(WORDS)) + text[start:]
+        elif kind == "replace":
+            text = text[:start] + draw(st.sampled_from(WORDS)) + text[end:]
+        elif kind == "duplicate":
+            text = text[:end] + text[start:end] + text[end:]
+        elif kind == "swap":
+            rows = text.split("\n")
+            i, j = draw(st.integers(0, len(rows) - 1)), draw(st.integers(0, len(rows) - 1))
+            rows[i], rows[j] = rows[j], rows[i]
+            text = "\n".join(rows)
+        else:
+            words = text.split(" ")
+            words[draw(st.integers(0, len(words) - 1))] = draw(st.sampled_from(WORDS))
+            text = " ".join(words)
+    return stem, text
+
+
+@settings(max_examples=600)
+@given(edited())
+def test_edited_specs(pair):
+    read(pair[1], pair[0])
+
+
+ATOMS = ["x", "p[0]", "p[1]", "i", "m", "t", "a", "N", "1", "0", "-1", "2.5", "0.5", "True", "inf", "nan", "pi", "3000000000",
+         "size(N)", "index(N)", "take(t, i, axis=P)", "q", "..."]  # fmt: skip
+formulas = st.recursive(
+    st.sampled_from(ATOMS),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "**", "<", "==", "&", "|", "@", "%"]), inner).map(" ".join),
+        inner.map("-{}".format),
+        inner.map("~{}".format),
+        inner.map("({})".format),
+        st.tuples(st.sampled_from(functions()), inner).map("{0[0]}({0[1]})".format),
+        st.tuples(st.sampled_from(functions()), inner, inner).map("{0[0]}({0[1]}, {0[2]})".format),
+        st.tuples(st.sampled_from(functions()), inner, st.sampled_from(["N", "...", "(..., N)", "P", "0"])).map(
+            "{0[0]}({0[1]}, axis={0[2]})".format
+        ),
+        st.tuples(inner, st.sampled_from(["T", "int8", "bool", "float8_e4m3fn"])).map("cast({0[0]}, {0[1]})".format),
+        st.tuples(inner, inner, inner).map("where({0[0]}, {0[1]}, {0[2]})".format),
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=600)
+@given(st.lists(formulas, min_size=1, max_size=3))
+def test_random_formulas(values):
+    """Every input is used, so that the only mistakes are the formulas' own."""
+    lines = [f"{name} = {value}" for name, value in zip("abc", values, strict=False)]
+    last = "abc"[len(values) - 1]
+    rest = "where(m, x, p[0] + p[1] + take(t, i, axis=P))"
+    keep = " + ".join(f"0 * {name}" for name in "abc"[: len(values) - 1])
+    total = f"y = {last} + {rest}" + (f" + {keep}" if keep else "")
+    read(spec("\n".join([*lines, total])))
+
+
+def test_random_formulas_are_not_all_mistakes():
+    """The strategy above would prove little if nothing that it makes were an op."""
+    good = [value for value in ATOMS if isinstance(read(spec(f"y = {value} * x + {rest()}")), Op)]
+    assert {"x", "p[0]", "1", "size(N)", "take(t, i, axis=P)"} <= set(good)
+
+
+def rest() -> str:
+    return "where(m, x, p[0] + p[1] + take(t, i, axis=P))"
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(["x", "p", "i", "m", "t", "jnp", "jax", ".nn", ".lax", ".relu", ".exp", ".linalg", ".at", ".T", "[0]",
+                                 "[..., 0]", "(", ")", "x, axis=-1", "lambda a: ", "lambda *a: ", " + ", " if ", " else ", "'s'",
+                                 "\n", "y = ", "1", "1e9", "0x" + "f" * 5000, "; ", "é", "𝐢𝐟", "#", "\\"]), max_size=12))  # fmt: skip
+def test_random_references(words):
+    read(spec(f"y = {rest()}", "".join(words)))
+
+
+# Chosen ones
+
+
+def deep(opening: str, inner: str, closing: str, depth: int) -> str:
+    return opening * depth + inner + closing * depth
+
+
+NASTY_FORMULAS = {
+    "parentheses": deep("(", "x", ")", 1500),
+    "few parentheses": deep("(", "x", ")", 150),
+    "minus signs": deep("-", "x", "", 3900),
+    "few minus signs": deep("- ", "x", "", 400),
+    "tildes": deep("~", "m", "", 3900),
+    "brackets": deep("[", "x", "]", 1500),
+    "braces": deep("{", "x", "}", 1500),
+    "calls": deep("exp(", "x", ")", 700),
+    "few calls": deep("exp(", "x", ")", 80),
+    "composites": deep("gelu_tanh(", "x", ")", 90),
+    "reductions": deep("softmax(", "x", ", axis=N)", 90),
+    "subscripts": "p" + "[0]" * 1200,
+    "attributes": "x" + ".a" * 1900,
+    "additions": " + ".join(["x"] * 900),
+    "powers": " ** ".join(["x", *["9"] * 30]),
+    "tower": "x ** 9 ** 9 ** 9",
+    "left tower": "((x ** 64) ** 64) ** 64",
+    "giant exponent": "x ** 1e308",
+    "giant integer exponent": "x ** " + "9" * 3000,
+    "nan exponent": "x ** nan",
+    "infinite exponent": "x ** inf",
+    "zero": "x ** 0",
+    "zero float": "x ** 0.0",
+    "constant power": "2 ** 64 ** 64 * x",
+    "digits": "x + " + "9" * 3900,
+    "fraction digits": "x + 0." + "9" * 3900,
+    "hexadecimal digits": "x + 0x" + "f" * 3900,
+    "exponent digits": "x + 1e" + "9" * 3900,
+    "underscored": "x + 1_000",
+    "imaginary": "x + 1j",
+    "number and word": "x + 1if m else 2",
+    "bad escape": "x + '\\d'",
+    "string": "x + '" + "a" * 3000 + "'",
+    "f-string": "f'{x!r:{x}}'",
+    "bytes": "x + b'a'",
+    "long name": "x + " + "a" * 3900,
+    "long statement": "x + " * 3000 + "x",
+    "chained comparison": " < ".join(["x"] * 900),
+    "ternaries": " if m else ".join(["x"] * 500),
+    "lambdas": "lambda: " * 400 + "x",
+    "comprehension": "[x for x in x for x in x]",
+    "walrus": "(z := x)",
+    "star": "exp(*x, **x)",
+    "keyword in disguise": "𝐢𝐟 + x",
+    "name in disguise": "ｘ + x",
+    "zero width": "x\u200b + x",
+    "no-break space": "x\u00a0+ x",
+    "semicolons": "x; y = x; import os",
+    "backslash": "x + \\\n  x",
+    "open bracket": "(x",
+    "closing bracket": "x)",
+    "type comment": "x  # type: int",
+    "ellipsis": "...",
+    "division by zero": "x + 1 / 0",
+    "root of a negative": "x + sqrt(-1)",
+    "overflow": "x + 1e308 * 1e308",
+    "integer overflow": "x + 9223372036854775807 * 9223372036854775807",
+    "too large for int32": "x + where(i < 3000000000, 1, 0)",
+    "smallest int64": "x + -9223372036854775808",
+    "size of a table": "x * size(P)",
+    "index of a table": "x * index(P)",
+    "rounding an int": "x + floor(i)",
+    "true": "x + True",
+    "None": "None",
+    "print": "print(x)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("formula", NASTY_FORMULAS.values(), ids=NASTY_FORMULAS)
+def test_nasty_formulas(formula):
+    read(spec(f"z = {formula}\ny = z + {rest()}"))
+    read(spec(f"y = {formula}"))
+    read(spec(f"y = {rest()}", formula))
+    read(spec(f"y = {rest()}", f"y = {formula}"))
+    read(spec(f"{formula} = x\ny = {rest()}", f"{formula} = x\ny = x"))
+    read(spec(f"y = {rest()}", grad=f"\n  x: {formula}"))
+
+
+def doubled(count: int) -> str:
+    """A chain whose value, written out, would have 2**count terms."""
+    lines = ["a0 = x", *(f"a{i + 1} = a{i} + a{i}" for i in range(count))]
+    return "\n".join([*lines, f"y = a{count} + {rest()}"])
+
+
+NASTY_CHAINS = {
+    "doubled": doubled(60),
+    "doubled in calls": "\n".join(["a0 = x", *(f"a{i + 1} = atan2(a{i}, a{i} + a{i})" for i in range(60)), f"y = a60 + {rest()}"]),
+    "many statements": "\n".join(f"a{i} = x" for i in range(8000)),
+    "long chain of names": "\n".join(
+        ["a0 = x", *(f"a{i + 1} = a{i} * x" for i in range(490)), f"y = a490 + {rest()}"]
+    ),
+    "many mistakes": "\n".join(f"a{i} = b{i}" for i in range(400)),
+    "many mistakes in a line": "y = " + " + ".join(f"b{i}" for i in range(500)),
+    "comments": "# a\n" * 5000 + f"y = {rest()}",
+    "empty lines": "\n" * 5000 + f"y = {rest()}",
+    "only comments": "# nothing",
+    "indented": f"    y = {rest()}\n  z = x",
+    "keyword": "𝐢𝐟 = x\ny = 𝐢𝐟",
+    "import": "import os",
+    "decorator": "@x\ndef f(): pass",
+    "class": "class y: pass",
+    "del": "del x",
+    "annotation": "y: x = x",
+    "in place": "y += x",
+    "several targets": "y = z = x",
+    "unpacking": "y, z = x",
+    "starred": "*y, = x",
+    "target call": "f(x) = x",
+    "target part": "y[0][0] = x\ny[x] = x\ny[True] = x\ny[-1] = x\ny[0:1] = x\ny[10**10] = x",
+    "none": "None = x",
+    "debug": "__debug__ = x",
+    "dunder": "__y__ = x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chain", NASTY_CHAINS.values(), ids=NASTY_CHAINS)
+def test_nasty_chains(chain):
+    read(spec(chain))
+    read(spec(chain, outputs="\n  y: T[..., (2 N)]"))
+    read(spec(f"y = {rest()}", chain))
+
+
+def test_a_doubled_value_stays_small():
+    op = read(spec(doubled(60)))
+    assert isinstance(op, Op)
+    assert len(render_op(op)) < 20_000
+
+
+def bomb(levels: int) -> str:
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, levels)]
+    return "\n".join(rows)
+
+
+NASTY_FILES: dict[str, bytes | str] = {
+    "empty": "",
+    "spaces": "   \n  \n",
+    "comment": "# only this",
+    "null": "null",
+    "scalar": "a spec",
+    "list": "- op: f",
+    "two documents": "op: f\n---\nop: g",
+    "document markers": "---\n" + spec() + "...\n",
+    "directive": "%YAML 1.1\n---\n" + spec(),
+    "unknown directive": "%FOO\n---\n" + spec(),
+    "aliases": bomb(9),
+    "anchor": spec(summary="&a Something."),
+    "self reference": "&a [*a]",
+    "merge key": "<<: {op: f}\n" + spec(),
+    "tag": spec(summary="!!python/object/apply:os.system [echo]"),
+    "local tag": spec(summary="!x Something."),
+    "binary": spec(summary="!!binary aGVsbG8="),
+    "deep flow lists": "op: " + "[" * 30_000,
+    "closed deep flow lists": "op: " + "[" * 20_000 + "]" * 20_000,
+    "deep flow mappings": "op: " + "{a: " * 15_000,
+    "deep block lists": "op:\n" + "- " * 20_000 + "x",
+    "deep block mappings": "".join("\n" + " " * i + f"a{i}:" for i in range(250)),
+    "deep keys": "? " * 20_000 + "a",
+    "complex key": "? [a, b]\n: c",
+    "mapping key": "{a: b}: c",
+    "long line": "op: " + "a" * 60_000,
+    "long key": "a" * 60_000 + ": b",
+    "long quoted": 'summary: "' + "a " * 30_000 + '"',
+    "many keys": "".join(f"k{i}: v\n" for i in range(6000)),
+    "many repeated keys": "op: f\n" * 8000,
+    "many items": "bench: [" + "{N: 1}, " * 7000 + "]",
+    "many inputs": spec(inputs="".join(f"\n  x{i}: T[N]" for i in range(3000))),
+    "many bad inputs": spec(inputs="".join(f"\n  x{i}: T{i}[N]" for i in range(3000))),
+    "300 kB": spec() + "#" * 300_000,
+    "300 kB of keys": "".join(f"key{i}: value\n" for i in range(20_000)),
+    "300 kB of bytes": b"\xff\x00" * 150_000,
+    "NUL": "op: f\x00\n",
+    "only NUL": "\x00",
+    "control characters": "op: \x01\x02\x7f\x1b[31m",
+    "lone surrogate": "op: \ud800",
+    "surrogate bytes": b"op: \xed\xa0\x80",
+    "overlong": b"op: \xc0\xaf",
+    "truncated": "op: é".encode()[:-1],
+    "Latin-1": "summary: é".encode("latin-1"),
+    "UTF-16": spec().encode("utf-16"),
+    "UTF-32": spec().encode("utf-32"),
+    "BOM": b"\xef\xbb\xbf" + spec().encode(),
+    "two BOMs": b"\xef\xbb\xbf\xef\xbb\xbf" + spec().encode(),
+    "BOM inside": "op: f\ufeff",
+    "CRLF": spec().replace("\n", "\r\n"),
+    "CR": spec().replace("\n", "\r"),
+    "mixed line ends": spec().replace("\n", "\r\n", 3),
+    "NEL": spec(summary="a\x85b"),
+    "line separator": spec(summary="a\u2028b"),
+    "bidirectional": spec(summary="a \u202e b"),
+    "tabs": "op:\tf\n\tsummary: x",
+    "tab indentation": "inputs:\n\tx: T[N]",
+    "open quote": 'op: "f',
+    "bad escape": 'op: "\\q"',
+    "unicode escapes": 'op: "\\u0066"\nsummary: "\\ud800 \\x00 \\U0010ffff"',
+    "escaped line": 'summary: "a \\\n   b\\\n\\ c"\nop: "\\\n f"',
+    "odd block header": "op: |9-\n          f\nsummary: >+2\n   a\n\n",
+    "block with tabs": "chain: |\n  y = x\n\t\n   z\n",
+    "folded chain": spec(chain=">\n  y = x\n    + x\n"),
+    "quoted chain": spec(chain='"y = \\\n  x + \\u0071\\ty\\nz = é"'),
+    "colon": "summary: a: b: c",
+    "at": "op: @f",
+    "percent": "op: %f",
+    "backtick": "op: `f`",
+    "flow colon": "types: {T:[float32]}",
+    "null keys": ": a\n~: b\n? \n",
+    "superscript": spec(inputs="\n  x: T[²]\n  z: T[(² N)]\n  w: T[(B G=²)]\n  v: T[³] = ²"),
+    "fullwidth": spec(inputs="\n  x: Ｔ[..., Ｎ]", op="ｆ"),
+    "long axes": spec(inputs="\n  x: T[" + "N, " * 9000 + "N]"),
+    "deep axes": spec(inputs="\n  x: T[" + "(" * 5000 + "]"),
+    "many axes": spec(inputs="\n  x: T[" + ", ".join(f"A{i}" for i in range(300)) + "]"),
+    "many split axes": spec(inputs="\n  x: T[" + ", ".join(f"(A{i} B{i}=2)" for i in range(300)) + "]"),
+    "long type": spec(inputs="\n  x: " + "T" * 5000 + "[N]"),
+    "spaces in an array": spec(inputs="\n  x: " + "T" + " " * 20_000 + "[N" + " " * 20_000 + "] ="),
+    "equals in an array": spec(inputs="\n  x: T[N] " + "= " * 15_000),
+    "giant default": spec(inputs="\n  x: T[N]\n  z: int32[N] = " + "9" * 5000),
+    "giant extent": spec(bench="[{N: " + "9" * 5000 + "}]"),
+    "giant schedule": spec(schedule="{threads: 1e400}"),
+    "giant tolerance": spec(tolerance="{rtol: 1e400, why: x}"),
+    "nan everywhere": spec(params="{a: .nan, b: {default: .nan}}", tolerance="{rtol: .nan}", domain="{x: [.nan, .nan]}"),
+    "axes named as Python": spec(inputs="\n  x: T[None, True]", types="{None: [float32]}"),
+}
+
+
+@pytest.mark.parametrize("data", NASTY_FILES.values(), ids=NASTY_FILES)
+def test_nasty_files(data):
+    read(data)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("value", ["", "~", "true", "-1", "1e999", "[]", "{}", "[[]]", "{a: {b: {c: d}}}", "[{a: [b]}]", "{x: }", "'  '"])
+def test_every_key_with_every_form(key, value):
+    read(spec(**{key: value}))
+
+
+def test_a_spec_given_as_a_file_that_is_none(tmp_path):
+    for path in (tmp_path, tmp_path / "none.yaml", tmp_path / ("a" * 300)):
+        with pytest.raises(SpecError):
+            read_op(path)

@@ -1,0 +1,148 @@
+"""What a user sees for a mistake: each file of bad_specs/ with its output beside it, and no message without such a file."""
+
+import ast
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from goldens import check_golden
+
+from codegen import check, formula, ir, plan, reference, spec, text
+from codegen.errors import SpecError
+from codegen.pipeline import read_op
+
+FOLDER = Path(__file__).parent / "bad_specs"
+BAD = sorted(FOLDER.glob("*.yaml"))
+MODULES = (text, spec, formula, check, reference, plan, ir)
+
+# Mistakes that need a file too long to be read as a golden, or none
+LONG = {
+    "no_file": (None, "specs/no_file.yaml:1:1: error: cannot read the file: No such file or directory"),
+    "too_large": (
+        "#" * 70_000,
+        "specs/too_large.yaml:1:1: error: the file has 70000 bytes; a spec has at most 65536\n  make it several ops",
+    ),
+    "many_statements": (
+        "op: many_statements\nsummary: Long.\ninputs:\n  x: float32[N]\noutputs:\n  y: float32[N]\nreference: x\nchain: |\n"
+        + "".join(f"  a{i} = x\n" for i in range(600)),
+        "specs/many_statements.yaml:509:3: error: more than 500 statements\n"
+        "    a500 = x\n"
+        "    ^^^^^^^^\n"
+        "  make it several ops",
+    ),
+    "deep_signs": (
+        "op: deep_signs\nsummary: Deep.\ninputs:\n  x: float32[N]\noutputs:\n  y: float32[N]\nreference: x\nchain: y = "
+        + "-" * 3900 + "x",
+        "specs/deep_signs.yaml:8:8: error: nested too deeply\n"
+        "    chain: y = " + "-" * 149 + "\n"
+        "           ^\n"
+        "  split it in several names",
+    ),
+    "long_statement": (
+        "op: long_statement\nsummary: Long.\ninputs:\n  x: float32[N]\noutputs:\n  y: float32[N]\nreference: x\nchain: y = x"
+        + " + x" * 1000,
+        "specs/long_statement.yaml:8:8: error: a statement of 4005 characters; at most 4000\n"
+        "    chain: y = x" + " + x" * 37 + "\n"
+        "           ^\n"
+        "  split it in several names",
+    ),
+}
+
+
+def output(path: str, data: bytes | str | None) -> str:
+    """What `codegen build` prints."""
+    with pytest.raises(SpecError) as error:
+        read_op(path, data)
+    return f"{error.value}\n"
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_message(path):
+    check_golden(path.with_suffix(".txt"), output(f"specs/{path.name}", path.read_bytes()))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_message_of_a_long_file(name):
+    data, expected = LONG[name]
+    assert output(f"specs/{name}.yaml", data) == f"{expected}\n"
+
+
+def test_no_golden_is_left_over():
+    assert {path.stem for path in FOLDER.glob("*.txt")} == {path.stem for path in BAD}
+
+
+def test_there_are_many():
+    assert len(BAD) >= 75
+
+
+# Every message has an example
+
+EXCEPTIONS = {
+    # Which of the two comes first depends on how deep the Python at hand parses; `deep_signs` shows one
+    "nested too deeply": "both say the same",
+}
+MAKERS = {"Mistake", "fail", "mistake", "mistake_in_chain", "error", "_at", "at", "diagnostic"}
+
+
+def messages(module) -> list[tuple[int, int, str]]:
+    """Where the source of a module makes messages: first and last line, and the text."""
+    found = []
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        name = ""
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            values = node.args
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "message":
+            name, values = "Mistake", [node.value]
+        if name in MAKERS:
+            texts = [a for a in values if isinstance(a, ast.Constant | ast.JoinedStr) and " " in ast.unparse(a)]
+            if texts:
+                found.append((node.lineno, node.end_lineno or node.lineno, ast.unparse(texts[0])))
+    return found
+
+
+def executed_lines(run: Callable[[], None]) -> set[tuple[str, int]]:
+    files = {module.__file__ for module in MODULES}
+    lines: set[tuple[str, int]] = set()
+
+    def trace(frame: FrameType, event: str, _arg: object):
+        if frame.f_code.co_filename not in files:
+            return None
+        lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_every_message_has_an_example():
+    """A message that no bad spec shows was never read by anyone."""
+
+    def run() -> None:
+        for path in BAD:
+            output(f"specs/{path.name}", path.read_bytes())
+        for name, (data, _) in LONG.items():
+            output(f"specs/{name}.yaml", data)
+
+    lines = executed_lines(run)
+    missing = [
+        f"{Path(module.__file__).name}:{first}: {text}"
+        for module in MODULES
+        for first, last, text in messages(module)
+        if not any((module.__file__, line) in lines for line in range(first, last + 1))
+        and ast.literal_eval(text if text[0] != "f" else "''") not in EXCEPTIONS
+    ]
+    assert not missing, "\n".join(["no bad spec shows:", *missing])
+
+
+def test_messages_are_found():
+    """The search above would prove nothing if it found none."""
+    assert sum(len(messages(module)) for module in MODULES) > 150
+    assert any("is never used" in text for _, _, text in messages(formula))

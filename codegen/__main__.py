@@ -289,6 +289,60 @@ def compile_ops(
         sys.exit(1)
 
 
+@app.command("verify")
+def verify_ops(
+    names: Names = None,
+    implementation: Annotated[
+        str, typer.Option("--implementation", help="cute or xla; the kernel on a GPU, xla elsewhere.")
+    ] = "",
+    examples: Annotated[int, typer.Option("--examples", min=1, help="Random calls an op.")] = 20,
+    seed: Annotated[int | None, typer.Option("--seed", help="Vary the calls; without it they are the same.")] = None,
+    out: OutRead = OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Property-test ops against their references, with random shapes, types and values.
+
+    Prints the worst error in ulps of the output's type, and the smallest failing call of each op that disagrees; exit
+    status 1 if one does.
+
+    Example: codegen verify
+    Example: codegen verify bias_relu --implementation xla --examples 100 --seed 1
+    """
+    from codegen.runtime.testing import on_gpu
+    from codegen.runtime.verify import as_row, default_implementation, verify
+
+    ops = _load(out, names)
+    implementation = implementation or default_implementation()
+    if implementation not in ("cute", "xla"):
+        raise UsageError(f"--implementation {implementation!r}: it is cute or xla")
+    if implementation == "cute" and not on_gpu():
+        raise UsageError("--implementation cute runs kernels: it needs an NVIDIA GPU")
+    outcomes = list(_progress(verify(ops, implementation, examples, seed), len(ops), "verifying"))
+    if as_json:
+        print(json.dumps([as_row(o) for o in outcomes], indent=2))
+    else:
+        from rich.table import Table
+
+        table = Table(
+            "op", "calls", "elements", "worst ulp", "gradient", "", box=None, header_style="bold", pad_edge=False
+        )
+        for o in outcomes:
+            gradient = o.gradient if o.gradient in ("agrees", "-") else "differs"
+            report = o.report
+            verdict = "[green]agrees[/green]" if o.good else "[red]differs[/red]"
+            table.add_row(
+                o.op, str(report.examples), str(report.elements), f"{report.worst_ulp:.2f}", gradient, verdict
+            )
+        _print(table)
+        for o in outcomes:
+            for text in (o.report.failure, o.gradient if o.gradient not in ("agrees", "-") else ""):
+                if text:
+                    print(text)
+        print(f"{sum(o.good for o in outcomes)} of {len(outcomes)} ops agree with their reference ({implementation})")
+    if not all(o.good for o in outcomes):
+        sys.exit(1)
+
+
 def _load(out: Path, names: list[str] | None) -> list:
     """The generated ops of these names, or all."""
     from codegen.errors import known

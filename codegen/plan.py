@@ -27,6 +27,7 @@ from codegen.ops import REDUCTIONS
 from codegen.spec import Array, Spec
 
 INT_MAX = 2**31 - 1
+THREADS = 512  # of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers
 MAX_AXES = 7
 
 
@@ -115,19 +116,31 @@ class Launch:
     threads: int
 
 
+def overrides(spec: Spec, arch: str | None) -> dict[str, int]:
+    """What a spec's `schedule` says for an architecture: its own entry over what stands for all."""
+    found: dict[str, int] = {}
+    for name, value in spec.schedule:
+        if isinstance(value, int):
+            found[name] = value
+    for name, value in spec.schedule:
+        if name == arch and isinstance(value, tuple):
+            found |= dict(value)
+    return found
+
+
 def launch(
-    plan: Elementwise, dtypes: Mapping[str, str], inner: int | None, total: int | None, schedule: Mapping[str, object]
+    plan: Elementwise, dtypes: Mapping[str, str], inner: int | None, total: int | None, schedule: Mapping[str, int]
 ) -> Launch:
     """The launch for arrays of these dtypes (by name). `inner` is the innermost extent and `total` the element count
-    where they are known, or a number that divides them."""
+    where they are known, or a number that divides them; `schedule` overrides (`overrides`)."""
     width = max((DTYPES[dtypes[a.name]].size * n for a, n in plan.full if a.name in dtypes), default=4)
     vec = 1
-    limit = int(schedule.get("vector_bytes", 16))  # type: ignore[call-overload]
+    limit = schedule.get("vector_bytes", 16)
     while vec * 2 * width <= limit:
         vec *= 2
     unit = total if plan.collapsed or not plan.coordinates else inner
     ragged = vec > 1 and (unit is None or unit % vec != 0)
-    return Launch(vec, ragged, int(schedule.get("threads", 256)))  # type: ignore[call-overload]
+    return Launch(vec, ragged, schedule.get("threads", THREADS))
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:

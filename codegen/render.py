@@ -346,7 +346,9 @@ class _Context:
             tensor, parts = self.tensors[access.array.name], access.array.parts
             tile = "g" + tensor[1:]
             if parts:
-                text = f"{tile} = cute.make_tensor({tensor}.iterator + {parts} * start, cute.make_layout(({parts}, vec)))"
+                text = (
+                    f"{tile} = cute.make_tensor({tensor}.iterator + {parts} * start, cute.make_layout(({parts}, vec)))"
+                )
             else:
                 text = f"{tile} = cute.make_tensor({tensor}.iterator + start, cute.make_layout((vec,)))"
             if access.array.default is not None:
@@ -548,7 +550,13 @@ class _Context:
     def imports(self) -> list[str]:
         lines = ["from typing import NamedTuple", ""] if len(self.spec.outputs) > 1 else []
         lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
-        return [*lines, "import jax.numpy as jnp", "", "from codegen import runtime", "from codegen.runtime import device"]
+        return [
+            *lines,
+            "import jax.numpy as jnp",
+            "",
+            "from codegen import runtime",
+            "from codegen.runtime import device",
+        ]
 
     def result_class(self) -> dict | None:
         if len(self.spec.outputs) == 1:
@@ -591,8 +599,13 @@ class _Context:
         lines += ["", "Returns:"]
         lines += [f"  {a.name}: {a}." for a in spec.outputs]
         if spec.types:
-            names = "; ".join(f"{t} is {' or '.join([', '.join(d[:-1]), d[-1]] if len(d) > 1 else d)}" for t, d in spec.types)
+            names = "; ".join(
+                f"{t} is {' or '.join([', '.join(d[:-1]), d[-1]] if len(d) > 1 else d)}" for t, d in spec.types
+            )
             lines += ["", *textwrap.wrap(names + ".", 112)]
-        lines += ["", "Raises:", "  TypeError, ValueError: an argument's dtype or shape does not fit; the message says which."]
+        lines += [
+            "",
+            "Raises:",
+            "  TypeError, ValueError: an argument's dtype or shape does not fit; the message says which.",
+        ]
         return lines
-

@@ -138,7 +138,9 @@ def _dim_extents(spec: Spec, array: Array, dim, n, shape) -> list[tuple[str, Any
     if dim.parts is not None:
         if not dim.names:
             if n != dim.parts:
-                raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {dim.parts} there, not {n}")
+                raise ValueError(
+                    f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {dim.parts} there, not {n}"
+                )
             return []
         if n % dim.parts != 0:
             raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {dim.parts}")
@@ -153,7 +155,9 @@ def _dim_extents(spec: Spec, array: Array, dim, n, shape) -> list[tuple[str, Any
 
 def static_value(spec: Spec, param: Param, value: Any) -> Any:
     """A static param's value: a Python number of its type."""
-    value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0) else value
+    value = (
+        value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0) else value
+    )
     good = {"float": (int, float), "int": (int,), "bool": (bool,)}[param.kind]
     if not isinstance(value, good) or (param.kind != "bool" and isinstance(value, bool)):
         got = type(value).__name__
@@ -177,5 +181,3 @@ def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
 
 def _either(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-
-

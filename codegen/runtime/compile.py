@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from codegen.ir import DTYPES
-from codegen.plan import Launch, launch
+from codegen.plan import Launch, launch, overrides
 from codegen.runtime import views
 from codegen.runtime.arguments import Types
 from codegen.runtime.op import Op
@@ -109,10 +109,10 @@ def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Varian
                 yield Variant(types, ragged, defaults)
 
 
-def launch_of(op: Op, types: Types, ragged: bool) -> Launch:
+def launch_of(op: Op, types: Types, ragged: bool, arch: str | None = None) -> Launch:
     dtypes = {a.name: types.dtype(a) for a in op.spec.arrays}
     inner = None if ragged else 16
-    return launch(op.plan, dtypes, inner, inner, dict(op.spec.schedule))
+    return launch(op.plan, dtypes, inner, inner, overrides(op.spec, arch))
 
 
 def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None) -> Compiled:
@@ -121,7 +121,7 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-    spec, how = op.spec, launch_of(op, variant.types, variant.ragged)
+    spec, how = op.spec, launch_of(op, variant.types, variant.ragged, arch)
 
     def tensor(dtype: str, divisors: tuple[int, ...]):
         shape = tuple(cute.sym_int(divisibility=d) for d in divisors)

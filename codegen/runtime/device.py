@@ -8,13 +8,14 @@ zeros is jnp's. Error bounds are in ulp of the exact result, float32, measured o
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Float64, Int32, Numeric, Uint8
 
-Vector = cute.TensorSSA
-Operand = Vector | int | float | bool
+Vector: TypeAlias = Any  # cute.TensorSSA
+Operand: TypeAlias = Any  # a Vector, or a Python number beside one
 
 
 def compute_type(*tensors: cute.Tensor | None) -> type[Numeric]:
@@ -30,8 +31,8 @@ def narrow(*outputs: cute.Tensor) -> bool:
 
 def _vectors(*operands: Operand) -> list[Vector]:
     """Python numbers among the operands, made vectors like the others."""
-    like = next(o for o in operands if isinstance(o, Vector) and o.dtype is not Boolean)
-    return [o if isinstance(o, Vector) else cute.full_like(like, o) for o in operands]
+    like = next(o for o in operands if isinstance(o, cute.TensorSSA) and o.dtype is not Boolean)
+    return [o if isinstance(o, cute.TensorSSA) else cute.full_like(like, o) for o in operands]
 
 
 def copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64) -> None:
@@ -133,13 +134,13 @@ def sign(x: Vector) -> Vector:
 
 def where(condition: Vector, a: Operand, b: Operand) -> Vector:
     """a where the condition holds, else b."""
-    if not isinstance(a, Vector) and not isinstance(b, Vector):
+    if not isinstance(a, cute.TensorSSA) and not isinstance(b, cute.TensorSSA):
         dtype = Boolean if isinstance(a, bool) else Int32 if isinstance(a, int) else Float32
         a = cute.full_like(condition, a, dtype)
         b = cute.full_like(condition, b, dtype)
-    elif not isinstance(a, Vector):
+    elif not isinstance(a, cute.TensorSSA):
         a = cute.full_like(b, a)
-    elif not isinstance(b, Vector):
+    elif not isinstance(b, cute.TensorSSA):
         b = cute.full_like(a, b)
     return cute.where(condition, a, b)
 

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from codegen.ir import DTYPES, ROWS
-from codegen.plan import launch
+from codegen.plan import launch, overrides
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import stored
 from codegen.runtime.views import user_shape
@@ -46,7 +46,9 @@ class Case:
         if self.rows:
             words.insert(0, f"...={self.rows}")
         words += [f"without {', '.join(self.absent)}"] if self.absent else []
-        return f"{', '.join(words)}, scale {self.scale:g}, {'with' if self.specials else 'no'} specials, seed {self.seed}"
+        return (
+            f"{', '.join(words)}, scale {self.scale:g}, {'with' if self.specials else 'no'} specials, seed {self.seed}"
+        )
 
 
 def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = None) -> st.SearchStrategy[Case]:
@@ -60,7 +62,7 @@ def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = No
     def draw(pick) -> Case:
         choice = pick(st.sampled_from(bound))
         dtypes = {a.name: choice.dtype(a) for a in spec.arrays}
-        how = launch(op.plan, dtypes, None, None, dict(spec.schedule))
+        how = launch(op.plan, dtypes, None, None, overrides(spec, None))
         block = how.vec * how.threads
         edges = [n for v in (how.vec, block) for n in (v - 1, v, v + 1)]
         inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if n <= BUDGET // 2]
@@ -161,7 +163,9 @@ def _integers(generator, dtype: str, shape, case: Case, domain: object) -> np.nd
     small = generator.integers(max(info.min, -100), min(info.max, 100) + 1, shape)
     if not case.specials:
         return small.astype(info.dtype)
-    pool = np.array([v for v in (info.min, info.min + 1, -1, 0, 1, info.max - 1, info.max) if info.min <= v <= info.max])
+    pool = np.array(
+        [v for v in (info.min, info.min + 1, -1, 0, 1, info.max - 1, info.max) if info.min <= v <= info.max]
+    )
     return np.where(generator.random(shape) < 0.25, generator.choice(pool, shape), small).astype(info.dtype)
 
 
@@ -179,5 +183,3 @@ def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict
     bound = {a.dtype for a in op.spec.inputs}
     free = {name: dtype for name, dtype in case.types.variables if name not in bound}
     return args, {**dict(case.params), **free}
-
-

@@ -29,16 +29,16 @@ from codegen.ops import OPS
 FUNCTION = 2.0**-20
 # `math: fast` may use the hardware's approximations, the coarsest of which (tanh, sin) has 2**-10.9.
 FAST = 2.0**-10
-ROUNDED = frozenset("add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split())
+ROUNDED = frozenset(
+    "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
+)
 
 _lax = SimpleNamespace(
     rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b)
 )  # fmt: skip
 _NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax)}
 _FUNCTIONS = {
-    name: eval(  # noqa: S307 - the op table's own text
-        f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), dict(_NAMES)
-    )
+    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), dict(_NAMES))
     for name, op in OPS.items()
 }
 
@@ -82,7 +82,7 @@ class Analysis:
             if node.kind == "float":
                 value = value.astype(np.float64)
             exact = node.kind != "float" or node.op != "param"
-            inexact = node.is_const and node.kind == "float" or not exact
+            inexact = (node.is_const and node.kind == "float") or not exact
             error = np.where(np.isfinite(value), np.abs(value), 0) * self.unit if inexact else np.zeros(value.shape)
             return Bound(value, error + (self.tiny if node.kind == "float" else 0), np.zeros(value.shape, bool))
         overflow = np.zeros((), bool)

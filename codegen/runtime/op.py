@@ -22,11 +22,11 @@ import jax.numpy as jnp
 
 from codegen import pipeline
 from codegen.ir import DTYPES, ROWS
-from codegen.plan import Launch, launch
+from codegen.plan import Launch, launch, overrides
 from codegen.runtime import arguments, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast as store
-from codegen.runtime.platform import choose
+from codegen.runtime.platform import choose, current_arch
 from codegen.spec import Array, Spec
 
 Implementation = Literal["cute", "xla"] | None
@@ -53,7 +53,7 @@ class Op(Generic[P, R]):
         self._launch, self._xla, self._reference = parts["launch"], parts["xla"], parts["reference"]
         self._result = parts.get("result")
         self._functions = functools.lru_cache(maxsize=None)(self._make)
-        self._xla_extra = [n for n in inspect.signature(self._xla).parameters]
+        self._xla_extra = list(inspect.signature(self._xla).parameters)
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -133,7 +133,7 @@ class Op(Generic[P, R]):
         implementation = given.get("implementation")
         if implementation not in (None, "cute", "xla"):
             raise ValueError(f"{spec.op}: implementation is 'cute', 'xla' or None, not {implementation!r}")
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for array in sorted(spec.inputs, key=lambda a: not a.dims):
             if given.get(array.name) is not None:
                 bound = {a.dtype: jnp.dtype(arrays[a.name].dtype).name for a in spec.inputs if a.name in arrays}
@@ -189,11 +189,11 @@ class Op(Generic[P, R]):
         @batched.def_vmap
         def batch(size, in_batched, *operands):
             if self._folds(key, in_batched):
-                operands = [
+                full = [
                     x if b or not self._has_rows(i, key) else jnp.broadcast_to(x, (size, *x.shape))
                     for i, (x, b) in enumerate(zip(operands, in_batched, strict=True))
                 ]
-                outputs = batched(*operands)
+                outputs = batched(*full)
             else:
                 outputs = jax.vmap(xla, in_axes=[0 if b else None for b in in_batched])(*operands)
             return outputs, tuple(True for _ in outputs)
@@ -201,7 +201,8 @@ class Op(Generic[P, R]):
         differentiable = jax.custom_vjp(lambda *operands: batched(*operands))
 
         def forward(*operands):
-            return batched(*operands), operands
+            # through itself, so that a second derivative differentiates this call as the first did
+            return differentiable(*operands), operands
 
         def backward(operands, cotangents):
             return jax.vjp(xla, *operands)[1](cotangents)
@@ -286,7 +287,7 @@ class Op(Generic[P, R]):
         """The launch for these types and extents."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         inner, total = views.known_extents(self.plan, axes)
-        return launch(self.plan, dtypes, inner, total, dict(self.spec.schedule))
+        return launch(self.plan, dtypes, inner, total, overrides(self.spec, current_arch()))
 
 
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:

@@ -6,6 +6,7 @@ kernel has no lowering for a CPU. A primitive's rules are lowered for their own 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,17 @@ import jax.extend
 from jax.interpreters import mlir
 
 Function = Callable[..., Sequence[jax.Array]]
+
+
+def current_arch() -> str | None:
+    """The architecture kernels are compiled for: CUTE_DSL_ARCH where it is set, else the first GPU's, else None."""
+    named = os.environ.get("CUTE_DSL_ARCH")
+    if named or jax.default_backend() != "gpu":
+        return named or None
+    major, minor = str(jax.devices()[0].compute_capability).split(".")
+    number = f"{major}{minor}"
+    return f"sm_{number}a" if int(major) >= 9 else f"sm_{number}"
+
 
 _choose_p = jax.extend.core.Primitive("codegen_op")
 _choose_p.multiple_results = True

@@ -106,11 +106,14 @@ def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: st
         axes = arguments.bind_axes(op.spec, op._arrays(key, operands))
         values = jax.jit(lambda *xs: op.evaluate_reference(key, xs, precision))(*operands)
         return tuple(
-            np.broadcast_to(np.asarray(v), views.user_shape(a, axes)) for v, a in zip(values, op.spec.outputs, strict=True)
+            np.broadcast_to(np.asarray(v), views.user_shape(a, axes))
+            for v, a in zip(values, op.spec.outputs, strict=True)
         )
 
 
-def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def error_bounds(
+    op: Op, case: Case, args: list, keywords: dict[str, Any]
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """For each output: the chain's own value, the bound of its error, and where it overflows on the way."""
     plan, spec = op.plan, op.spec
     with jax.default_device(jax.devices("cpu")[0]):
@@ -123,17 +126,22 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", dict(case.types.variables))
     bounds = analysis.statements(op.statements, leaves)
+    tolerance = {name: float(x) for name, x in spec.tolerance if name != "why"}
     results = []
     for array in spec.outputs:
         shape = case.axes.shape(array.axes)
         whole = []
         for pick in ("value", "error", "overflow"):
             parts = {
-                part: np.broadcast_to(getattr(bound, pick), shape) for (name, part), bound in bounds.items() if name == array.name
+                part: np.broadcast_to(getattr(bound, pick), shape)
+                for (name, part), bound in bounds.items()
+                if name == array.name
             }
             with jax.default_device(jax.devices("cpu")[0]):
                 whole.append(np.asarray(views.join_parts(array, parts, case.axes)))
-        results.append(tuple(whole))
+        value, error, overflow = whole
+        extra = tolerance.get("atol", 0.0) + tolerance.get("rtol", 0.0) * np.abs(value)
+        results.append((value, np.where(np.isfinite(extra), error + extra, error) if tolerance else error, overflow))
     return results
 
 
@@ -204,7 +212,11 @@ def check_gradient(op: Op, examples: int = 3) -> None:
     """
 
     @hypothesis.settings(
-        max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(draw.cases(op, specials=False))
     def property_of(case: Case) -> None:
@@ -217,7 +229,11 @@ def check_gradient_case(op: Op, case: Case) -> None:
     """One call's vjp."""
     spec = op.spec
     case = Case(**{**case.__dict__, "scale": 1.0})
-    floating = [i for i, a in enumerate(spec.inputs) if DTYPES[case.types.dtype(a)].kind == "float" and a.name not in case.absent]
+    floating = [
+        i
+        for i, a in enumerate(spec.inputs)
+        if DTYPES[case.types.dtype(a)].kind == "float" and a.name not in case.absent
+    ]
     with jax.enable_x64(True):
         args, keywords = draw.operands(op, case, draw.arrays(op, case))
 
@@ -227,7 +243,9 @@ def check_gradient_case(op: Op, case: Case) -> None:
                 full[i] = x
             outputs = run(full)
             outputs = tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
-            return tuple(o for o, a in zip(outputs, spec.outputs, strict=True) if DTYPES[case.types.dtype(a)].kind == "float")
+            return tuple(
+                o for o, a in zip(outputs, spec.outputs, strict=True) if DTYPES[case.types.dtype(a)].kind == "float"
+            )
 
         def reference(full):
             wide = [x if x is None or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype("float64") for x in full]

@@ -129,7 +129,7 @@ def jnp_value(
         extent = axes.extents[axis]
         if access.mode == "size":
             return jnp.asarray(extent, integer)
-        return _spread(jnp.arange(extent, dtype=integer), (axis,), order)
+        return _spread(jnp.arange(extent, dtype=integer), (axis,), order, len(axes.rows))
     assert access.array is not None
     array = access.array
     value = arrays.get(array.name)
@@ -148,7 +148,7 @@ def jnp_value(
         value = value.astype(compute)
     elif value.dtype != jnp.bool_:
         value = value.astype(integer)
-    return _spread(value, own, order)
+    return _spread(value, own, order, len(axes.rows))
 
 
 def named_index(plan: Elementwise, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
@@ -177,11 +177,17 @@ def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> 
     return value if place is None else jax.lax.index_in_dim(value, part or 0, place, keepdims=False)
 
 
-def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...]) -> jax.Array:
-    """Axes of length one for the named axes it lacks, after its first."""
+def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> jax.Array:
+    """Axes of length one for the axes it lacks, so that it has the outputs' rank (a scalar stays one)."""
     if not own:
         return value
-    missing = [i - len(order) for i, axis in enumerate(order) if axis not in own and i > order.index(own[0])]
+    missing: list[int] = []
+    place = 0
+    for axis in order:
+        width = rows if axis == ROWS else 1
+        if axis not in own:
+            missing += range(place, place + width)
+        place += width
     return jnp.expand_dims(value, missing) if missing else value
 
 

@@ -81,7 +81,7 @@ def variant_of(op: Op, words: str) -> Variant:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_spills_are_counted(arch, monkeypatch):
     """128 values a thread and 1024 threads: 64 registers cannot hold them."""
-    monkeypatch.setattr(compiling, "launch_of", lambda op, types, ragged: Launch(128, ragged, 1024))
+    monkeypatch.setattr(compiling, "launch_of", lambda op, types, ragged, arch=None: Launch(128, ragged, 1024))
     compiled = compile_kernel(generated.relu, variant_of(generated.relu, "T=float32"), arch)
     assert compiled.spills > 0
     assert compiled.stack > 0

@@ -1,0 +1,65 @@
+"""`codegen verify`: the property tests of ops, reported a line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from codegen.runtime.op import Op
+from codegen.runtime.testing import Disagreement, Report, check_gradient, check_op, on_gpu
+
+DEFAULT_EXAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the random calls of one op showed."""
+
+    op: str
+    implementation: str
+    report: Report
+    gradient: str  # "agrees", "-" where there is none, or what is wrong
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        return not self.report.failure and self.gradient in ("agrees", "-")
+
+
+def default_implementation() -> str:
+    """What `verify` runs where nothing else is asked for."""
+    return "cute" if on_gpu() else "xla"
+
+
+def verify(ops: Iterable[Op], implementation: str, examples: int, seed: int | None) -> Iterator[Outcome]:
+    """Check ops one after the other; a disagreement ends up in its outcome."""
+    for op in ops:
+        start, report, gradient = time.perf_counter(), Report(), "-"
+        try:
+            check_op(op, implementation, examples, seed, report)
+        except Disagreement as error:
+            report.failure = str(error)
+        if op.spec.grad != "none":
+            try:
+                check_gradient(op)
+                gradient = "agrees"
+            except Disagreement as error:
+                gradient = str(error)
+        yield Outcome(op.spec.op, implementation, report, gradient, time.perf_counter() - start)
+
+
+def as_row(outcome: Outcome) -> dict:
+    """An outcome for --json."""
+    report = outcome.report
+    return {
+        "op": outcome.op,
+        "implementation": outcome.implementation,
+        "examples": report.examples,
+        "elements": report.elements,
+        "worst_ulp": round(report.worst_ulp, 4),
+        "worst_case": report.worst_case,
+        "failure": report.failure,
+        "gradient": outcome.gradient,
+        "seconds": round(outcome.seconds, 2),
+    }

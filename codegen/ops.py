@@ -59,7 +59,7 @@ OPS: dict[str, Op] = {
         _operator("mul", "*", "arith", ("g * b", "g * a")),
         Op("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-g * y / b"), "nonzero"),
         Op("neg", 1, "arith", "-{0}", "-{0}", ("-g",), infix=True),
-        Op("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * b * a ** (b - 1)", "0"), "positive"),
+        Op("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * b * y / a", "g * y * log(a)"), "positive"),
         # comparisons and logic
         _operator("lt", "<", "compare", ("0", "0")),
         _operator("le", "<=", "compare", ("0", "0")),

@@ -116,7 +116,6 @@ class _Context:
             "size": self.size_text(),
             "byte_tensors": [self.tensors[a.name] for a in spec.arrays if spec.kind(a) == "bool"],
             "launch_arguments": self.launch_arguments(),
-            "imports": self.imports(),
             "result_class": self.result_class(),
             "spec": quoted_block(spec.source.text),
             "signature": self.signature(),
@@ -547,16 +546,13 @@ class _Context:
 
     # The JAX side
 
-    def imports(self) -> list[str]:
+    def imports(self, body: str) -> list[str]:
+        """What the module's body uses."""
         lines = ["from typing import NamedTuple", ""] if len(self.spec.outputs) > 1 else []
         lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
-        return [
-            *lines,
-            "import jax.numpy as jnp",
-            "",
-            "from codegen import runtime",
-            "from codegen.runtime import device",
-        ]
+        lines += ["import jax.numpy as jnp"] if re.search(r"\bjnp\.", body) else []
+        lines += ["", "from codegen import runtime"]
+        return [*lines, "from codegen.runtime import device"] if re.search(r"\bdevice\.", body) else lines
 
     def result_class(self) -> dict | None:
         if len(self.spec.outputs) == 1:

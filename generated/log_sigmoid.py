@@ -29,7 +29,7 @@ reference: jax.nn.log_sigmoid(x)
 def log_sigmoid_chain(x, approx):
     """The chain, on one vector of each operand."""
     t0 = -x
-    y = -(device.maximum(t0, 0.0) + cute.math.log1p(device.exp(-cute.math.abs(t0), approx)))
+    y = -(device.where(t0 < 0.0, 0.0, t0) + cute.math.log1p(device.exp(-cute.math.abs(t0), approx)))
     return y
 
 
@@ -93,7 +93,7 @@ def log_sigmoid_launch(
 def log_sigmoid_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = -x
-    y = -(jnp.maximum(t0, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(t0))))
+    y = -(jnp.where(t0 < 0.0, 0.0, t0) + jnp.log1p(jnp.exp(-jnp.abs(t0))))
     return y
 
 

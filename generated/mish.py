@@ -28,7 +28,8 @@ reference: jax.nn.mish(x)
 
 def mish_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = x * cute.math.tanh(device.maximum(x, 0.0) + cute.math.log1p(device.exp(-cute.math.abs(x), approx)))
+    t0 = cute.math.tanh(device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp(-cute.math.abs(x), approx)))
+    y = x * t0
     return y
 
 
@@ -91,7 +92,7 @@ def mish_launch(
 
 def mish_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = x * jnp.tanh(jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x))))
+    y = x * jnp.tanh(jnp.where(x < 0.0, 0.0, x) + jnp.log1p(jnp.exp(-jnp.abs(x))))
     return y
 
 

@@ -28,7 +28,7 @@ reference: jax.nn.softplus(x)
 
 def softplus_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = device.maximum(x, 0.0) + cute.math.log1p(device.exp(-cute.math.abs(x), approx))
+    y = device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp(-cute.math.abs(x), approx))
     return y
 
 
@@ -91,7 +91,7 @@ def softplus_launch(
 
 def softplus_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+    y = jnp.where(x < 0.0, 0.0, x) + jnp.log1p(jnp.exp(-jnp.abs(x)))
     return y
 
 

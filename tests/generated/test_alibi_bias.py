@@ -2,9 +2,9 @@
 """Property tests of `alibi_bias` against its reference."""
 
 import pytest
-from generated import alibi_bias
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import alibi_bias
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

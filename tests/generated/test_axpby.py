@@ -2,9 +2,9 @@
 """Property tests of `axpby` against its reference."""
 
 import pytest
-from generated import axpby
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import axpby
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

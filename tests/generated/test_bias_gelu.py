@@ -2,9 +2,9 @@
 """Property tests of `bias_gelu` against its reference."""
 
 import pytest
-from generated import bias_gelu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import bias_gelu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

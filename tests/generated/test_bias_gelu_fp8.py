@@ -2,9 +2,9 @@
 """Property tests of `bias_gelu_fp8` against its reference."""
 
 import pytest
-from generated import bias_gelu_fp8
 
-from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from codegen.runtime.testing import IMPLEMENTATIONS, check_op
+from generated import bias_gelu_fp8
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

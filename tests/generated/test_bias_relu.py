@@ -2,9 +2,9 @@
 """Property tests of `bias_relu` against its reference."""
 
 import pytest
-from generated import bias_relu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import bias_relu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

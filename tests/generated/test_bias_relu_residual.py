@@ -2,9 +2,9 @@
 """Property tests of `bias_relu_residual` against its reference."""
 
 import pytest
-from generated import bias_relu_residual
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import bias_relu_residual
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

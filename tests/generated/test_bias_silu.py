@@ -2,9 +2,9 @@
 """Property tests of `bias_silu` against its reference."""
 
 import pytest
-from generated import bias_silu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import bias_silu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

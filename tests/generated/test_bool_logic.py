@@ -2,9 +2,9 @@
 """Property tests of `bool_logic` against its reference."""
 
 import pytest
-from generated import bool_logic
 
-from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from codegen.runtime.testing import IMPLEMENTATIONS, check_op
+from generated import bool_logic
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `broadcast_add_4d` against its reference."""
 
 import pytest
-from generated import broadcast_add_4d
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import broadcast_add_4d
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `celu` against its reference."""
 
 import pytest
-from generated import celu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import celu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

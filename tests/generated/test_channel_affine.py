@@ -2,9 +2,9 @@
 """Property tests of `channel_affine` against its reference."""
 
 import pytest
-from generated import channel_affine
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import channel_affine
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `clamp` against its reference."""
 
 import pytest
-from generated import clamp
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import clamp
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `column_scale` against its reference."""
 
 import pytest
-from generated import column_scale
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import column_scale
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

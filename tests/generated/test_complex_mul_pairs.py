@@ -2,9 +2,9 @@
 """Property tests of `complex_mul_pairs` against its reference."""
 
 import pytest
-from generated import complex_mul_pairs
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import complex_mul_pairs
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

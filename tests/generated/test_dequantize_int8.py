@@ -2,9 +2,9 @@
 """Property tests of `dequantize_int8` against its reference."""
 
 import pytest
-from generated import dequantize_int8
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import dequantize_int8
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

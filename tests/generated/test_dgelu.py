@@ -2,9 +2,9 @@
 """Property tests of `dgelu` against its reference."""
 
 import pytest
-from generated import dgelu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import dgelu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

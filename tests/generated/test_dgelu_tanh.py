@@ -2,9 +2,9 @@
 """Property tests of `dgelu_tanh` against its reference."""
 
 import pytest
-from generated import dgelu_tanh
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import dgelu_tanh
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

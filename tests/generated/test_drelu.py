@@ -2,9 +2,9 @@
 """Property tests of `drelu` against its reference."""
 
 import pytest
-from generated import drelu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import drelu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `dropout_apply` against its reference."""
 
 import pytest
-from generated import dropout_apply
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import dropout_apply
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

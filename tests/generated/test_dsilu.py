@@ -2,9 +2,9 @@
 """Property tests of `dsilu` against its reference."""
 
 import pytest
-from generated import dsilu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import dsilu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `dswiglu` against its reference."""
 
 import pytest
-from generated import dswiglu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import dswiglu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

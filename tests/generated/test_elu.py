@@ -2,9 +2,9 @@
 """Property tests of `elu` against its reference."""
 
 import pytest
-from generated import elu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import elu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `fatrelu_mul` against its reference."""
 
 import pytest
-from generated import fatrelu_mul
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import fatrelu_mul
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

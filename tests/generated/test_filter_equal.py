@@ -2,9 +2,9 @@
 """Property tests of `filter_equal` against its reference."""
 
 import pytest
-from generated import filter_equal
 
-from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from codegen.runtime.testing import IMPLEMENTATIONS, check_op
+from generated import filter_equal
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `float64_polynomial` against its reference."""
 
 import pytest
-from generated import float64_polynomial
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import float64_polynomial
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `geglu` against its reference."""
 
 import pytest
-from generated import geglu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import geglu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `geglu_tanh` against its reference."""
 
 import pytest
-from generated import geglu_tanh
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import geglu_tanh
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `gelu` against its reference."""
 
 import pytest
-from generated import gelu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import gelu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `gelu_mul` against its reference."""
 
 import pytest
-from generated import gelu_mul
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import gelu_mul
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

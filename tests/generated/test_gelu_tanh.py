@@ -2,9 +2,9 @@
 """Property tests of `gelu_tanh` against its reference."""
 
 import pytest
-from generated import gelu_tanh
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import gelu_tanh
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `glu` against its reference."""
 
 import pytest
-from generated import glu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import glu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `hard_sigmoid` against its reference."""
 
 import pytest
-from generated import hard_sigmoid
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import hard_sigmoid
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

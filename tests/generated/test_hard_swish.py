@@ -2,9 +2,9 @@
 """Property tests of `hard_swish` against its reference."""
 
 import pytest
-from generated import hard_swish
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import hard_swish
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `integer_add_clip` against its reference."""
 
 import pytest
-from generated import integer_add_clip
 
-from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from codegen.runtime.testing import IMPLEMENTATIONS, check_op
+from generated import integer_add_clip
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `kl_div_pointwise` against its reference."""
 
 import pytest
-from generated import kl_div_pointwise
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import kl_div_pointwise
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

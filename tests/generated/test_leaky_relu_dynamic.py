@@ -2,9 +2,9 @@
 """Property tests of `leaky_relu_dynamic` against its reference."""
 
 import pytest
-from generated import leaky_relu_dynamic
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import leaky_relu_dynamic
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

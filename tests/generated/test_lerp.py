@@ -2,9 +2,9 @@
 """Property tests of `lerp` against its reference."""
 
 import pytest
-from generated import lerp
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import lerp
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `log_sigmoid` against its reference."""
 
 import pytest
-from generated import log_sigmoid
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import log_sigmoid
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `lower_bound` against its reference."""
 
 import pytest
-from generated import lower_bound
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import lower_bound
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

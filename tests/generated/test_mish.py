@@ -2,9 +2,9 @@
 """Property tests of `mish` against its reference."""
 
 import pytest
-from generated import mish
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import mish
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `mixture` against its reference."""
 
 import pytest
-from generated import mixture
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import mixture
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `mul_silu` against its reference."""
 
 import pytest
-from generated import mul_silu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import mul_silu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `quick_gelu` against its reference."""
 
 import pytest
-from generated import quick_gelu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import quick_gelu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

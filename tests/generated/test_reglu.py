@@ -2,9 +2,9 @@
 """Property tests of `reglu` against its reference."""
 
 import pytest
-from generated import reglu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import reglu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

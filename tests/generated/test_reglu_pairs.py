@@ -2,9 +2,9 @@
 """Property tests of `reglu_pairs` against its reference."""
 
 import pytest
-from generated import reglu_pairs
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import reglu_pairs
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `relu` against its reference."""
 
 import pytest
-from generated import relu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import relu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `relu6` against its reference."""
 
 import pytest
-from generated import relu6
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import relu6
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `relu_mask` against its reference."""
 
 import pytest
-from generated import relu_mask
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import relu_mask
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

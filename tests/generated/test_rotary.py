@@ -2,9 +2,9 @@
 """Property tests of `rotary` against its reference."""
 
 import pytest
-from generated import rotary
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import rotary
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

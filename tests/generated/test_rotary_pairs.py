@@ -2,9 +2,9 @@
 """Property tests of `rotary_pairs` against its reference."""
 
 import pytest
-from generated import rotary_pairs
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import rotary_pairs
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `saxpy` against its reference."""
 
 import pytest
-from generated import saxpy
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import saxpy
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `scale_shift` against its reference."""
 
 import pytest
-from generated import scale_shift
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import scale_shift
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

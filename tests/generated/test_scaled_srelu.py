@@ -2,9 +2,9 @@
 """Property tests of `scaled_srelu` against its reference."""
 
 import pytest
-from generated import scaled_srelu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import scaled_srelu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `scaled_swiglu` against its reference."""
 
 import pytest
-from generated import scaled_swiglu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import scaled_swiglu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

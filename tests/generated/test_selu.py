@@ -2,9 +2,9 @@
 """Property tests of `selu` against its reference."""
 
 import pytest
-from generated import selu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import selu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

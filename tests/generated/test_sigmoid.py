@@ -2,9 +2,9 @@
 """Property tests of `sigmoid` against its reference."""
 
 import pytest
-from generated import sigmoid
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import sigmoid
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `silu` against its reference."""
 
 import pytest
-from generated import silu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import silu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

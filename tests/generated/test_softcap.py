@@ -2,9 +2,9 @@
 """Property tests of `softcap` against its reference."""
 
 import pytest
-from generated import softcap
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import softcap
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `softplus` against its reference."""
 
 import pytest
-from generated import softplus
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import softplus
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

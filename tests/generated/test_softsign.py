@@ -2,9 +2,9 @@
 """Property tests of `softsign` against its reference."""
 
 import pytest
-from generated import softsign
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import softsign
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `squared_relu` against its reference."""
 
 import pytest
-from generated import squared_relu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import squared_relu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `squareplus` against its reference."""
 
 import pytest
-from generated import squareplus
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import squareplus
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `swiglu` against its reference."""
 
 import pytest
-from generated import swiglu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import swiglu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

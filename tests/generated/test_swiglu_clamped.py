@@ -2,9 +2,9 @@
 """Property tests of `swiglu_clamped` against its reference."""
 
 import pytest
-from generated import swiglu_clamped
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import swiglu_clamped
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

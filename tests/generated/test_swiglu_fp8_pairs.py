@@ -2,9 +2,9 @@
 """Property tests of `swiglu_fp8_pairs` against its reference."""
 
 import pytest
-from generated import swiglu_fp8_pairs
 
-from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from codegen.runtime.testing import IMPLEMENTATIONS, check_op
+from generated import swiglu_fp8_pairs
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

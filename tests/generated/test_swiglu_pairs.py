@@ -2,9 +2,9 @@
 """Property tests of `swiglu_pairs` against its reference."""
 
 import pytest
-from generated import swiglu_pairs
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import swiglu_pairs
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `tanh` against its reference."""
 
 import pytest
-from generated import tanh
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import tanh
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

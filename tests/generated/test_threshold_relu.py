@@ -2,9 +2,9 @@
 """Property tests of `threshold_relu` against its reference."""
 
 import pytest
-from generated import threshold_relu
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import threshold_relu
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

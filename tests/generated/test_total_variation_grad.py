@@ -2,9 +2,9 @@
 """Property tests of `total_variation_grad` against its reference."""
 
 import pytest
-from generated import total_variation_grad
 
-from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from codegen.runtime.testing import IMPLEMENTATIONS, check_op
+from generated import total_variation_grad
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,9 +2,9 @@
 """Property tests of `triple_split` against its reference."""
 
 import pytest
-from generated import triple_split
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import triple_split
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

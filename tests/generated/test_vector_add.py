@@ -2,9 +2,9 @@
 """Property tests of `vector_add` against its reference."""
 
 import pytest
-from generated import vector_add
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import vector_add
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

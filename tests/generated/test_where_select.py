@@ -2,9 +2,9 @@
 """Property tests of `where_select` against its reference."""
 
 import pytest
-from generated import where_select
 
 from codegen.runtime.testing import IMPLEMENTATIONS, check_gradient, check_op
+from generated import where_select
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

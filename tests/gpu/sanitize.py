@@ -1,13 +1,13 @@
 """Runs every op's kernels once, for a memory checker to watch:
 
-    compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py [first [step]]
+compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py [first [step]]
 """
 
 import sys
 
-import generated
 import jax
 
+import generated
 from codegen.runtime import draw
 from codegen.runtime.compile import bindings
 

@@ -5,19 +5,16 @@ The exact value is the float64 function on the same GPU, whose own error of an u
 
 import json
 import os
-import sys
 from pathlib import Path
 
-import generated
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import generated
 from codegen.runtime.testing import reference_values
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from making import make_op
+from tests.making import make_op
 
 FUNCTIONS = {
     "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "reciprocal": jnp.reciprocal, "cbrt": jnp.cbrt, "exp": jnp.exp,

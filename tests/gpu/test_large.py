@@ -1,9 +1,10 @@
 """Arrays whose element count leaves int32."""
 
-import generated
 import jax
 import jax.numpy as jnp
 import pytest
+
+import generated
 
 
 def pattern(shape):

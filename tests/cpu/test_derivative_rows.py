@@ -1,0 +1,91 @@
+"""Each derivative of the op table against jax.vjp of the row's own jnp form, at smooth points, ties and kinks."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.formula import prelude
+from codegen.ops import OPS
+from tests.making import make_op
+
+SMOOTH = [name for name, op in OPS.items() if op.rule in ("arith", "float", "round", "select")]
+POINTS = {
+    "any": [-2.3, -0.7, 0.4, 1.9], "positive": [0.2, 0.9, 1.7, 3.1], "nonnegative": [0.1, 0.9, 1.7, 3.1],
+    "nonzero": [-2.3, -0.7, 0.4, 1.9], "unit": [-0.8, -0.3, 0.2, 0.7], "small": [-2.3, -0.7, 0.4, 1.9],
+}  # fmt: skip
+
+
+def function(name):
+    text = OPS[name].jnp.format(*"abc")
+    return eval(f"lambda {', '.join('abc'[: OPS[name].arity])}: {text}", {"jnp": jnp, "jax": jax})
+
+
+def table_gradient(folder, name, formula, values):
+    """A derivative formula's value, through the generator."""
+    used = [n for n in ("a", "b", "c", "y", "g") if re.search(rf"\b{n}\b", formula)]
+    if not used:
+        return jnp.full_like(values["g"], float(formula))
+    types = {n: "bool" if values[n].dtype == bool else "float32" for n in used}
+    inputs = "\n".join(f"  {n}: {types[n]}[N]" for n in used)
+    text = f"op: row\nsummary: A derivative.\ninputs:\n{inputs}\noutputs:\n  d: float32[N]\nchain: |\n  d = {formula}\nreference: {used[0]}\n"
+    return make_op(folder, text)(*(values[n] for n in used), implementation="xla")
+
+
+def check(folder, name, arguments):
+    f, g = function(name), jnp.asarray(np.linspace(0.5, 1.5, len(arguments[0])), jnp.float32)
+    floating = [i for i, a in enumerate(arguments) if a.dtype != bool]
+
+    def of(*xs):
+        full = list(arguments)
+        for i, x in zip(floating, xs, strict=True):
+            full[i] = x
+        return f(*full)
+
+    y, pull = jax.vjp(of, *(arguments[i] for i in floating))
+    values = {**dict(zip("abc", arguments, strict=False)), "y": y, "g": g}
+    for i, expected in zip(floating, pull(g), strict=True):
+        got = table_gradient(folder, name, OPS[name].grad[i], values)
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6, err_msg=f"{name}, argument {'abc'[i]}")
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_at_smooth_points(name, tmp_path):
+    op = OPS[name]
+    first = jnp.asarray(POINTS[op.domain], jnp.float32)
+    others = [jnp.asarray(v, jnp.float32) for v in ([1.3, 0.8, 2.1, 0.6], [0.3, -1.2, 0.9, 2.2])]
+    arguments = [first, *others][: op.arity]
+    if op.rule == "select":
+        arguments = [jnp.asarray([True, False, True, False]), *others]
+    check(tmp_path, name, arguments)
+
+
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_a_tie_splits_the_gradient(name, tmp_path):
+    x = jnp.asarray([0.0, 1.0, -2.0], jnp.float32)
+    check(tmp_path, name, [x, x])
+
+
+@pytest.mark.parametrize("name", ["abs", "sign", "floor", "ceil", "round"])
+def test_at_zero(name, tmp_path):
+    check(tmp_path, name, [jnp.zeros(2, jnp.float32)])
+
+
+KINKS = {"relu": jax.nn.relu, "relu6": jax.nn.relu6, "leaky_relu": jax.nn.leaky_relu, "elu": jax.nn.elu,
+         "celu": jax.nn.celu, "selu": jax.nn.selu, "hard_sigmoid": jax.nn.hard_sigmoid,
+         "hard_swish": jax.nn.hard_swish, "silu": jax.nn.silu, "sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus,
+         "log_sigmoid": jax.nn.log_sigmoid, "softsign": jax.nn.soft_sign, "mish": jax.nn.mish,
+         "squareplus": jax.nn.squareplus}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_activations_have_jax_nn_s_gradient_at_their_kinks(name):
+    import generated
+
+    assert name in prelude()
+    x = jnp.asarray([0.0, 6.0, -3.0, 3.0, 0.5, -0.5], jnp.float32)
+    ours = jax.grad(lambda v: getattr(generated, name)(v).sum())(x)
+    theirs = jax.grad(lambda v: KINKS[name](v).sum())(x)
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)

@@ -36,8 +36,10 @@ def environment() -> jinja2.Environment:
 
 def render_op(op: Op) -> str:
     """The generated module of an op."""
-    values = _Context(op).values()
-    text = environment().get_template("elementwise.py.jinja").render(values)
+    context = _Context(op)
+    values = context.values()
+    template = environment().get_template("elementwise.py.jinja")
+    text = template.render(values, imports=context.imports(template.render(values, imports=[])))
     # The template's runs of empty lines, not the spec's
     head, spec, rest = text.partition(values["spec"])
     return re.sub(r"\n{4,}", "\n\n\n", head) + spec + re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"

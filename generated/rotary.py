@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
 
 SPEC = """\
 # The halves of a head are the two coordinates of each rotation (the "rotate half" layout of GPT-NeoX and Llama).

@@ -102,14 +102,14 @@ def build(
     found = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(specs)
     _no_repeats(found)
     ops = read_ops(found)
-    folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
-    for folder, contents in folders.items():
-        foreign = outputs.foreign(folder, contents)
-        if foreign:
-            raise UsageError(
-                f"{foreign[0]} was not generated and would be overwritten; move it, or choose another folder"
-            )
-    changed = outputs.write(folders, remove=not files)
+    with outputs.locked(_folders([], specs, out, tests)):
+        folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
+        for folder, contents in folders.items():
+            foreign = outputs.foreign(folder, contents)
+            if foreign:
+                message = f"{foreign[0]} was not generated and would be overwritten"
+                raise UsageError(f"{message}; move it, or choose another folder")
+        changed = outputs.write(folders, remove=not files)
     total = sum(len(contents) for contents in folders.values())
     print(f"{len(ops)} ops: {len(changed)} of {total} files changed")
     for path in changed[:20]:

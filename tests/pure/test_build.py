@@ -1,0 +1,666 @@
+"""The commands that need neither JAX nor a GPU, as a user runs them."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jsonschema
+import pytest
+
+from codegen import __main__ as command
+from codegen import outputs
+from codegen.scaffold import json_schema
+from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml
+
+ROOT = Path(__file__).parent.parent.parent
+LIBRARY = sorted((ROOT / "specs").glob("*.yaml"))
+
+SPEC = """\
+op: {op}
+summary: Scales.
+inputs:
+  x: float32[..., N]
+outputs:
+  y: float32[..., N]
+chain: y = {factor} * x
+reference: {factor} * x
+"""
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys) -> Callable[..., Result]:
+    """Runs `codegen` in an empty folder, as `main` does in a process of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["codegen", *args])
+        try:
+            command.main()
+            status = 0
+        except SystemExit as error:
+            status = int(error.code or 0)
+        return Result(status, *capsys.readouterr())
+
+    return run
+
+
+def write_specs(folder: Path, **factors: float) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for op, factor in factors.items():
+        (folder / f"{op}.yaml").write_text(SPEC.format(op=op, factor=factor))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def process(*args: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, check=False, **options)
+
+
+# What a build loads, and how long it takes
+
+
+IMPORTED = (
+    "import sys; print(sorted({n.partition('.')[0] for n in sys.modules} & {'jax', 'jaxlib', 'cutlass', 'numpy'}))"
+)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["build"], ["check"], ["list"], ["schema"], ["new", "op"]], ids=" ".join
+)
+def test_commands_load_neither_jax_nor_cutlass(arguments, tmp_path):
+    write_specs(tmp_path / "specs", double=2.0)
+    code = f"import sys; sys.argv = ['codegen', *{arguments!r}]\nfrom codegen.__main__ import main\n"
+    code += f"try:\n    main()\nexcept SystemExit:\n    pass\n{IMPORTED}"
+    result = process("-c", code, cwd=tmp_path)
+    assert result.stdout.splitlines()[-1] == "[]", result
+
+
+def test_that_test_can_fail(tmp_path):
+    result = process("-c", f"import numpy\n{IMPORTED}", cwd=tmp_path)
+    assert result.stdout.splitlines()[-1] == "['numpy']"
+    assert importlib.util.find_spec("jax")
+
+
+def test_the_library_builds_in_about_a_second(tmp_path):
+    assert len(LIBRARY) >= 60
+    start = time.perf_counter()
+    result = process("-m", "codegen", "build", "--specs", str(ROOT / "specs"), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert time.perf_counter() - start < 5
+    assert len(contents(tmp_path / "generated")) == len(LIBRARY) + 1
+
+
+def test_help_is_quick(tmp_path):
+    start = time.perf_counter()
+    result = process("-m", "codegen", "--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert time.perf_counter() - start < 2
+    for name in ("new", "build", "check", "list", "schema"):
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", ["new", "build", "check", "list", "schema"])
+def test_every_command_has_help_with_an_example(run, name):
+    result = run(name, "--help")
+    assert result.status == 0
+    assert f"Example: codegen {name}" in " ".join(result.out.split())
+
+
+# Exit statuses
+
+
+def test_build_then_check(run, tmp_path):
+    write_specs(tmp_path / "specs", double=2.0, triple=3.0)
+    result = run("build")
+    assert result == (0, result.out, "")
+    assert result.out.startswith("2 ops: 5 of 5 files changed\n")
+    assert sorted(contents(tmp_path)) == [
+        "generated/__init__.py",
+        "generated/double.py",
+        "generated/triple.py",
+        "specs/double.yaml",
+        "specs/triple.yaml",
+        "tests/generated/test_double.py",
+        "tests/generated/test_triple.py",
+    ]
+    assert run("check") == (0, "2 ops are up to date\n", "")
+    assert run("build").out == "2 ops: 0 of 5 files changed\n"
+
+
+def test_mistakes_of_all_files_are_printed_and_nothing_is_written(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0, b=1.0, c=1.0)
+    for name in "ac":
+        path = tmp_path / "specs" / f"{name}.yaml"
+        path.write_text(path.read_text().replace("* x", "* xx"))
+    before = contents(tmp_path)
+    for name in ("build", "check", "list"):
+        result = run(name)
+        assert result.status == 2
+        assert result.out == ""
+        assert [line for line in result.err.splitlines() if "error:" in line] == [
+            "specs/a.yaml:7:18: error: unknown name 'xx'",
+            "specs/a.yaml:8:18: error: unknown name 'xx'",
+            "specs/c.yaml:7:18: error: unknown name 'xx'",
+            "specs/c.yaml:8:18: error: unknown name 'xx'",
+        ]
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "generated").exists()
+
+
+def test_a_mistake_leaves_an_earlier_build_alone(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0, b=1.0)
+    run("build")
+    (tmp_path / "specs/a.yaml").write_text("op: a")
+    (tmp_path / "specs/b.yaml").unlink()
+    before = contents(tmp_path)
+    assert run("build").status == 2
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n  `codegen new OP` writes a first one\n"),
+        (["build", "--specs", "empty"], "empty:1:1: error: no spec (*.yaml) in this folder\n  `codegen new OP` writes"),
+        (["build", "--specs", "yml"], "yml:1:1: error: no spec (*.yaml) in this folder\n  name it NAME.yaml, not .yml\n"),
+        (["build", "specs/none.yaml"], "specs/none.yaml:1:1: error: cannot read the file: No such file or directory\n"),
+        (["build", "specs/a.yaml", "other/a.yaml"], "error: two specs of one name: other/a.yaml, specs/a.yaml\n"),
+        (["build", "--out", "not-a-name"], "error: --out not-a-name: 'not-a-name' is no name for a package\n"),
+        (["build", "--out", "x; import os"], "error: --out x; import os: 'x; import os' is no name for a package\n"),
+        (["build", "--out", "class"], "error: --out class: 'class' is no name for a package\n"),
+        (["build", "--out", "."], "error: --out .: '' is no name for a package\n"),
+        (["build", "--out", "a", "--tests", "b/../a"], "error: --out and --tests are both b/../a; they are two folders\n"),
+        (["build", "--out", "file"], "error: [Errno 17] File exists: 'file'\n"),
+        (["build", "--out", "file/sub"], "error: [Errno 20] Not a directory: 'file/sub'\n"),
+        (["check", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n"),
+        (["list", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n"),
+        (["new", "Bad-Name"], "error: 'Bad-Name' is no name for an op\n  names are lower-case letters, digits and"),
+        (["new", "../evil"], "error: '../evil' is no name for an op\n"),
+        (["new", "lambda"], "error: 'lambda' cannot name an op: Python or the generated file uses it\n"),
+        (["new", ""], "error: '' is no name for an op\n"),
+        (["new", "a"], "error: specs/a.yaml exists already; pick another name or edit it\n"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_on_the_command_line(run, tmp_path, arguments, message):
+    write_specs(tmp_path / "specs", a=1.0)
+    write_specs(tmp_path / "other", a=1.0)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "yml").mkdir()
+    (tmp_path / "yml/a.yml").write_text("op: a")
+    (tmp_path / "file").write_text("")
+    before = contents(tmp_path)
+    result = run(*arguments)
+    assert result.status == 2
+    assert result.out == ""
+    assert result.err.startswith(message)
+    assert "Traceback" not in result.err
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "generated").exists()
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["build", "--nothing"], ["new"], ["new", "a", "b"]], ids=" ".join)
+def test_usage_errors_end_in_status_2(run, arguments):
+    result = run(*arguments)
+    assert result.status == 2
+    assert "Traceback" not in result.err
+
+
+def test_a_folder_that_cannot_be_written(run, tmp_path, monkeypatch):
+    write_specs(tmp_path / "specs", a=1.0)
+
+    def fail(*_args, **_options):
+        raise PermissionError(13, "Permission denied", "generated")
+
+    monkeypatch.setattr(outputs.tempfile, "TemporaryDirectory", fail)
+    result = run("build")
+    assert result == (2, "", "error: [Errno 13] Permission denied: 'generated'\n")
+    assert not (tmp_path / "generated").exists()
+
+
+# All or nothing
+
+
+@pytest.fixture
+def two_builds(run, tmp_path) -> tuple[Callable[..., Result], Path, dict[str, bytes]]:
+    """A finished build of a, b and c, and specs that change a, drop b, add d and leave c."""
+    write_specs(tmp_path / "specs", a=1.0, b=1.0, c=1.0)
+    run("build")
+    before = contents(tmp_path / "generated") | contents(tmp_path / "tests")
+    write_specs(tmp_path / "specs", a=2.0, d=1.0)
+    (tmp_path / "specs/b.yaml").unlink()
+    return run, tmp_path, before
+
+
+@pytest.mark.parametrize("failing", ["a.py", "d.py", "__init__.py", "test_d.py"])
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_failing_rename_changes_nothing(two_builds, monkeypatch, failing, error):
+    run, folder, before = two_builds
+    errors, replace = iter([error]), os.replace
+
+    def fail_once(source, target):
+        if Path(target).name == failing:
+            for problem in errors:
+                raise problem
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.os, "replace", fail_once)
+        with contextlib.suppress(KeyboardInterrupt):
+            assert run("build").status != 0
+    assert not list(errors)
+    assert contents(folder / "generated") | contents(folder / "tests") == before
+    assert not list(folder.rglob(".codegen*"))
+    assert run("build").status == 0
+    assert run("check").status == 0
+
+
+def test_a_failing_removal_changes_nothing(two_builds, monkeypatch):
+    run, folder, before = two_builds
+    unlink = Path.unlink
+
+    def fail(path, **options):
+        if path.name == "b.py":
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        assert run("build").status == 2
+    assert contents(folder / "generated") | contents(folder / "tests") == before
+
+
+def test_what_a_killed_build_left_is_swept(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0)
+    (tmp_path / "generated/.codegen-dead").mkdir(parents=True)
+    (tmp_path / "generated/.codegen-dead/new a.py").write_text("half")
+    (tmp_path / "generated/.codegen.lock").write_text("")
+    assert run("build").status == 0
+    assert sorted(p.name for p in (tmp_path / "generated").iterdir()) == ["__init__.py", "a.py"]
+
+
+BUILDER = """
+import contextlib, io, sys
+from codegen.__main__ import app
+
+for _ in range(40):
+    with contextlib.redirect_stdout(io.StringIO()):
+        app(["build", "--specs", sys.argv[1], "--out", "../ops", "--tests", "../checks"], standalone_mode=False)
+"""
+
+
+def test_two_builds_at_once_never_mix(tmp_path):
+    """Two processes build different specs to one folder, again and again: what is there is one's or the other's."""
+    write_specs(tmp_path / "one/specs", a=1.0, b=1.0, c=1.0, d=1.0)
+    write_specs(tmp_path / "two/specs", a=2.0, b=2.0, e=2.0, f=2.0)
+    expected = []
+    for name in ("one", "two"):
+        result = process("-m", "codegen", "build", "--out", "ops", "--tests", "checks", cwd=tmp_path / name)
+        assert result.returncode == 0, result.stderr
+        expected.append(contents(tmp_path / name / "ops") | contents(tmp_path / name / "checks"))
+    assert expected[0] != expected[1]
+    (tmp_path / "cwd").mkdir()
+    builders = [
+        subprocess.Popen(
+            [sys.executable, "-c", BUILDER, str(tmp_path / name / "specs")],
+            cwd=tmp_path / "cwd",
+            stderr=subprocess.PIPE,
+        )
+        for name in ("one", "two")
+    ]
+    folders, found = (tmp_path / "ops", tmp_path / "checks"), set()
+    while any(builder.poll() is None for builder in builders):
+        time.sleep(0.005)
+        if not all(folder.is_dir() for folder in folders):
+            continue
+        with outputs.locked(folders):
+            files = contents(folders[0]) | contents(folders[1])
+            files.pop(".codegen.lock", None)
+            assert files in [*expected, {}]
+            found.add(expected.index(files) if files else None)
+    errors = [builder.communicate()[1].decode() for builder in builders]
+    assert [builder.returncode for builder in builders] == [0, 0], errors
+    assert {0, 1} <= found
+    assert contents(folders[0]) | contents(folders[1]) in expected
+
+
+# What check finds
+
+
+@pytest.fixture
+def built(run, tmp_path) -> Callable[..., Result]:
+    write_specs(tmp_path / "specs", a=1.0, b=1.0)
+    assert run("build").status == 0
+    return run
+
+
+def test_check_finds_a_stale_file(built, tmp_path):
+    write_specs(tmp_path / "specs", a=2.0)
+    result = built("check")
+    assert result.status == 1
+    assert "generated/a.py: stale or edited by hand\n" in result.out
+    assert "-chain: y = 1.0 * x\n" in result.out
+    assert "+chain: y = 2.0 * x\n" in result.out
+    assert result.out.endswith("1 of 5 files differ. Run: codegen build\n")
+    assert built("build").status == 0
+    assert built("check").status == 0
+
+
+def test_check_finds_an_edit_by_hand(built, tmp_path):
+    path = tmp_path / "generated/a.py"
+    path.write_text(path.read_text() + "# a note")
+    result = built("check")
+    assert result.status == 1
+    assert "generated/a.py: stale or edited by hand\n" in result.out
+    assert "\n-# a note\n" in result.out
+
+
+@pytest.mark.parametrize("change", [b"\r\n", b"\n\xff", b"\n\n"], ids=["line ends", "bytes", "empty line"])
+def test_check_compares_bytes(built, tmp_path, change):
+    path = tmp_path / "generated/a.py"
+    path.write_bytes(path.read_bytes().replace(b"\n", change))
+    result = built("check")
+    assert result.status == 1
+    assert "generated/a.py: stale or edited by hand\n" in result.out
+
+
+def test_check_finds_a_missing_file(built, tmp_path):
+    (tmp_path / "generated/b.py").unlink()
+    (tmp_path / "tests/generated/test_a.py").unlink()
+    result = built("check")
+    assert result == (
+        1,
+        "generated/b.py: missing\ntests/generated/test_a.py: missing\n2 of 5 files differ. Run: codegen build\n",
+        "",
+    )
+
+
+def test_check_finds_a_left_over_file(built, tmp_path):
+    (tmp_path / "specs/b.yaml").unlink()
+    (tmp_path / "generated/notes.py").write_text("mine = True\n")
+    result = built("check")
+    assert result.status == 1
+    assert "generated/b.py: left over: no spec makes it\n" in result.out
+    assert "tests/generated/test_b.py: left over: no spec makes it\n" in result.out
+    assert "notes" not in result.out
+    assert built("build").status == 0
+    assert sorted(contents(tmp_path / "generated")) == ["__init__.py", "a.py", "notes.py"]
+
+
+def test_check_prints_the_command_to_run(run, tmp_path):
+    write_specs(tmp_path / "my specs", a=1.0)
+    options = ["--specs", "my specs", "--out", "ops", "--tests", ""]
+    result = run("check", *options)
+    assert result.status == 1
+    line = result.out.splitlines()[-1]
+    assert line == "2 of 2 files differ. Run: codegen build --specs 'my specs' --out ops --tests ''"
+    assert run("build", *options).status == 0
+    assert run("check", *options).status == 0
+    assert not (tmp_path / "tests").exists()
+
+
+def test_check_changes_nothing(built, tmp_path):
+    (tmp_path / "generated/b.py").unlink()
+    before = contents(tmp_path)
+    built("check")
+    assert contents(tmp_path) == before
+
+
+def test_the_repository_is_up_to_date(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["codegen", "check"])
+    with contextlib.suppress(SystemExit):
+        command.main()
+    assert capsys.readouterr().out == f"{len(LIBRARY)} ops are up to date\n"
+
+
+# Same input, same bytes
+
+
+def test_builds_agree_to_the_byte(tmp_path):
+    """Whatever Python's hash seed, the folder and the locale."""
+    found = []
+    for i, (seed, locale) in enumerate([("0", "C.UTF-8"), ("12345", "POSIX")]):
+        folder = tmp_path / f"folder {i}"
+        folder.mkdir()
+        environment = os.environ | {"PYTHONHASHSEED": seed, "LC_ALL": locale, "PYTHONUTF8": "0"}
+        result = process("-m", "codegen", "build", "--specs", str(ROOT / "specs"), cwd=folder, env=environment)
+        assert result.returncode == 0, result.stderr
+        found.append(contents(folder))
+    assert found[0] == found[1]
+    assert found[0] == {
+        f"{name}/{path}": data
+        for name in ("generated", "tests/generated")
+        for path, data in contents(ROOT / name).items()
+        if path.endswith(".py")
+    }
+
+
+def test_files_that_agree_are_not_touched(built, tmp_path):
+    paths = [*(tmp_path / "generated").iterdir(), *(tmp_path / "tests/generated").iterdir()]
+    assert len(paths) == 5
+    for path in paths:
+        os.utime(path, (1, 1))
+    write_specs(tmp_path / "specs", a=2.0)
+    assert built("build").status == 0
+    assert [p.name for p in paths if p.stat().st_mtime != 1] == ["a.py"]
+
+
+def test_text_beyond_ascii_survives_every_locale(tmp_path):
+    (tmp_path / "specs").mkdir()
+    text = SPEC.format(op="a", factor=1.0).replace("Scales.", "Größe 漢字 😀.")
+    (tmp_path / "specs/a.yaml").write_text(text, encoding="utf-8")
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for name in ("build", "check", "list"):
+        result = process("-m", "codegen", name, cwd=tmp_path, env=environment, encoding="utf-8", errors="replace")
+        assert result.returncode == 0, result.stderr
+    assert "Größe 漢字 😀." in (tmp_path / "generated/a.py").read_text(encoding="utf-8")
+
+
+# Files that are not ours
+
+
+@pytest.mark.parametrize("path", ["generated/a.py", "generated/__init__.py", "tests/generated/test_a.py"])
+def test_a_file_of_yours_is_not_overwritten(run, tmp_path, path):
+    write_specs(tmp_path / "specs", a=1.0)
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("mine = True\n")
+    before = contents(tmp_path)
+    result = run("build")
+    assert result.status == 2
+    assert (
+        result.err == f"error: {path} was not generated and would be overwritten; move it, or choose another folder\n"
+    )
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_in_the_place_of_a_file(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0)
+    (tmp_path / "generated/a.py").mkdir(parents=True)
+    assert run("build").status == 2
+
+
+def test_files_of_yours_are_not_removed(built, tmp_path):
+    mine = {"notes.py": "mine\n", "empty.py": "", "data.json": "{}", "sub/a.py": "# Generated by codegen from a.\n"}
+    for name, text in mine.items():
+        (tmp_path / "generated" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "generated" / name).write_text(text)
+    assert built("check").status == 0
+    write_specs(tmp_path / "specs", a=2.0)
+    assert built("build").status == 0
+    for name, text in mine.items():
+        assert (tmp_path / "generated" / name).read_text() == text
+
+
+# Building some
+
+
+def test_naming_a_spec_builds_it_alone(built, tmp_path):
+    write_specs(tmp_path / "specs", a=2.0, c=3.0)
+    (tmp_path / "specs/b.yaml").write_text("a mistake")
+    result = built("build", "specs/c.yaml", "./specs/c.yaml", str(tmp_path / "specs/c.yaml"))
+    assert result.status == 0, result.err
+    assert "1 ops: 3 of 3 files changed" in result.out
+    assert "y = 1.0 * x" in (tmp_path / "generated/a.py").read_text()
+    assert "y = 3.0 * x" in (tmp_path / "generated/c.py").read_text()
+    init = (tmp_path / "generated/__init__.py").read_text()
+    assert [name for name in "abcd" if f'    "{name}",\n' in init] == ["a", "b", "c"]
+
+
+def test_naming_a_spec_first(run, tmp_path):
+    write_specs(tmp_path / "elsewhere", a=1.0)
+    assert run("build", "elsewhere/a.yaml").status == 0
+    assert run("check", "--specs", "elsewhere").status == 1  # the package names another folder
+    assert run("build", "elsewhere/a.yaml", "--specs", "elsewhere").status == 0
+    assert run("check", "--specs", "elsewhere").status == 0
+
+
+def test_the_package_is_named_by_its_parents(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0)
+    (tmp_path / "mine/kernels").mkdir(parents=True)
+    (tmp_path / "mine/__init__.py").write_text("")
+    assert run("build", "--out", "mine/ops", "--tests", "mine/tests").status == 0
+    assert "from mine.ops import a\n" in (tmp_path / "mine/tests/test_a.py").read_text()
+    assert "from mine.ops.a import a as a\n" in (tmp_path / "mine/ops/__init__.py").read_text()
+
+
+# The other commands
+
+
+def test_new_writes_a_spec_that_builds(run, tmp_path):
+    result = run("new", "my_op")
+    assert result == (0, "wrote specs/my_op.yaml; next: codegen build\n", "")
+    assert "op: my_op\n" in (tmp_path / "specs/my_op.yaml").read_text()
+    assert run("build").status == 0
+    assert run("check").status == 0
+
+
+def test_new_does_not_overwrite(run, tmp_path):
+    run("new", "my_op")
+    (tmp_path / "specs/my_op.yaml").write_text("mine")
+    assert run("new", "my_op").status == 2
+    assert (tmp_path / "specs/my_op.yaml").read_text() == "mine"
+
+
+def test_list(built, tmp_path):
+    text = (tmp_path / "specs/b.yaml").read_text()
+    text = text.replace("chain", "params:\n  beta: {type: int, static: false}\ntypes:\n  T: [float32, float16]\nchain")
+    text = text.replace("float32[..., N]", "T[..., N]").replace("1.0 *", "beta *")
+    (tmp_path / "specs/b.yaml").write_text(text)
+    result = built("list", "--json")
+    assert result.status == 0, result.err
+    assert json.loads(result.out) == [
+        {
+            "op": "a",
+            "kind": "elementwise",
+            "types": {},
+            "inputs": {"x": "float32[..., N]"},
+            "outputs": {"y": "float32[..., N]"},
+            "params": {},
+            "summary": "Scales.",
+        },
+        {
+            "op": "b",
+            "kind": "elementwise",
+            "types": {"T": ["float32", "float16"]},
+            "inputs": {"x": "T[..., N]"},
+            "outputs": {"y": "T[..., N]"},
+            "params": {"beta": "int"},
+            "summary": "Scales.",
+        },
+    ]
+    table = built("list")
+    assert table.status == 0
+    words = table.out.split()
+    assert {"op", "kind", "types", "arguments", "result", "a", "b", "elementwise", "float16"} <= set(words)
+    assert "T[...," in words  # no markup is taken out of it
+
+
+# The schema
+
+
+def plain(tree: Tree) -> object:
+    """A tree as JSON has it."""
+    if isinstance(tree, Mapping):
+        return {key.value: plain(value) for key, value in tree.items}
+    if isinstance(tree, Sequence):
+        return [plain(item) for item in tree.items]
+    assert isinstance(tree, Scalar)
+    return tree.resolve()
+
+
+def validate(text: str) -> None:
+    tree, repeated = parse_yaml("spec.yaml", text)
+    assert not repeated
+    jsonschema.validate(plain(tree), json_schema(), cls=jsonschema.Draft202012Validator)
+
+
+def test_schema_is_a_schema(run):
+    result = run("schema")
+    assert result.status == 0
+    assert json.loads(result.out) == json_schema()
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+
+
+GOOD = sorted((Path(__file__).parent / "good_specs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", [*LIBRARY, *GOOD], ids=lambda path: path.stem)
+def test_schema_takes_every_good_spec(path):
+    validate(path.read_text())
+
+
+FULL = SPEC.format(op="a", factor=1.0)
+
+
+def test_schema_takes_every_key():
+    validate(
+        FULL + "types: {T: [float32]}\nparams: {a: 1.0, b: {type: int, default: 2, static: false, doc: d}}\n"
+        "grad: {x: dy}\naliases: {y: x}\nsave: [z]\nmath: fast\ntolerance: {rtol: 1e-3, why: w}\n"
+        "domain: {x: positive, b: [0, 1], i: index(N)}\n"
+        "schedule: {threads: 128, sm_90a: {vector_bytes: 8}}\nbench: [{...: 8192, N: 4096}]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FULL + "foo: 1\n",
+        FULL.replace("summary", "sumary"),
+        FULL.replace("op: a", "op: A"),
+        FULL.replace("op: a", "op: [a]"),
+        FULL.replace("float32[..., N]", "float32", 1),
+        FULL.replace("inputs:\n  x: float32[..., N]", "inputs: {}"),
+        FULL + "types: {T: float32}\n",
+        FULL + "types: {T: [half]}\n",
+        FULL + "types: {t: [float32]}\n",
+        FULL + "params: {a: one}\n",
+        FULL + "params: {a: {type: double}}\n",
+        FULL + "grad: maybe\n",
+        FULL + "math: exact\n",
+        FULL + "tolerance: {rtol: 1e-3}\n",
+        FULL + "domain: {x: negative}\n",
+        FULL + "schedule: {warps: 4}\n",
+        FULL + "bench: [{N: 0}]\n",
+    ],
+    ids=range(17),
+)
+def test_schema_refuses_bad_specs(text):
+    with pytest.raises(jsonschema.ValidationError):
+        validate(text)

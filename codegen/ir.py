@@ -7,6 +7,7 @@ once. Nothing here knows of YAML, of text positions, or of any backend.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -148,6 +149,7 @@ def print_statements(statements: Iterable[Statement]) -> str:
     """
     lines: list[str] = []
     names: dict[int, str] = {}
+    numbers = itertools.count()
     for statement in statements:
         for node in topological([statement.value]):
             if id(node) in names:
@@ -155,7 +157,7 @@ def print_statements(statements: Iterable[Statement]) -> str:
             if node.is_const:
                 names[id(node)] = repr(node.attr)
                 continue
-            names[id(node)] = name = f"%{len(lines)}"
+            names[id(node)] = name = f"%{next(numbers)}"
             attr = "" if node.attr is None else f" {_attr_text(node.attr)}"
             args = ", ".join(names[id(arg)] for arg in node.args)
             lines.append(f"{name} = {node.op}{attr}{' ' + args if args else ''} : {node.kind}{dims_text(node.dims)}")

@@ -162,7 +162,9 @@ ATOMS = ["x", "p[0]", "p[1]", "i", "m", "t", "a", "N", "1", "0", "-1", "2.5", "0
 formulas = st.recursive(
     st.sampled_from(ATOMS),
     lambda inner: st.one_of(
-        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "**", "<", "==", "&", "|", "@", "%"]), inner).map(" ".join),
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "**", "<", "==", "&", "|", "@", "%"]), inner).map(
+            " ".join
+        ),
         inner.map("-{}".format),
         inner.map("~{}".format),
         inner.map("({})".format),
@@ -435,7 +437,9 @@ NASTY_FILES: dict[str, bytes | str] = {
     "giant extent": spec(bench="[{N: " + "9" * 5000 + "}]"),
     "giant schedule": spec(schedule="{threads: 1e400}"),
     "giant tolerance": spec(tolerance="{rtol: 1e400, why: x}"),
-    "nan everywhere": spec(params="{a: .nan, b: {default: .nan}}", tolerance="{rtol: .nan}", domain="{x: [.nan, .nan]}"),
+    "nan everywhere": spec(
+        params="{a: .nan, b: {default: .nan}}", tolerance="{rtol: .nan}", domain="{x: [.nan, .nan]}"
+    ),
     "axes named as Python": spec(inputs="\n  x: T[None, True]", types="{None: [float32]}"),
 }
 
@@ -446,7 +450,9 @@ def test_nasty_files(data):
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("value", ["", "~", "true", "-1", "1e999", "[]", "{}", "[[]]", "{a: {b: {c: d}}}", "[{a: [b]}]", "{x: }", "'  '"])
+@pytest.mark.parametrize(
+    "value", ["", "~", "true", "-1", "1e999", "[]", "{}", "[[]]", "{a: {b: {c: d}}}", "[{a: [b]}]", "{x: }", "'  '"]
+)
 def test_every_key_with_every_form(key, value):
     read(spec(**{key: value}))
 

@@ -34,7 +34,8 @@ LONG = {
     ),
     "deep_signs": (
         "op: deep_signs\nsummary: Deep.\ninputs:\n  x: float32[N]\noutputs:\n  y: float32[N]\nreference: x\nchain: y = "
-        + "-" * 3900 + "x",
+        + "-" * 3900
+        + "x",
         "specs/deep_signs.yaml:8:8: error: nested too deeply\n"
         "    chain: y = " + "-" * 149 + "\n"
         "           ^\n"

@@ -34,7 +34,7 @@ Specs = Annotated[Path, typer.Option("--specs", help="The folder of specs.")]
 Out = Annotated[Path, typer.Option("--out", help="The package to write; its parent must be importable.")]
 TestsOut = Annotated[Path, typer.Option("--tests", help="Where the property-test modules go; '' writes none.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.")]
-OutRead = Annotated[Path, typer.Option("--out", help="The package of generated ops.")]
+OutRead = Annotated[Path, typer.Option("--package", help="The package of generated ops.")]
 Archs = Annotated[str, typer.Option("--arch", help="Architectures, separated by commas.")]
 TypesWanted = Annotated[str, typer.Option("--types", help="Only these dtypes, as in T=bfloat16,S=float32.")]
 ShapeWanted = Annotated[str, typer.Option("--shape", help='The extents, as in "...=8192,N=4096".')]
@@ -92,6 +92,7 @@ def build(
 
     Naming spec files rebuilds only their ops, and removes nothing. Files whose bytes agree are not touched.
 
+    \b
     Example: codegen build
     Example: codegen build specs/bias_relu.yaml
     Example: codegen build --specs my/specs --out my_package/ops --tests my_package/tests
@@ -203,6 +204,7 @@ def explain(
 
     The shape is the spec's first `bench` entry if not given, or one of about 2**25 elements.
 
+    \b
     Example: codegen explain bias_relu
     Example: codegen explain bias_relu --shape "...=1,N=8191"
     Example: codegen explain swiglu --svg swiglu.svg
@@ -248,6 +250,7 @@ def compile_ops(
     One row a kernel: each combination of types, and again for ragged calls, whose innermost extent is no multiple of a
     vector. Exit status 1 where one does not compile.
 
+    \b
     Example: codegen compile
     Example: codegen compile swiglu --arch sm_90a
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
@@ -349,7 +352,7 @@ def _load(out: Path, names: list[str] | None) -> list:
     from codegen.runtime.compile import load_package
 
     if not (out / "__init__.py").is_file():
-        raise UsageError(f"no ops in {out}: run `codegen build`, or name their package with --out")
+        raise UsageError(f"no ops in {out}: run `codegen build`, or name their package with --package")
     package = load_package(out)
     for name in names or []:
         if name not in package.__all__:
@@ -412,6 +415,68 @@ def _progress(items, total: int, words: str):
 
     console = Console(stderr=True)
     return track(items, words, total=total, console=console, transient=True, disable=not console.is_terminal)
+
+
+@app.command()
+def bench(
+    names: Names = None,
+    suite: Annotated[str, typer.Option("--suite", help="Only ops of this kind, as in elementwise.")] = "",
+    shapes: Annotated[
+        list[str] | None, typer.Option("--shape", help='Instead of the specs\' own, as in "N=8191"; may be repeated.')
+    ] = None,
+    types: TypesWanted = "",
+    out: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("benchmarks"),
+    name: Annotated[str, typer.Option("--name", help="The results' name: NAME.json, NAME.md and NAME.png.")] = "",
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Groups of calls; a time is their median.")] = 5,
+    package: OutRead = OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Time ops on this machine's GPU against XLA and a copy of as many bytes, as a table, JSON and a plot.
+
+    Without names: every op whose spec has `bench` shapes. An axis that --shape leaves out has its extent of the first of
+    them. Types are bfloat16 where an op takes it.
+
+    \b
+    Example: codegen bench
+    Example: codegen bench bias_relu --shape N=8191 --shape "...=1,N=8192" --shape N=3 --name awkward
+    Example: codegen bench swiglu --types T=float32 --out /tmp/results
+    """
+    from codegen.runtime import bench as timing
+    from codegen.sizes import bench_shapes, default_shape
+
+    ops, wanted = _load(package, names), _types(types)
+    kinds = sorted({op.plan.kind for op in ops})
+    if suite and suite not in kinds:
+        raise UsageError(f"--suite {suite!r}: the ops are of the kinds {', '.join(kinds)}")
+    ops = [op for op in ops if (names or op.spec.bench) and (not suite or op.plan.kind == suite)]
+    bindings = {op.spec.op: timing.typical(op.spec, wanted) for op in ops}
+    _check_wanted(ops, wanted, any(bindings.values()))
+    tasks = [
+        (op, binding, shape)
+        for op in ops
+        if (binding := bindings[op.spec.op]) is not None
+        for shape in ([_shape(op.spec, s) for s in shapes or []] or bench_shapes(op.spec) or [default_shape(op.spec)])
+    ]
+    if not tasks:
+        raise UsageError("no op has a `bench` shape: name an op, or add one to its spec")
+    if not timing.on_gpu():
+        raise UsageError(
+            "JAX has no NVIDIA GPU here, and only times on one mean anything; "
+            "`codegen explain` shows what memory's speed allows"
+        )
+    progress = _progress(tasks, len(tasks), "measuring")
+    measured = [timing.bench_or_fail(op, binding, shape, repeat) for op, binding, shape in progress]
+    where = timing.machine()
+    title = name or suite or ("-".join(names) if names else "-".join(kinds))
+    command = shlex.join(["codegen", *sys.argv[1:]])
+    for path in timing.write(measured, where, out, title, command):
+        print(f"wrote {path}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(timing.as_json(measured, where), indent=2))
+    else:
+        _print(timing.as_table(measured))
+    if any(m.error for m in measured):
+        sys.exit(1)
 
 
 def _folders(

@@ -1,0 +1,317 @@
+"""Timing ops on a GPU: ours, XLA's fusion of the reference, and a copy of as many bytes, in one run.
+
+The three take turns, so that a clock or a neighbour that changes meets all of them. A time is the median over groups of
+calls that are queued back to back and waited for once. Where the arrays of a call would fit a GPU's cache, calls go
+round several sets of them. Bytes count each input read once and each output written once; a copy reads half and writes half.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.table import Table
+
+from codegen.explain import Binding, fused_bytes, size_text, time_text
+from codegen.ir import DTYPES
+from codegen.runtime.op import Op
+from codegen.sizes import Shape, extents
+from codegen.spec import Array, Spec
+
+GROUPS, CALLS = 5, 25
+BEYOND_CACHE = 384 * 2**20  # three times the largest L2 today
+MOST_SETS = 64
+
+Call = Callable[[int], Any]  # queues the call of this number, and returns what it will give
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Microseconds a call of each candidate (`ours`, `xla`, `copy`), one a group, for one op at one shape."""
+
+    op: str
+    shape: tuple[tuple[str, int], ...]
+    types: tuple[tuple[str, str], ...]
+    bytes: int
+    groups: tuple[tuple[str, tuple[float, ...]], ...]
+    error: str = ""
+
+    def us(self, name: str) -> float:
+        return statistics.median(dict(self.groups)[name])
+
+    def bandwidth(self, name: str) -> float:
+        """TB/s."""
+        return self.bytes / self.us(name) / 1e6
+
+    @property
+    def over_xla(self) -> float:
+        """How many times as fast as XLA."""
+        return self.us("xla") / self.us("ours")
+
+    @property
+    def of_copy(self) -> float:
+        """The part of the copy's bandwidth."""
+        return self.us("copy") / self.us("ours")
+
+    @property
+    def shape_text(self) -> str:
+        return ", ".join(f"{axis}={extent}" for axis, extent in self.shape)
+
+    @property
+    def types_text(self) -> str:
+        return " ".join(dtype if len(self.types) == 1 else f"{name}={dtype}" for name, dtype in self.types) or "-"
+
+
+def on_gpu() -> bool:
+    """Whether JAX has an NVIDIA GPU."""
+    return jax.default_backend() == "gpu"
+
+
+# Timing
+
+
+def measure(
+    candidates: Mapping[str, Call],
+    groups: int = GROUPS,
+    calls: int = CALLS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, tuple[float, ...]]:
+    """Microseconds a call, one number a group, of candidates that take turns. The first group of each warms up."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for group in range(groups + 1):
+        names = list(candidates)
+        for name in names if group % 2 else reversed(names):
+            elapsed = _group(candidates[name], calls, clock)
+            if group:
+                times[name].append(elapsed / calls * 1e6)
+    return {name: tuple(found) for name, found in times.items()}
+
+
+def _group(call: Call, calls: int, clock: Callable[[], float]) -> float:
+    jax.block_until_ready(call(0))
+    start = clock()
+    for i in range(calls):
+        result = call(i)  # the last result's memory goes back as soon as the GPU is through with it
+    jax.block_until_ready(result)
+    return clock() - start
+
+
+# What is timed
+
+
+def bench_op(
+    op: Op, binding: Binding, shape: Shape, groups: int = GROUPS, calls: int = CALLS, implementation: str = "cute"
+) -> Measurement:
+    """Time one op at one shape. `implementation` is what stands for ours."""
+    count = fused_bytes(binding, shape)
+    with _wide_types(binding):
+        sets = [make_inputs(op.spec, binding, shape, i) for i in range(sets_of(count))]
+        halves = [jax.random.bits(jax.random.key(i), (max(1, count // 8),), "uint32") for i in range(len(sets))]
+        static: dict[str, Any] = {p.name: 1 if p.default is None else p.default for p in op.spec.params if p.static}
+        bound = {a.dtype for a in op.spec.inputs}
+        static |= {name: dtype for name, dtype in binding.types if name not in bound}
+        ours = jax.jit(lambda arrays: op(**arrays, **static, implementation=implementation))
+        xla = jax.jit(lambda arrays: op.reference(**arrays, **static))
+        copy = jax.jit(lambda words: words ^ 1)  # a kernel: 1% faster on an H100 than the memcpy that jnp.copy becomes
+        times = measure(
+            {
+                "ours": lambda i: ours(sets[i % len(sets)]),
+                "xla": lambda i: xla(sets[i % len(sets)]),
+                "copy": lambda i: copy(halves[i % len(halves)]),
+            },
+            groups,
+            calls,
+        )
+    return Measurement(op.spec.op, tuple(shape.items()), binding.types, count, tuple(times.items()))
+
+
+def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) -> Measurement:
+    """`bench_op`, with what goes wrong (memory that does not suffice, say) as the result: the others still run."""
+    try:
+        return bench_op(op, binding, shape, groups)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Measurement(
+            op.spec.op, tuple(shape.items()), binding.types, fused_bytes(binding, shape), (), words[:300]
+        )
+
+
+def sets_of(count: int) -> int:
+    """How many sets of arrays of so many bytes it takes to get beyond a cache."""
+    return max(1, min(MOST_SETS, -(-BEYOND_CACHE // max(1, count))))
+
+
+@contextmanager
+def _wide_types(binding: Binding) -> Iterator[None]:
+    """64-bit types where the op needs them, and only there: they change what references compute in."""
+    wide = any(DTYPES[binding.dtype(a)].size == 8 for a in binding.spec.arrays)
+    with jax.enable_x64(wide):
+        yield
+
+
+def make_inputs(spec: Spec, binding: Binding, shape: Shape, seed: int) -> dict[str, jax.Array]:
+    """Random inputs and dynamic params, inside what the spec says they may be."""
+    keys = iter(jax.random.split(jax.random.key(seed), len(spec.inputs)))
+    domains = dict(spec.domain)
+    arrays = {a.name: _random(next(keys), a, binding.dtype(a), shape, domains.get(a.name)) for a in spec.inputs}
+    for param in spec.params:
+        if not param.static:
+            dtype = {"float": jnp.float32, "int": jnp.int32, "bool": jnp.bool_}[param.kind]
+            arrays[param.name] = jnp.asarray(1 if param.default is None else param.default, dtype)
+    return arrays
+
+
+def _random(key: jax.Array, array: Array, dtype: str, shape: Shape, domain: object) -> jax.Array:
+    size = extents(array, shape)
+    if DTYPES[dtype].kind == "bool":
+        return jax.random.bernoulli(key, 0.5, size)
+    if DTYPES[dtype].kind == "int":
+        info = jnp.iinfo(dtype)
+        low, high = max(info.min, -100), min(info.max, 100)
+        if isinstance(domain, str) and domain.startswith("index("):
+            low, high = 0, min(info.max, shape[domain[6:-1]] - 1)
+        elif isinstance(domain, tuple):
+            low, high = int(domain[0]), int(domain[1])
+        drawn = jax.random.randint(key, size, low, high + 1, "int64" if DTYPES[dtype].size == 8 else "int32")
+        return drawn.astype(dtype)
+    narrow = dtype if DTYPES[dtype].size in (2, 8) else "float32"
+    if isinstance(domain, tuple):
+        return jax.random.uniform(key, size, narrow, *domain).astype(dtype)
+    x = jax.random.normal(key, size, narrow)
+    return (jnp.abs(x) + 0.125 if domain in ("positive", "nonzero") else x).astype(dtype)
+
+
+def typical(spec: Spec, wanted: Mapping[str, str]) -> Binding | None:
+    """The dtypes to time: those wanted, else bfloat16 where an array may have it, else the first; None where an op has
+    no dtype wanted."""
+    bound = {}
+    for name, dtypes in spec.types:
+        bound[name] = wanted.get(name, "bfloat16" if "bfloat16" in dtypes else dtypes[0])
+        if bound[name] not in dtypes:
+            return None
+    return Binding(spec, tuple(bound.items()))
+
+
+# Reports
+
+
+def machine() -> dict[str, str]:
+    """What the numbers hold for."""
+    device = jax.devices()[0]
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
+    except (OSError, subprocess.CalledProcessError):
+        driver = "unknown"
+    return {
+        "gpu": device.device_kind,
+        "driver": driver,
+        "jax": jax.__version__,
+        "cutlass-dsl": _version("nvidia-cutlass-dsl"),
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "empty call": time_text(empty_call_us()),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def empty_call_us() -> float:
+    """Microseconds of a call with next to nothing to do: times near it say little of a kernel."""
+    nothing = jax.jit(lambda words: words ^ 1)
+    word = jnp.zeros(1, "uint32")
+    return statistics.median(measure({"empty": lambda i: nothing(word)})["empty"])
+
+
+def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[str, Any]:
+    """Everything, the times of each group too."""
+    rows: list[dict[str, Any]] = []
+    for m in measured:
+        row: dict[str, Any] = {"op": m.op, "shape": dict(m.shape), "types": dict(m.types), "bytes": m.bytes}
+        if m.error:
+            rows.append(row | {"error": m.error})
+            continue
+        row |= {"us": {name: round(m.us(name), 3) for name, _ in m.groups}}
+        row |= {"tb_s": {name: round(m.bandwidth(name), 4) for name, _ in m.groups}}
+        row |= {"over_xla": round(m.over_xla, 4), "of_copy": round(m.of_copy, 4)}
+        rows.append(row | {"groups_us": {name: [round(t, 3) for t in times] for name, times in m.groups}})
+    return {"machine": dict(where), "measurements": rows}
+
+
+HEADINGS = ("op", "shape", "types", "bytes", "ours", "XLA", "copy", "TB/s ours", "XLA", "copy", "over XLA", "of copy")
+
+
+def cells(m: Measurement) -> tuple[str, ...]:
+    """A measurement's row under `HEADINGS`."""
+    first = (m.op, m.shape_text, m.types_text, size_text(m.bytes))
+    if m.error:
+        return (*first, m.error, *[""] * 7)
+    names = ("ours", "xla", "copy")
+    times = [time_text(m.us(name)) for name in names]
+    speeds = [speed_text(m.bandwidth(name)) for name in names]
+    return (*first, *times, *speeds, f"{m.over_xla:.2f}x", f"{m.of_copy:.2f}")
+
+
+def speed_text(tb_s: float) -> str:
+    return f"{tb_s:.2f}" if tb_s >= 0.01 else "< 0.01"
+
+
+def as_table(measured: Sequence[Measurement]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for place, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if place < 3 else "right", no_wrap=place < 3)
+    for m in measured:
+        table.add_row(*cells(m), style="red" if m.error else "")
+    return table
+
+
+def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name: str, command: str) -> str:
+    """The page beside the plot."""
+    facts = ", ".join(v if k in ("gpu", "date") else f"{k} {v}" for k, v in where.items() if k != "empty call")
+    rows = [HEADINGS, tuple("---" if i < 3 else "---:" for i in range(len(HEADINGS))), *map(cells, measured)]
+    return "\n".join(
+        [
+            f"# {name}",
+            "",
+            f"{facts}.",
+            "",
+            f"Measured with `{command}`: the median of groups of calls queued back to back, the candidates in turns.",
+            "XLA compiles the spec's reference; the copy moves as many bytes, half read and half written. Bytes and TB/s",
+            "count each input read once and each output written once. A call with nothing to do took "
+            f"{where['empty call']}: times near that say little of a kernel.",
+            "",
+            f"![bandwidth of each op]({name}.png)",
+            "",
+            *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
+            "",
+        ]
+    )
+
+
+def write(measured: Sequence[Measurement], where: Mapping[str, str], out: Path, name: str, command: str) -> list[Path]:
+    """The results as JSON, a page and a plot; returns what was written."""
+    from codegen.runtime.plot import plot
+
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"{name}.{ending}" for ending in ("json", "md", "png")]
+    paths[0].write_text(json.dumps(as_json(measured, where), indent=1) + "\n", encoding="utf-8")
+    paths[1].write_text(as_markdown(measured, where, name, command), encoding="utf-8")
+    plot(measured, where, paths[2])
+    return paths

@@ -1,0 +1,207 @@
+"""Measuring without a GPU: who is timed when, a tiny run in earnest, and what is written of measurements made up."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from matplotlib import image
+
+import generated
+from codegen import __main__ as command_line
+from codegen.explain import Binding, fused_bytes
+from codegen.runtime import bench
+from codegen.runtime.bench import Measurement, make_inputs, measure, sets_of, typical
+from codegen.sizes import default_shape
+
+WHERE = {"gpu": "NVIDIA Test 80GB", "driver": "1.2", "jax": "0.11", "date": "2026-11-21", "empty call": "5 us"}
+
+
+def made_up(op: str = "bias_relu", ours: float = 2.0, **more) -> Measurement:
+    times = {"ours": (ours, ours, 9 * ours), "xla": (3.0, 3.0, 3.0), "copy": (1.0, 1.5, 2.0)}
+    return Measurement(op, (("...", 8), ("N", 4096)), (("T", "bfloat16"),), 3_000_000, tuple(times.items()), **more)
+
+
+# Timing
+
+
+def test_candidates_take_turns_and_the_first_group_of_each_does_not_count():
+    """The clock is the calls themselves: a call of `slow` lasts three ticks, one of `fast` one."""
+    now, order = 0.0, []
+
+    def candidate(name: str, ticks: float):
+        def call(number: int):
+            nonlocal now
+            now += ticks * 1e-6 * (100 if len(order) < 8 else 1)  # slow while it warms up
+            order.append((name, number))
+            return jnp.zeros(())
+
+        return call
+
+    times = measure({"fast": candidate("fast", 1), "slow": candidate("slow", 3)}, 2, 3, clock=lambda: now)
+    assert times == {"fast": pytest.approx((1.0, 1.0)), "slow": pytest.approx((3.0, 3.0))}
+    # a call to begin with, then those that are timed; the other way round in every other group
+    group = [0, 0, 1, 2]
+    turns = ["slow", "fast", "fast", "slow", "slow", "fast"]
+    assert order == [(name, number) for name in turns for number in group]
+
+
+def test_numbers_of_a_measurement():
+    m = made_up(ours=2.0)
+    assert (m.us("ours"), m.us("copy")) == (2.0, 1.5)  # medians
+    assert m.bandwidth("ours") == pytest.approx(1.5)  # TB/s
+    assert (m.over_xla, m.of_copy) == (1.5, 0.75)
+
+
+def test_small_arrays_go_round_a_cache():
+    assert sets_of(2**30) == 1
+    assert sets_of(bench.BEYOND_CACHE // 3) == 3
+    assert sets_of(0) == sets_of(100) == bench.MOST_SETS
+
+
+# halves, bools, integers, float8 from a type chosen, params static and dynamic, a position, an input with a domain
+KINDS = (
+    "alibi_bias", "bias_relu", "dropout_apply", "float64_polynomial", "integer_add_clip", "leaky_relu_dynamic",
+    "quantize_fp8", "relu_mask", "silu_mul_fp8", "softcap", "swiglu", "triple_split", "where_select",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ops_of_every_kind_can_be_measured(name):
+    """On a CPU, with the jnp form for ours, at a tiny size."""
+    op = getattr(generated, name)
+    shape = {axis: op.spec.extents.get(axis, 4) for axis in default_shape(op.spec)}
+    binding = typical(op.spec, {"T": "float64"}) or typical(op.spec, {})
+    m = bench.bench_op(op, binding, shape, groups=1, calls=2, implementation="xla")
+    assert m.bytes == fused_bytes(binding, shape)
+    assert [name for name, _ in m.groups] == ["ours", "xla", "copy"]
+    assert all(time > 0 for _, times in m.groups for time in times)
+
+
+def test_inputs_are_random_and_in_their_domain():
+    spec = generated.silu_mul_fp8.spec
+    shape = {"...": 16, "N": 64}
+    one, two = (make_inputs(spec, typical(spec, {}), shape, seed) for seed in (0, 1))
+    assert one["x"].shape == (16, 128)
+    assert one["x"].dtype == jnp.bfloat16
+    assert len(jnp.unique(one["x"])) > 100
+    assert not (one["x"] == two["x"]).all()
+    assert one["scale"] > 0
+    assert abs(float(one["x"].astype("float32").mean())) < 0.2
+
+
+def test_types_are_bfloat16_where_an_op_takes_it():
+    assert typical(generated.swiglu.spec, {}).types == (("T", "bfloat16"),)
+    assert typical(generated.swiglu.spec, {"T": "float32"}).types == (("T", "float32"),)
+    assert typical(generated.swiglu.spec, {"T": "int8"}) is None
+    assert dict(typical(generated.float64_polynomial.spec, {"T": "float64"}).types) == {"T": "float64"}
+
+
+# Reports
+
+
+def test_the_machine_is_described():
+    where = bench.machine()
+    assert set(where) == {"gpu", "driver", "jax", "cutlass-dsl", "python", "date", "empty call"}
+    assert where["cutlass-dsl"].startswith("4.")
+    assert where["empty call"].endswith("us")
+
+
+def test_results_are_written(tmp_path):
+    measured = [made_up(), made_up("swiglu", ours=1.6), made_up("gelu", error="OutOfMemory: too | large")]
+    paths = bench.write(measured, WHERE, tmp_path / "new", "elementwise", "codegen bench")
+    assert [p.name for p in paths] == ["elementwise.json", "elementwise.md", "elementwise.png"]
+    result = json.loads(paths[0].read_text())
+    assert result["machine"] == WHERE
+    first, _, last = result["measurements"]
+    assert first["us"] == {"ours": 2.0, "xla": 3.0, "copy": 1.5}
+    assert first["groups_us"]["ours"] == [2.0, 2.0, 18.0]
+    assert (first["over_xla"], first["of_copy"]) == (1.5, 0.75)
+    assert last["error"] == "OutOfMemory: too | large"
+    page = paths[1].read_text()
+    assert (
+        "| bias_relu | ...=8, N=4096 | bfloat16 | 3 MB | 2 us | 3 us | 1.5 us | 1.50 | 1.00 | 2.00 | 1.50x | 0.75 |"
+        in page
+    )
+    assert "NVIDIA Test 80GB, driver 1.2, jax 0.11, 2026-11-21." in page
+    assert "A call with nothing to do took 5 us" in page
+    assert "too \\| large" in page
+    picture = image.imread(paths[2])
+    assert picture.shape[0] > 300 < picture.shape[1]
+    assert len({tuple(pixel) for row in picture[::7] for pixel in row[::7].round(2).tolist()}) > 5
+
+
+def run(monkeypatch, *words) -> int:
+    monkeypatch.setattr(sys, "argv", ["codegen", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    return stopped.value.code or 0
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """Measuring that takes no time; the tasks it was given."""
+    tasks = []
+
+    def timed(op, binding: Binding, shape, groups):
+        tasks.append((op.spec.op, dict(binding.types), shape, groups))
+        if op.spec.op == "gelu":
+            raise MemoryError("no room\nat all")
+        return made_up(op.spec.op)
+
+    monkeypatch.setattr(bench, "on_gpu", lambda: True)
+    monkeypatch.setattr(bench, "bench_op", timed)
+    monkeypatch.setattr(bench, "machine", lambda: WHERE)
+    return tasks
+
+
+def test_the_command_measures_what_specs_ask_for(pretended_gpu, monkeypatch, capsys, tmp_path):
+    assert run(monkeypatch, "bench", "--out", tmp_path, "--repeat", 2) == 0
+    expected = [(n, dict(s)) for n in generated.__all__ for s in getattr(generated, n).spec.bench]
+    assert [(name, shape) for name, _, shape, _ in pretended_gpu] == expected
+    assert {groups for *_, groups in pretended_gpu} == {2}
+    assert "over XLA" in capsys.readouterr().out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["elementwise.json", "elementwise.md", "elementwise.png"]
+    assert "`codegen bench --out" in (tmp_path / "elementwise.md").read_text()
+
+
+def test_the_command_takes_shapes_and_types(pretended_gpu, monkeypatch, capsys, tmp_path):
+    shapes = ["--shape", "N=8191", "--shape", "...=1,N=8192", "--shape", "N=3"]
+    words = ["bench", "bias_relu", *shapes, "--types", "T=float32", "--name", "awkward", "--json", "--out", tmp_path]
+    assert run(monkeypatch, *words) == 0
+    wanted = [{"...": 32768, "N": 8191}, {"...": 1, "N": 8192}, {"...": 32768, "N": 3}]
+    assert pretended_gpu == [("bias_relu", {"T": "float32"}, shape, 5) for shape in wanted]
+    assert len(json.loads(capsys.readouterr().out)["measurements"]) == 3
+    assert (tmp_path / "awkward.png").exists()
+
+
+def test_one_failure_is_a_row_and_status_1(pretended_gpu, monkeypatch, capsys, tmp_path):
+    assert run(monkeypatch, "bench", "gelu", "relu", "--out", tmp_path, "--name", "two") == 1
+    out = capsys.readouterr().out
+    assert "MemoryError: no room" in out
+    assert "relu" in out
+    assert [m.get("error") for m in json.loads((tmp_path / "two.json").read_text())["measurements"]] == [
+        "MemoryError: no room",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no NVIDIA GPU"),
+        (["nonsuch"], "no op 'nonsuch'"),
+        (["relu", "--shape", "M=3"], "no axis 'M'"),
+        (["relu", "--types", "T=int8"], "T=int8"),
+        (["--suite", "gemm"], "of the kinds elementwise"),
+        (["--package", "nowhere"], "codegen build"),
+    ],
+)
+def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bench, "on_gpu", lambda: False)
+    assert run(monkeypatch, "bench", *words, "--out", tmp_path / "results") == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert out == ""
+    assert not Path(tmp_path / "results").exists()

@@ -10,7 +10,7 @@ from making import make_op
 import generated
 from codegen import __main__ as command_line
 from codegen.ir import DTYPES
-from codegen.plan import Launch
+from codegen.plan import Launch, overrides
 from codegen.runtime import compile as compiling
 from codegen.runtime.compile import (
     ARCHITECTURES,
@@ -49,7 +49,7 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     together = {array.name: count for array, count in op.plan.full}
     sizes = {a.name: DTYPES[variant.types.dtype(a)].size for a in op.spec.arrays}
     widest = max((sizes[name] * count for name, count in together.items()), default=4)
-    vec = max(1, dict(op.spec.schedule).get("vector_bytes", 16) // widest)
+    vec = max(1, overrides(op.spec, arch).get("vector_bytes", 16) // widest)
     most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # what one instruction of the architecture moves
     found = {operand.name: operand for operand in compiled.operands}
     problems = []

@@ -8,6 +8,7 @@ ordinary exception. Deep code that knows only the fact raises `Mistake`; the cod
 from __future__ import annotations
 
 import difflib
+import functools
 import textwrap
 import unicodedata
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 EXCERPT = 160  # characters of a source line that are shown
 _LISTED = 40  # names that a hint lists beside a nearest one
+_SHOWN = 100  # mistakes that are printed
 _WORD = 60  # characters of a user's word that a message repeats
 
 
@@ -79,7 +81,10 @@ class SpecError(Exception):
     def __init__(self, diagnostics: Iterable[Diagnostic]):
         found = sorted(dict.fromkeys(diagnostics), key=lambda d: (d.span.path, d.span.line, d.span.column))
         self.diagnostics: tuple[Diagnostic, ...] = tuple(found)
-        super().__init__("\n".join(map(str, self.diagnostics)))
+        shown = [str(d) for d in found[:_SHOWN]]
+        if len(found) > _SHOWN:
+            shown.append(f"and {len(found) - _SHOWN} more mistakes")
+        super().__init__("\n".join(shown))
 
 
 def shown(word: str) -> str:
@@ -89,7 +94,12 @@ def shown(word: str) -> str:
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
     """The name that a misspelled word was likely meant to be, if any."""
-    return difflib.get_close_matches(word[:_WORD], sorted(names), n=1)
+    return _nearest(word[:_WORD], tuple(sorted(names)))
+
+
+@functools.lru_cache(maxsize=64)
+def _nearest(word: str, names: tuple[str, ...]) -> list[str]:
+    return difflib.get_close_matches(word, names, n=1)
 
 
 def known(word: str, names: Iterable[str], what: str = "known here") -> str:

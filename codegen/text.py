@@ -89,8 +89,12 @@ class Scalar:
             at = text.find("\n", at) + 1 or len(text) - 1
         places = []
         for char in self.value:
-            while (joins := double and text.startswith("\\\n", at)) or (text[at] in " \t\n" and char not in " \t\n"):
-                at += 2 if joins else 1
+            while double and text.startswith("\\\n", at):
+                at += 2
+                while text[at] in " \t":
+                    at += 1
+            while text[at] in " \t\n" and char not in " \t\n":
+                at += 1
             places.append(at)
             if double and text[at] == "\\":
                 at += {"x": 4, "u": 6, "U": 10}.get(text[at + 1], 2)

@@ -68,8 +68,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def process(*args: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *args], capture_output=True, text=True, check=False, **options)
+HERE = os.environ | {"PYTHONPATH": str(ROOT)}  # this tree, whatever is installed
+
+
+def process(*args: str, cwd: Path, env: dict[str, str] = HERE, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, **options)
 
 
 # What a build loads, and how long it takes
@@ -320,6 +323,7 @@ def test_two_builds_at_once_never_mix(tmp_path):
         subprocess.Popen(
             [sys.executable, "-c", BUILDER, str(tmp_path / name / "specs")],
             cwd=tmp_path / "cwd",
+            env=HERE,
             stderr=subprocess.PIPE,
         )
         for name in ("one", "two")
@@ -439,7 +443,7 @@ def test_builds_agree_to_the_byte(tmp_path):
     for i, (seed, locale) in enumerate([("0", "C.UTF-8"), ("12345", "POSIX")]):
         folder = tmp_path / f"folder {i}"
         folder.mkdir()
-        environment = os.environ | {"PYTHONHASHSEED": seed, "LC_ALL": locale, "PYTHONUTF8": "0"}
+        environment = HERE | {"PYTHONHASHSEED": seed, "LC_ALL": locale, "PYTHONUTF8": "0"}
         result = process("-m", "codegen", "build", "--specs", str(ROOT / "specs"), cwd=folder, env=environment)
         assert result.returncode == 0, result.stderr
         found.append(contents(folder))
@@ -466,7 +470,7 @@ def test_text_beyond_ascii_survives_every_locale(tmp_path):
     (tmp_path / "specs").mkdir()
     text = SPEC.format(op="a", factor=1.0).replace("Scales.", "Größe 漢字 😀.")
     (tmp_path / "specs/a.yaml").write_text(text, encoding="utf-8")
-    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = HERE | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     for name in ("build", "check", "list"):
         result = process("-m", "codegen", name, cwd=tmp_path, env=environment, encoding="utf-8", errors="replace")
         assert result.returncode == 0, result.stderr

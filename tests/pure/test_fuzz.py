@@ -23,17 +23,19 @@ SECONDS = 1.0
 
 def read(data: bytes | str, stem: str = "f") -> Op | SpecError:
     """Reads a spec and holds the outcome to what every outcome must be."""
-    start = time.process_time()
+    outcome: Op | SpecError
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        start = time.process_time()
         try:
-            op = read_op(f"specs/{stem}.yaml", data)
-            compile(render_op(op), "generated.py", "exec")
+            outcome = read_op(f"specs/{stem}.yaml", data)
+            compile(render_op(outcome), "generated.py", "exec")
         except SpecError as error:
-            check_error(error, data)
-            op = error
-    assert time.process_time() - start < SECONDS
-    return op
+            outcome = error
+        assert time.process_time() - start < SECONDS
+    if isinstance(outcome, SpecError):
+        check_error(outcome, data)
+    return outcome
 
 
 def check_error(error: SpecError, data: bytes | str) -> None:
@@ -50,7 +52,7 @@ def check_error(error: SpecError, data: bytes | str) -> None:
         assert span.length >= 1
         if "UTF-8" not in diagnostic.message:  # counted in bytes: there are no characters
             assert 1 <= span.column <= len(rows[span.line - 1]) + 1
-    assert str(error).count(": error: ") >= len(error.diagnostics)
+    assert str(error).count(": error: ") >= min(100, len(error.diagnostics))
 
 
 def spec(chain: str = "y = x", reference: str = "x", **keys: str) -> str:

@@ -1,0 +1,134 @@
+"""Scalars mean what YAML 1.2 says, and know where in the file each of their characters stands."""
+
+import math
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codegen.errors import Diagnostic, Span
+from codegen.text import Mapping, Scalar, parse_yaml, resolve
+
+
+def scalars(text: str) -> list[Scalar]:
+    tree, repeated = parse_yaml("f.yaml", text)
+    assert not repeated
+    assert isinstance(tree, Mapping)
+    return [value for _, value in tree.items if isinstance(value, Scalar)]
+
+
+RESOLVED = {
+    "no": "no", "on": "on", "yes": "yes", "off": "off", "y": "y", "True": True, "false": False, "FALSE": False, "tRUE": "tRUE",
+    "null": None, "~": None, "": None, "nil": "nil", "1": 1, "-12": -12, "+3": 3, "007": 7, "0x10": "0x10", "0o7": "0o7",
+    "1_000": "1_000", "1e-6": 1e-6, "1.0e30": 1.0e30, "1E5": 1e5, ".5": 0.5, "5.": 5.0, "-.5e1": -5.0, "1e": "1e", ".": ".",
+    ".inf": math.inf, "-.INF": -math.inf, "+.inf": math.inf, "inf": "inf", "nan": "nan", "1:30": "1:30", "2001-01-01": "2001-01-01",
+    "1e400": math.inf, "9" * 18: 10**18 - 1, "9" * 19: float("9" * 19), "١": "١", "=": "=",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), RESOLVED.items(), ids=RESOLVED)
+def test_plain_scalars(text, expected):
+    assert repr(resolve(text)) == repr(expected)
+
+
+def test_nan():
+    assert repr(resolve(".nan")) == repr(resolve(".NaN")) == "nan"
+
+
+@pytest.mark.parametrize("text", ["'1'", '"true"', "'~'", '""', "|\n  1\n", ">-\n  1\n"])
+def test_quoted_and_block_scalars_are_text(text):
+    (scalar,) = scalars(f"a: {text}")
+    assert isinstance(scalar.resolve(), str)
+
+
+def check_places(text: str) -> None:
+    """Every visible character of a value stands where the value says it does: itself, or its escape."""
+    for scalar in scalars(text):
+        for index, char in enumerate(scalar.value):
+            found = text[scalar.place(index)]
+            if not char.isspace():
+                assert found == char or (scalar.style == "double" and found == "\\")
+        assert scalar.place(len(scalar.value)) <= len(text)
+
+
+CHOSEN = [
+    "plain text",
+    "plain\n  on two\n\n  lines",
+    "'it''s'",
+    "'a\n\n  b ''c'' \n  d'",
+    '"a\\tb \\u00e9\\x41 \\\\ \\" c"',
+    '"a \\\n   b"',
+    '"a\\\n   b"',
+    '"a\\\n   \\ b\\n\n  c"',
+    "|\n  a\n    b\n\n  c\n",
+    "|2-\n   a\n  b\n",
+    "|  # a comment\n  a # no comment\n",
+    ">\n  a\n  b\n\n  c\n    d\n",
+    "|\n\n\n  a\n",
+    "|+\n  a\n\n\n",
+]
+
+
+@pytest.mark.parametrize("text", CHOSEN)
+def test_places(text):
+    check_places(f"first: 1\na: {text}\nlast: 2\n")
+
+
+values = st.text(st.sampled_from("ab '\"\\\n\té漢😀#:-|>"), max_size=30)
+
+
+@given(values, st.sampled_from([None, "'", '"', "|", ">"]), st.integers(5, 40), st.booleans())
+def test_places_in_what_yaml_writes(value, style, width, unicode):
+    text = yaml.dump({"a": value}, default_style=style, width=width, allow_unicode=unicode)
+    scalar = scalars(text)[0]
+    assert scalar.value == value
+    check_places(text)
+
+
+@given(values, st.integers(0, 5), st.integers(0, 40), st.integers(1, 40))
+def test_any_place_is_in_the_file(value, line, column, length):
+    text = yaml.dump({"a": value}, width=20)
+    span = scalars(text)[0].at(line, column, length)
+    rows = text.split("\n")
+    assert 1 <= span.line <= len(rows)
+    assert 1 <= span.column <= len(rows[span.line - 1]) + 1
+    assert span.length >= 1
+
+
+# How a mistake prints
+
+
+def shown(source: str, column: int, length: int = 1) -> list[str]:
+    return str(Diagnostic(Span("f", 1, column, length), "m", "", source)).split("\n")[1:]
+
+
+@pytest.mark.parametrize(
+    ("source", "column", "length", "expected"),
+    [
+        ("abc", 2, 1, ["    abc", "     ^"]),
+        ("  abc", 4, 2, ["    abc", "     ^^"]),
+        ("abc", 4, 1, ["    abc", "       ^"]),
+        ("\ta\tbc", 4, 2, ["    a bc", "      ^^"]),
+        ("a漢字b", 4, 1, ["    a漢字b", "         ^"]),
+        ("a漢字b", 2, 2, ["    a漢字b", "     ^^^^"]),
+        ("e\u0301x", 3, 1, ["    e\u0301x", "     ^"]),
+        ("abc", 2, 50, ["    abc", "     ^^"]),
+        ("   ", 1, 1, []),
+        ("", 1, 1, []),
+    ],
+)
+def test_carets(source, column, length, expected):
+    assert shown(source, column, length) == expected
+
+
+def test_long_lines_are_cut_around_the_place():
+    line, caret = shown("a" * 500 + "B" + "a" * 500, 501)
+    assert len(line) == 4 + 160
+    assert line[caret.index("^")] == "B"
+
+
+def test_long_hints_are_wrapped():
+    text = str(Diagnostic(Span("f", 1, 1), "m", "word " * 60))
+    assert max(map(len, text.split("\n"))) <= 116
+    assert text.count("word") == 60

@@ -88,6 +88,8 @@ class Elementwise:
                 used |= {t for t in access.tokens if isinstance(t, int)}
             if access.group is not None:
                 used.add(access.group)
+            if access.index_of is not None:  # the place of the index that a table is read at
+                used |= {t for t in self.view(access.index_of[0]).tokens if isinstance(t, int)}
         return tuple(sorted(used))
 
     def view(self, name: str) -> View:

@@ -1,6 +1,8 @@
 """Whatever a spec file holds, reading it ends in an op that renders to valid Python or in a `SpecError`: no other
 exception, no warning, and within a second."""
 
+import ast
+import builtins
 import time
 import warnings
 from pathlib import Path
@@ -29,13 +31,35 @@ def read(data: bytes | str, stem: str = "f") -> Op | SpecError:
         start = time.process_time()
         try:
             outcome = read_op(f"specs/{stem}.yaml", data)
-            compile(render_op(outcome), "generated.py", "exec")
+            source = render_op(outcome)
+            compile(source, "generated.py", "exec")
         except SpecError as error:
             outcome = error
         assert time.process_time() - start < SECONDS
     if isinstance(outcome, SpecError):
         check_error(outcome, data)
+    else:
+        check_names(source)
     return outcome
+
+
+def check_names(source: str) -> None:
+    """Every name that a generated function reads is one that it, the module or Python has."""
+    tree = ast.parse(source)
+    module = set(dir(builtins))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            module.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            module |= {(a.asname or a.name).partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.Assign):
+            module |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+            own = {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
+            own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+            assert {n.id for n in names} <= own | module, function.name
 
 
 def check_error(error: SpecError, data: bytes | str) -> None:

@@ -296,7 +296,8 @@ def compile_ops(
 def verify_ops(
     names: Names = None,
     implementation: Annotated[
-        str, typer.Option("--implementation", help="cute or xla; the kernel on a GPU, xla elsewhere.")
+        str,
+        typer.Option("--implementation", help="cute, xla or interpret; the kernel on a GPU, interpreted elsewhere."),
     ] = "",
     examples: Annotated[int, typer.Option("--examples", min=1, help="Random calls an op.")] = 20,
     seed: Annotated[int | None, typer.Option("--seed", help="Vary the calls; without it they are the same.")] = None,
@@ -316,8 +317,8 @@ def verify_ops(
 
     ops = _load(out, names)
     implementation = implementation or default_implementation()
-    if implementation not in ("cute", "xla"):
-        raise UsageError(f"--implementation {implementation!r}: it is cute or xla")
+    if implementation not in ("cute", "xla", "interpret"):
+        raise UsageError(f"--implementation {implementation!r}: it is cute, xla or interpret")
     if implementation == "cute" and not on_gpu():
         raise UsageError("--implementation cute runs kernels: it needs an NVIDIA GPU")
     outcomes = list(_progress(verify(ops, implementation, examples, seed), len(ops), "verifying"))

@@ -4,7 +4,7 @@
 `{exact}` in a CuTe text is `True` under `math: precise`: the library's float32 function, 2 to 5 ulp, gives way to its
 float64 one. `{approx}` is where a cheaper approximation may be asked for: `False` under `math: precise`, `True` under
 `math: fast`, and under `math: auto` the kernel's own flag, set for outputs narrower than float32. Only approximations
-within 2**-20 of relative error take part in `auto`, whatever the chain does with them afterwards; `cute_fast` is what
+within 2**-16 of relative error take part in `auto`, whatever the chain does with them afterwards; `cute_fast` is what
 `math: fast` may use besides.
 
 `grad` holds one formula an argument, in the language of the chain: `a`, `b`, `c` are the arguments, `y` the result, `g`
@@ -114,7 +114,7 @@ OPS: dict[str, Op] = {
         _unary("tanh", "g * (1 - y * y)", fast=_FAST.format("tanh")),
         # the error function
         _unary("erf", f"g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erf({0})", fast=_FAST.format("erf")),
-        _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erfc({0})", cute="device.wide(cute.math.erfc, {exact}, {0})"),
+        _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erfc({0})", cute="device.erfc({0}, {approx}, {exact})"),
     )
 }  # fmt: skip
 

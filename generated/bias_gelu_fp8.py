@@ -34,7 +34,7 @@ domain:
 def bias_gelu_fp8_chain(x, bias, scale):
     """The chain, on one vector of each operand."""
     z = x + bias
-    q = device.divide(0.5 * z * device.wide(cute.math.erfc, False, -0.7071067811865476 * z), scale, True)
+    q = device.divide(0.5 * z * device.erfc(-0.7071067811865476 * z, True, False), scale, True)
     return q
 
 

@@ -31,11 +31,11 @@ reference: |
 """
 
 
-def geglu_pairs_chain(x0, x1):
+def geglu_pairs_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    y = 0.5 * g * device.wide(cute.math.erfc, False, -0.7071067811865476 * g) * u
+    y = 0.5 * g * device.erfc(-0.7071067811865476 * g, approx, False) * u
     return y
 
 
@@ -54,6 +54,7 @@ def geglu_pairs_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * bdim + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((2, vec), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -69,6 +70,7 @@ def geglu_pairs_kernel(
         y = geglu_pairs_chain(
             rX[0, None].load().to(cutlass.Float32),
             rX[1, None].load().to(cutlass.Float32),
+            approx,
         )
         rY.store(y.to(mY.element_type))
 

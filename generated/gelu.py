@@ -25,9 +25,9 @@ reference: jax.nn.gelu(x, approximate=False)
 """
 
 
-def gelu_chain(x):
+def gelu_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * x * device.wide(cute.math.erfc, False, -0.7071067811865476 * x)
+    y = 0.5 * x * device.erfc(-0.7071067811865476 * x, approx, False)
     return y
 
 
@@ -46,6 +46,7 @@ def gelu_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * bdim + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -60,6 +61,7 @@ def gelu_kernel(
 
         y = gelu_chain(
             rX.load().to(cutlass.Float32),
+            approx,
         )
         rY.store(y.to(mY.element_type))
 

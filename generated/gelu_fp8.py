@@ -31,7 +31,7 @@ domain:
 
 def gelu_fp8_chain(x, scale):
     """The chain, on one vector of each operand."""
-    q = device.divide(0.5 * x * device.wide(cute.math.erfc, False, -0.7071067811865476 * x), scale, True)
+    q = device.divide(0.5 * x * device.erfc(-0.7071067811865476 * x, True, False), scale, True)
     return q
 
 

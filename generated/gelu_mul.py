@@ -26,9 +26,9 @@ reference: jax.nn.gelu(gate, approximate=False) * up
 """
 
 
-def gelu_mul_chain(gate, up):
+def gelu_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * gate * device.wide(cute.math.erfc, False, -0.7071067811865476 * gate) * up
+    y = 0.5 * gate * device.erfc(-0.7071067811865476 * gate, approx, False) * up
     return y
 
 
@@ -48,6 +48,7 @@ def gelu_mul_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * bdim + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mY)
 
     rGate = cute.make_rmem_tensor((vec,), mGate.element_type)
     rUp = cute.make_rmem_tensor((vec,), mUp.element_type)
@@ -67,6 +68,7 @@ def gelu_mul_kernel(
         y = gelu_mul_chain(
             rGate.load().to(cutlass.Float32),
             rUp.load().to(cutlass.Float32),
+            approx,
         )
         rY.store(y.to(mY.element_type))
 

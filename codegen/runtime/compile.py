@@ -123,20 +123,23 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
 
     spec, how = op.spec, launch_of(op, variant.types, variant.ragged, arch)
 
-    def tensor(dtype: str, divisors: tuple[int, ...]):
+    def tensor(dtype: str, divisors: tuple[int, ...], alignment: int):
         shape = tuple(cute.sym_int(divisibility=d) for d in divisors)
         order = tuple(reversed(range(len(shape))))
-        return make_fake_compact_tensor(getattr(cutlass, dtype), shape, stride_order=order, assumed_align=256)
+        return make_fake_compact_tensor(getattr(cutlass, dtype), shape, stride_order=order, assumed_align=alignment)
 
     def array(a):
         if a.default is not None and variant.defaults:
             return None
-        return tensor(DTYPES[variant.types.dtype(a)].cutlass, views.divisibility(op.plan, a, how))
+        dtype = variant.types.dtype(a)
+        return tensor(DTYPES[dtype].cutlass, views.divisibility(op.plan, a, how), views.alignment(op.plan, a, dtype))
 
     wide = any(variant.types.dtype(a) == "float64" for a in spec.inputs)
-    scalar = {"float": "Float64" if wide else "Float32", "int": "Int32", "bool": "Boolean"}
+    scalar = {
+        k: DTYPES[d] for k, d in (("float", "float64" if wide else "float32"), ("int", "int32"), ("bool", "bool"))
+    }
     tensors = {a.name: array(a) for a in spec.inputs}
-    tensors |= {p.name: tensor(scalar[p.kind], (1,)) for p in spec.params if not p.static}
+    tensors |= {p.name: tensor(scalar[p.kind].cutlass, (1,), scalar[p.kind].size) for p in spec.params if not p.static}
     tensors |= {a.name: array(a) for a in spec.outputs}
     constants = [
         (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static

@@ -25,8 +25,10 @@ from codegen.ir import DTYPES, Node, Statement, topological
 from codegen.ops import OPS
 
 # Relative error allowed to a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
-# 4 ulp, XLA's vectorised ones a little more, and the approximations of `math: auto` stay under it.
+# 5 ulp, XLA's vectorised ones a little more.
 FUNCTION = 2.0**-20
+# Where every output is narrower than float32, the approximations of `math: auto` (ops.py)
+NARROW = 2.0**-16
 # `math: fast` may use the hardware's approximations, the coarsest of which (tanh, sin) has 2**-10.9.
 FAST = 2.0**-10
 ROUNDED = frozenset(
@@ -55,10 +57,12 @@ class Bound:
 class Analysis:
     """The bounds of a chain's values. `compute` is "float32" or "float64"."""
 
-    def __init__(self, compute: str, fast: bool, casts: Mapping[str, str]):
+    def __init__(self, compute: str, fast: bool, narrow: bool, casts: Mapping[str, str]):
         info = np.finfo(compute)
         self.unit, self.tiny, self.top = float(info.eps) / 2, float(info.smallest_normal), float(info.max)
-        self.function = (FAST if fast else FUNCTION) * float(info.eps) / float(np.finfo(np.float32).eps)
+        self.function = (
+            (FAST if fast else NARROW if narrow else FUNCTION) * float(info.eps) / float(np.finfo(np.float32).eps)
+        )
         self.casts = casts
 
     def statements(

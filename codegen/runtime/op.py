@@ -15,10 +15,11 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from codegen import pipeline
 from codegen.ir import DTYPES, ROWS
@@ -29,7 +30,7 @@ from codegen.runtime.cast import cast as store
 from codegen.runtime.platform import choose, current_arch
 from codegen.spec import Array, Spec
 
-Implementation = Literal["cute", "xla"] | None
+Implementation = Literal["cute", "xla", "interpret"] | None
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -42,6 +43,26 @@ class Key:
     types: Types
     present: tuple[str, ...]
     static: tuple[tuple[str, Any], ...]
+
+
+class Tensor(NamedTuple):
+    """An array as the launcher takes it."""
+
+    shape: tuple[Any, ...]
+    dtype: str
+    divisors: tuple[int, ...]
+    alignment: int  # bytes
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A call of the launcher: what goes in (None where an input is left out), as which tensors, and what comes out."""
+
+    operands: tuple[Any, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them
+    constants: dict[str, Any]
 
 
 class Op(Generic[P, R]):
@@ -79,6 +100,8 @@ class Op(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         key, operands = self.bind(args, kwargs)
+        if key.implementation == "interpret" and not any(isinstance(x, jax.core.Tracer) for x in operands):
+            return cast(R, self._named(self._run_interpret(key, *operands)))
         return cast(R, self._named(self._functions(key)(*operands)))
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,8 +154,8 @@ class Op(Generic[P, R]):
         spec = self.spec
         given = arguments.bind_names(spec, self._names, args, kwargs)
         implementation = given.get("implementation")
-        if implementation not in (None, "cute", "xla"):
-            raise ValueError(f"{spec.op}: implementation is 'cute', 'xla' or None, not {implementation!r}")
+        if implementation not in (None, "cute", "xla", "interpret"):
+            raise ValueError(f"{spec.op}: implementation is 'cute', 'xla', 'interpret' or None, not {implementation!r}")
         arrays: dict[str, Any] = {}
         for array in sorted(spec.inputs, key=lambda a: not a.dims):
             if given.get(array.name) is not None:
@@ -177,6 +200,8 @@ class Op(Generic[P, R]):
         def run(*operands):
             if key.implementation == "xla":
                 return xla(*operands)
+            if key.implementation == "interpret":
+                return self._run_interpret(key, *operands)
             if key.implementation == "cute":
                 return cute(*operands)
             axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
@@ -251,6 +276,55 @@ class Op(Generic[P, R]):
         """The kernel, over canonical views of the operands."""
         import cutlass.jax
 
+        call = self._kernel_call(key, operands)
+        inputs = [None if x is None else x.reshape(t.shape) for x, t in zip(call.operands, call.inputs, strict=True)]
+
+        def spec(tensor):
+            if tensor is None:
+                return None
+            return cutlass.jax.TensorSpec(divisibility=tensor.divisors, ptr_assumed_align=tensor.alignment)
+
+        run = cutlass.jax.cutlass_call(
+            self._launch,
+            output_shape_dtype=tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs),
+            input_spec=tuple(spec(None if x is None else t) for x, t in zip(call.operands, call.inputs, strict=True)),
+            output_spec=tuple(spec(t) for t in call.outputs),
+            **call.constants,
+        )
+        return tuple(r.reshape(shape) for r, shape in zip(run(*inputs), call.shapes, strict=True))
+
+    def _run_interpret(self, key: Key, *operands) -> tuple:
+        """The compiled kernel's PTX, on the CPU."""
+        from codegen.runtime import interpreted
+
+        call = self._kernel_call(key, operands)
+        described = interpreted.Call(
+            self._launch,
+            tuple(None if x is None else t[1:] for x, t in zip(call.operands, call.inputs, strict=True)),
+            tuple(t[1:] for t in call.outputs),
+            tuple(call.constants.items()),
+            current_arch() or interpreted.DEFAULT_ARCH,
+        )
+        dynamic = [p.name for p in self._dynamic]
+        names = [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs)]
+        present = [x for x in call.operands if x is not None]
+
+        def on_host(*arrays):
+            values = iter(arrays)
+            inputs = [
+                None if x is None else np.asarray(next(values)).reshape(t.shape)
+                for x, t in zip(call.operands, call.inputs, strict=True)
+            ]
+            results = interpreted.run(described, names, inputs, [t.shape for t in call.outputs])
+            return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=True))
+
+        if not any(isinstance(x, jax.core.Tracer) for x in present):
+            return tuple(map(jnp.asarray, on_host(*present)))
+        shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))
+        return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
+
+    def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
+        """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold."""
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
@@ -258,30 +332,21 @@ class Op(Generic[P, R]):
         if problem:
             raise ValueError(f"{spec.op}: {problem}")
         how = self.launch_for(key.types, axes)
-        shapes = {a.name: views.kernel_shape(plan, a, axes) for a in spec.arrays}
-        inputs = [None if a.name not in arrays else arrays[a.name].reshape(shapes[a.name]) for a in spec.inputs]
-        scalars = [value.reshape(1) for value in operands[len(key.present) :]]
-        outputs = tuple(jax.ShapeDtypeStruct(shapes[a.name], key.types.dtype(a)) for a in spec.outputs)
 
-        def tensor(array: Array):
-            hint = views.divisibility(plan, array, how)
-            return cutlass.jax.TensorSpec(divisibility=hint)
+        def tensor(array: Array) -> Tensor:
+            shape = views.kernel_shape(plan, array, axes)
+            dtype = key.types.dtype(array)
+            return Tensor(shape, dtype, views.divisibility(plan, array, how), views.alignment(plan, array, dtype))
 
-        call = cutlass.jax.cutlass_call(
-            self._launch,
-            output_shape_dtype=outputs,
-            input_spec=tuple(
-                [None if a.name not in arrays else tensor(a) for a in spec.inputs]
-                + [cutlass.jax.TensorSpec(divisibility=(1,)) for _ in scalars]
-            ),
-            output_spec=tuple(tensor(a) for a in spec.outputs),
-            vec=how.vec,
-            ragged=how.ragged,
-            threads=how.threads,
-            **dict(key.static),
+        kinds = [self._scalar_dtype(key, p.kind) for p in self._dynamic]
+        scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds]
+        return KernelCall(
+            (*(arrays.get(a.name) for a in spec.inputs), *operands[len(key.present) :]),
+            (*(tensor(a) for a in spec.inputs), *scalars),
+            tuple(tensor(a) for a in spec.outputs),
+            tuple(views.user_shape(a, axes) for a in spec.outputs),
+            {**dict(key.static), "vec": how.vec, "ragged": how.ragged, "threads": how.threads},
         )
-        results = call(*inputs, *scalars)
-        return tuple(r.reshape(views.user_shape(a, axes)) for r, a in zip(results, spec.outputs, strict=True))
 
     def launch_for(self, types: Types, axes: Axes) -> Launch:
         """The launch for these types and extents."""

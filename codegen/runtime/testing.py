@@ -28,7 +28,7 @@ def on_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla",)
+IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
 EXAMPLES = int(os.environ.get("CODEGEN_EXAMPLES", "12"))
 
 
@@ -124,7 +124,9 @@ def error_bounds(
             leaves[views.access_key(plan, access)] = np.asarray(value)
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
-    analysis = Analysis("float64" if wide else "float32", spec.math == "fast", dict(case.types.variables))
+    widths = [DTYPES[case.types.dtype(a)] for a in spec.outputs]
+    narrow = spec.math == "auto" and all(d.kind == "float" and d.size < 4 for d in widths)
+    analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables))
     bounds = analysis.statements(op.statements, leaves)
     tolerance = {name: float(x) for name, x in spec.tolerance if name != "why"}
     results = []
@@ -140,8 +142,10 @@ def error_bounds(
             with jax.default_device(jax.devices("cpu")[0]):
                 whole.append(np.asarray(views.join_parts(array, parts, case.axes)))
         value, error, overflow = whole
-        extra = tolerance.get("atol", 0.0) + tolerance.get("rtol", 0.0) * np.abs(value)
-        results.append((value, np.where(np.isfinite(extra), error + extra, error) if tolerance else error, overflow))
+        if tolerance:
+            finite = np.where(np.isfinite(value), np.abs(value), 0)
+            error = error + tolerance.get("atol", 0.0) + tolerance.get("rtol", 0.0) * finite
+        results.append((value, error, overflow))
     return results
 
 

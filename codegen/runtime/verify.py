@@ -29,7 +29,7 @@ class Outcome:
 
 def default_implementation() -> str:
     """What `verify` runs where nothing else is asked for."""
-    return "cute" if on_gpu() else "xla"
+    return "cute" if on_gpu() else "interpret"
 
 
 def verify(ops: Iterable[Op], implementation: str, examples: int, seed: int | None) -> Iterator[Outcome]:

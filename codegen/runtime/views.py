@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.ir import ROWS, Leaf
+from codegen.ir import DTYPES, ROWS, Leaf
 from codegen.plan import INT_MAX, Access, Elementwise, Launch
 from codegen.runtime.arguments import Axes
 from codegen.spec import Array
@@ -90,6 +90,13 @@ def divisibility(plan: Elementwise, array: Array, how: Launch) -> tuple[int, ...
     tokens = plan.view(array.name).tokens
     inner = len(plan.groups) - 1
     return tuple(how.vec if token == inner and not how.ragged else 1 for token in tokens) or (1,)
+
+
+def alignment(plan: Elementwise, array: Array, dtype: str) -> int:
+    """The bytes the compiler may assume an array's address is a multiple of: XLA's 256 where vectors are accessed; where
+    elements are, no more than theirs, or neighbouring loads become one that reads past the array's end."""
+    vectors = any(a.array == array and a.mode in ("flat", "tile") for a in (*plan.loads, *plan.stores))
+    return 256 if vectors else DTYPES[dtype].size
 
 
 def known_extents(plan: Elementwise, axes: Axes) -> tuple[int | None, int | None]:

@@ -1,0 +1,178 @@
+"""Launches from the compiled launcher itself: the object that XLA would call runs here, with CUDA's entry points ours.
+
+CuTe DSL compiles a launcher to a host object that loads its cubin and launches its kernels through a handful of CUDA
+runtime functions. llvmlite links that object in this process with functions of ours in their place; what it asks
+`cudaLaunchKernelEx` for is the launch, parameters included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+
+from codegen.interpret.machine import LaunchConfig
+from codegen.interpret.ptx import Program
+
+_PREFIX = "_mlir_cutlass_call_"  # symbols of packed entry points: every argument by pointer
+_lock = threading.RLock()
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16)]
+
+
+class _Config(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+_CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
+
+
+class _Runtime:
+    """CUDA's functions, as a launcher sees them. One for the process: symbols are the process's."""
+
+    def __init__(self) -> None:
+        self.kernels: list[str] = []
+        self.programs: dict[str, Program] = {}
+        self.found: list[LaunchConfig] = []
+        self.keep: list = []
+
+    def install(self) -> None:
+        import llvmlite.binding as llvm
+
+        pointer = ctypes.c_void_p
+        for name, function, count in (
+            ("_cudaLibraryLoadData", lambda *a: 0, 8),
+            ("_cudaLibraryGetKernel", self.get_kernel, 3),
+            ("_cudaLaunchKernelEx", self.launch, 3),
+            ("_cudaGetDevice", self.zero, 1),
+            ("_cudaDeviceGetAttribute", self.attribute, 3),
+            ("_cudaFuncSetAttribute", lambda *a: 0, 3),
+            ("_cudaKernelSetAttributeForDevice", lambda *a: 0, 4),
+            ("_cuKernelGetAttribute", self.zero, 4),
+        ):
+            call = ctypes.CFUNCTYPE(ctypes.c_int32, *[pointer] * count)(function)
+            self.keep.append(call)
+            llvm.add_symbol(name, ctypes.cast(call, pointer).value)
+
+    def zero(self, out: int, *_: int) -> int:
+        ctypes.c_int32.from_address(out).value = 0
+        return 0
+
+    def attribute(self, out: int, *_: int) -> int:
+        ctypes.c_int32.from_address(out).value = 232448  # the most shared memory a block may have on sm_90
+        return 0
+
+    def get_kernel(self, out: int, _library: int, name: int) -> int:
+        self.kernels.append(ctypes.string_at(name).decode())
+        ctypes.c_void_p.from_address(out).value = len(self.kernels)
+        return 0
+
+    def launch(self, config: int, kernel: int, arguments: int) -> int:
+        asked = _Config.from_address(config)
+        name = self.kernels[kernel - 1]
+        program = self.programs[name]
+        sizes = [size for _, size in sorted(program.params.values())]
+        pointers = (ctypes.c_void_p * len(sizes)).from_address(arguments) if sizes else ()
+        params = tuple(ctypes.string_at(p, n) for p, n in zip(pointers, sizes, strict=True))
+        cluster = (1, 1, 1)
+        for i in range(asked.count):
+            attribute = asked.attributes[i]
+            if attribute.id == _CLUSTER_DIMENSION:
+                cluster = tuple(int(v) for v in attribute.value[:3])  # type: ignore[assignment]
+        grid, block = tuple(asked.grid), tuple(asked.block)
+        self.found.append(LaunchConfig(name, grid, block, int(asked.shared), params, cluster))  # type: ignore[arg-type]
+        return 0
+
+
+_runtime: _Runtime | None = None
+_modules = itertools.count()
+
+
+def _installed() -> _Runtime:
+    global _runtime
+    if _runtime is None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        _runtime = _Runtime()
+        _runtime.install()
+    return _runtime
+
+
+class Launcher:
+    """A compiled launcher, linked once and called with addresses of arrays."""
+
+    def __init__(self, module: bytes, programs: dict[str, Program]):
+        import llvmlite.binding as llvm
+
+        with _lock:
+            self.runtime, self.programs = _installed(), programs
+            machine = llvm.Target.from_default_triple().create_target_machine()
+            empty = llvm.parse_assembly("")
+            empty.name = f"launcher{next(_modules)}"
+            self.engine = llvm.create_mcjit_compiler(empty, machine)
+            held = llvm.ObjectFileRef.from_data(module)
+            self.engine.add_object_file(held)
+            self.engine.finalize_object()
+            names = _symbols(module)
+            self.entry = next(n for n in names if n.startswith(_PREFIX + "cutlass_jit_wrapper"))
+            self.kernels: list[str] = []
+            self.load()
+
+    def call(self, name: str, *arguments: ctypes.c_void_p) -> None:
+        packed = (ctypes.c_void_p * len(arguments))(*(ctypes.cast(a, ctypes.c_void_p).value for a in arguments))
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.get_function_address(name))(packed)
+
+    def load(self) -> None:
+        """What loading the module on a device does: kernels get their handles."""
+        error, device, library = ctypes.c_int32(0), ctypes.c_int32(0), ctypes.c_void_p()
+        one = ctypes.pointer(library)
+        with self.using():
+            for name, extra in (("cuda_init", ()), ("cuda_load_to_device", (ctypes.pointer(device),))):
+                self.call(_PREFIX + name, ctypes.pointer(one), *extra, ctypes.pointer(error))  # type: ignore[arg-type]
+                if error.value:
+                    raise RuntimeError(f"{name} of a compiled launcher failed: {error.value}")
+            self.kernels = list(self.runtime.kernels)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        with _lock:
+            self.runtime.programs, self.runtime.found = self.programs, []
+            self.runtime.kernels = list(getattr(self, "kernels", []))
+            yield
+
+    def launches(self, buffers: Sequence[tuple[int, tuple[int, ...]]]) -> list[LaunchConfig]:
+        """What the launcher launches for buffers given by address and shape."""
+        stream, result = ctypes.c_void_p(0), ctypes.c_int32(0)
+        held, arguments = [], []
+        for address, shape in buffers:
+            dims = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+            descriptor = (ctypes.c_void_p * 2)(address, ctypes.addressof(dims))
+            pointer = ctypes.c_void_p(ctypes.addressof(descriptor))
+            held.append((dims, descriptor, pointer))
+            arguments.append(ctypes.pointer(pointer))
+        with self.using():
+            self.call(self.entry, ctypes.pointer(stream), *arguments, ctypes.pointer(result))  # type: ignore[arg-type]
+            if result.value:
+                raise RuntimeError(f"a compiled launcher failed: {result.value}")
+            return list(self.runtime.found)
+
+
+def _symbols(module: bytes) -> list[str]:
+    """The names an object file defines."""
+    import io
+
+    from elftools.elf.elffile import ELFFile
+
+    table = ELFFile(io.BytesIO(module)).get_section_by_name(".symtab")
+    return [symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"]

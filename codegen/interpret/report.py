@@ -1,0 +1,89 @@
+"""What a launch did: bytes and sectors an operand, instructions, divergence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from codegen.interpret.memory import Array
+
+
+@dataclass
+class Traffic:
+    """An operand's memory traffic. `touched` counts each byte once; a warp's request takes at least its bytes over 32
+    sectors."""
+
+    name: str
+    size: int
+    loaded: int = 0
+    stored: int = 0
+    touched: int = 0
+    requests: int = 0
+    sectors: int = 0
+
+    @property
+    def sectors_per_request(self) -> float:
+        return self.sectors / self.requests if self.requests else 0.0
+
+    @property
+    def coalescing(self) -> float:
+        """The fewest sectors that hold the bytes asked for, over the sectors touched: 1 where accesses coalesce."""
+        return min(1.0, (self.loaded + self.stored) / 32 / self.sectors) if self.sectors else 1.0
+
+
+@dataclass
+class Report:
+    """The counts of one launch."""
+
+    kernel: str
+    blocks: int = 0
+    threads: int = 0
+    instructions: int = 0  # executed by threads
+    slots: int = 0  # 32 times what warps issued
+    operands: dict[str, Traffic] = field(default_factory=dict)
+
+    def start(self, blocks: int, threads: int) -> None:
+        self.blocks, self.threads = blocks, threads
+
+    def issue(self, instructions: int, lanes: int, warps: int) -> None:
+        self.instructions += instructions * lanes
+        self.slots += instructions * 32 * warps
+
+    def finish(self, arrays: list[Array]) -> None:
+        for array in arrays:
+            load, store = array.requests["ld"], array.requests["st"]
+            assert array.read is not None
+            touched = array.read if array.initialised is None else array.read | array.initialised
+            self.operands[array.name] = Traffic(
+                array.name,
+                array.size,
+                load[0],
+                store[0],
+                int(np.count_nonzero(touched)),
+                load[1] + store[1],
+                load[2] + store[2],
+            )
+
+    @property
+    def instructions_per_thread(self) -> float:
+        return self.instructions / max(1, self.blocks * self.threads)
+
+    @property
+    def divergence(self) -> float:
+        """The share of issued lanes that did nothing."""
+        return 1 - self.instructions / self.slots if self.slots else 0.0
+
+    def as_dict(self) -> dict:
+        """For --json."""
+        return {
+            "kernel": self.kernel, "blocks": self.blocks, "threads": self.threads,
+            "instructions_per_thread": round(self.instructions_per_thread, 2), "divergence": round(self.divergence, 4),
+            "operands": {
+                t.name: {
+                    "bytes": t.size, "loaded": t.loaded, "stored": t.stored, "touched": t.touched,
+                    "sectors_per_request": round(t.sectors_per_request, 3), "coalescing": round(t.coalescing, 4),
+                }
+                for t in self.operands.values()
+            },
+        }  # fmt: skip

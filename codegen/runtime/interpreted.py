@@ -1,0 +1,140 @@
+"""`implementation="interpret"`: an op's compiled kernel, run on the CPU by `codegen.interpret`.
+
+What is compiled is what `cutlass_call` compiles for the same call (its wrapper, its launcher, its options), for an
+architecture of choice. Kernels are kept by that key for the life of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen.interpret import host, memory, ptx
+from codegen.interpret.machine import InterpretError, Kernel, Machine
+from codegen.interpret.report import Report
+
+DEFAULT_ARCH = "sm_90a"
+_lock = threading.Lock()
+# Kernels run in a thread of their own: XLA's threads flush denormals to zero, and NumPy in them would too.
+_thread = ThreadPoolExecutor(1, "interpret")
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Call:
+    """What compiles to one kernel: the launcher, its tensors' dtypes, divisors and alignments, its constants. Extents are
+    not part of it: kernels take them at run time, and know of them only what divides them."""
+
+    launch: Callable[..., None]
+    inputs: tuple[tuple[str, tuple[int, ...], int] | None, ...]
+    outputs: tuple[tuple[str, tuple[int, ...], int], ...]
+    constants: tuple[tuple[str, Any], ...]
+    arch: str
+
+
+@dataclass
+class Compiled:
+    """A linked launcher and its kernels."""
+
+    launcher: host.Launcher
+    kernels: dict[str, Kernel]
+
+
+@functools.lru_cache(maxsize=4096)
+def compile_call(call: Call) -> Compiled:
+    """Compile for `call.arch`, with source lines. Raises `PtxError` for PTX the interpreter does not know."""
+    from cutlass.jax.compile import build_function_spec, get_or_compile_kernel
+    from cutlass.jax.types import TensorSpec
+
+    present = [entry for entry in call.inputs if entry is not None]
+    structure = jax.tree.structure(tuple(None if entry is None else 0 for entry in call.inputs))
+    specs = [
+        tuple(TensorSpec(divisibility=divisors, ptr_assumed_align=align) for _, divisors, align in group)
+        for group in (present, call.outputs)
+    ]
+    outs = tuple(jax.ShapeDtypeStruct(divisors, dtype) for dtype, divisors, _ in call.outputs)
+    with _compiling_for(call.arch) as folder:
+        function = build_function_spec(
+            [jnp.zeros(divisors, dtype) for dtype, divisors, _ in present], structure, outs, jax.tree.structure(outs),
+            *specs, {}, "--keep-ptx --generate-line-info", False, dict(call.constants),
+        )  # fmt: skip
+        module = get_or_compile_kernel(call.launch, function, compile_key=call).module
+        (file,) = [f for f in os.listdir(folder) if f.endswith(".ptx")]
+        with open(os.path.join(folder, file)) as text:
+            programs = ptx.parse(text.read().rstrip("\0"))
+    return Compiled(host.Launcher(module, programs), {name: Kernel(p) for name, p in programs.items()})
+
+
+@contextlib.contextmanager
+def _compiling_for(arch: str) -> Iterator[str]:
+    """The compiler set for an architecture, and where it leaves the PTX."""
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL
+
+    environment = CuTeDSL._get_dsl().envar
+    with _lock, tempfile.TemporaryDirectory(prefix="codegen-") as folder:
+        before = environment.dump_dir, environment.arch
+        environment.dump_dir, environment.arch = folder, arch
+        try:
+            yield folder
+        finally:
+            environment.dump_dir, environment.arch = before
+
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def run(
+    call: Call, names: Sequence[str], inputs: Sequence[np.ndarray | None], outputs: Shapes
+) -> tuple[np.ndarray, ...]:
+    """The outputs of a call, of the shapes given. `names` are those of inputs and outputs, for messages and reports."""
+    return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs).result()
+
+
+def _run(
+    call: Call, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
+) -> tuple[np.ndarray, ...]:
+    compiled = compile_call(call)
+    arrays = [memory.make_array(n, x, False) for n, x in zip(names, inputs, strict=False) if x is not None]
+    shapes = [x.shape for x in inputs if x is not None]
+    outputs = []
+    for name, shape, (dtype, *_) in zip(names[len(inputs) :], out_shapes, call.outputs, strict=True):
+        outputs.append(memory.make_array(name, np.zeros(shape, jnp.dtype(dtype)), True))
+        shapes.append(shape)
+    everything = [*arrays, *outputs]
+    buffers = [(a.address, s) for a, s in zip(everything, shapes, strict=True)]
+    reports = []
+    for launch in compiled.launcher.launches(buffers):
+        reports.append(Machine(compiled.kernels[launch.kernel], launch, everything).run())
+    for array in outputs:
+        missing = memory.Global([array]).unwritten()
+        if missing is not None:
+            _, first, count = missing
+            raise InterpretError(
+                f"{reports[-1].kernel if reports else 'no kernel'}: {count} elements of {array.name!r} were never written, "
+                f"the first of them element {first}"
+            )
+    _last.append(reports)
+    del _last[:-1]
+    results = []
+    for array, shape, (dtype, *_) in zip(outputs, out_shapes, call.outputs, strict=True):
+        results.append(array.data[: array.size].view(jnp.dtype(dtype)).reshape(shape).copy())
+    return tuple(results)
+
+
+_last: list[list[Report]] = []
+
+
+def last_reports() -> list[Report]:
+    """The reports of the launches of the last interpreted call."""
+    return _last[-1] if _last else []

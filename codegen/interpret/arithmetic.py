@@ -8,6 +8,8 @@ error bound are computed in float64 and rounded.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 
@@ -87,7 +89,7 @@ def add32(a: Array, b: Array, mode: str = "rn") -> Array:
     """a + b in float32."""
     if mode == "rn":
         return a + b
-    return round32(to_odd(*two_sum(a.astype(np.float64), b.astype(np.float64))), mode)
+    return _round_sum(a.astype(np.float64), b.astype(np.float64), mode)
 
 
 def mul32(a: Array, b: Array, mode: str = "rn") -> Array:
@@ -97,18 +99,44 @@ def mul32(a: Array, b: Array, mode: str = "rn") -> Array:
 
 def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     """a * b + c with one rounding: the product is exact in float64."""
-    product = a.astype(np.float64) * b.astype(np.float64)
-    return round32(to_odd(*two_sum(product, c.astype(np.float64))), mode)
+    return _round_sum(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64), mode)
+
+
+def _round_sum(a: Array, b: Array, mode: str) -> Array:
+    """a + b of float64, exact but for one rounding to float32. A sum that cancels is +0, rounded down -0."""
+    total, error = two_sum(a, b)
+    if mode == "rm":
+        zero = (total == 0) & (error == 0) & (np.signbit(a) | np.signbit(b))
+        total = np.where(zero, -0.0, total)
+    return round32(to_odd(total, error), mode)
+
+
+def fma_odd(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c of formats so narrow that the product is exact in float64: the sum rounded to odd."""
+    return to_odd(*two_sum(a * b, c))
 
 
 def fma64(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c in float64 with one rounding (Boldo and Melquiond: exact but where the product over- or underflows)."""
+    """a * b + c in float64 with one rounding (Boldo and Melquiond), in rational numbers where a product's parts would
+    over- or underflow."""
     high, low = two_product(a, b)
     t, t_error = two_sum(c, low)
     v, v_error = two_sum(high, t)
     result = v + to_odd(*two_sum(t_error, v_error))
     plain = a * b + c
-    return np.where(np.isfinite(result), result, plain)
+    result = np.where(np.isfinite(result) & (result != 0), result, plain)
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
+    size = np.frexp(a)[1] + np.frexp(b)[1]
+    far = (np.maximum(np.abs(a), np.abs(b)) > 2.0**990) | (size > 1000) | (size < -900) | (np.abs(c) > 2.0**1000)
+    for place in np.flatnonzero(finite & far):
+        exact = Fraction(float(a[place])) * Fraction(float(b[place])) + Fraction(float(c[place]))
+        if exact:
+            try:
+                value = float(exact)
+            except OverflowError:
+                value = np.inf if exact > 0 else -np.inf
+            result[place] = np.copysign(value, float(np.sign(exact.numerator)))
+    return result
 
 
 # Narrow formats
@@ -201,9 +229,9 @@ def remainder(a: Array, b: Array) -> Array:
 
 def multiply_high(a: Array, b: Array) -> Array:
     """The upper half of the product of two integers."""
-    if a.dtype.itemsize == 4:
+    if a.dtype.itemsize < 8:
         wide = np.int64 if a.dtype.kind == "i" else np.uint64
-        return ((a.astype(wide) * b.astype(wide)) >> wide(32)).astype(a.dtype)
+        return ((a.astype(wide) * b.astype(wide)) >> wide(8 * a.dtype.itemsize)).astype(a.dtype)
     ua, ub = a.astype(np.uint64), b.astype(np.uint64)
     low = np.uint64(0xFFFFFFFF)
     al, ah, bl, bh = ua & low, ua >> np.uint64(32), ub & low, ub >> np.uint64(32)

@@ -76,6 +76,8 @@ def _float2(scalar: Callable[..., np.ndarray], words, operands: tuple[Operand, .
     mode = next((w for w in words if w in ROUNDINGS), "rn")
     ftz, sat = "ftz" in flags, "sat" in flags
     target, *sources = operands
+    if kind == "f64" and (mode != "rn" or flags & {"ftz", "sat"}):
+        raise Unknown("." + (mode if mode != "rn" else "ftz" if ftz else "sat"))
 
     def compute(*args: np.ndarray) -> np.ndarray:
         if ftz:
@@ -90,18 +92,19 @@ def _float2(scalar: Callable[..., np.ndarray], words, operands: tuple[Operand, .
     if kind == "f32x2":
 
         def pairs(m: Machine) -> None:
-            args = [_wide(m.read(s, kind), m) for s in sources]
+            args = _wide([m.read(s, kind) for s in sources])
             m.write(target, compute(*(a.view(np.float32) for a in args)).view(np.uint64))
 
         return pairs
     if kind in ("bf16x2", "f16x2", "bf16", "f16"):
-        if mode != "rn":
-            raise Unknown("." + mode)
+        if mode != "rn" or ftz or sat:
+            raise Unknown("." + (mode if mode != "rn" else "ftz" if ftz else "sat"))
+        exact = ar.fma_odd if scalar is _fma else partial(scalar, "rn")
         narrow = kind.removesuffix("x2")
 
         def halves(m: Machine) -> None:
-            args = [_half(_wide(m.read(s, kind), m).view(np.uint16), narrow) for s in sources]
-            result = scalar("rn", *(a.astype(np.float64) for a in args))
+            args = [_half(a.view(np.uint16), narrow) for a in _wide([m.read(s, kind) for s in sources])]
+            result = exact(*(a.astype(np.float64) for a in args))
             bits = ar.wide_to_bf16(result) if narrow == "bf16" else _wide_to_f16(result)
             m.write(target, bits.view(DTYPES[kind]) if kind != "f16" else bits.view(np.float16))
 
@@ -109,9 +112,9 @@ def _float2(scalar: Callable[..., np.ndarray], words, operands: tuple[Operand, .
     raise Unknown("." + kind)
 
 
-def _wide(x: np.ndarray, m: Machine) -> np.ndarray:
-    """A contiguous array, so that its elements can be seen as pairs."""
-    return np.ascontiguousarray(np.broadcast_to(x, (m.width(),)) if x.shape[0] != 1 else x)
+def _wide(values: list[np.ndarray]) -> list[np.ndarray]:
+    """Contiguous arrays of one length, so that their elements can be seen as pairs."""
+    return [np.ascontiguousarray(x) for x in np.broadcast_arrays(*values)]
 
 
 def _half(bits: np.ndarray, kind: str) -> np.ndarray:
@@ -123,7 +126,7 @@ def _wide_to_f16(x: np.ndarray) -> np.ndarray:
 
 
 def _add(mode: str, a, b):
-    return ar.add32(a, b, mode) if a.dtype == np.float32 and b.dtype == np.float32 else _near(mode, a + b)
+    return ar.add32(a, b, mode) if a.dtype == np.float32 and b.dtype == np.float32 else a + b
 
 
 def _sub(mode: str, a, b):
@@ -131,19 +134,11 @@ def _sub(mode: str, a, b):
 
 
 def _mul(mode: str, a, b):
-    return ar.mul32(a, b, mode) if a.dtype == np.float32 and b.dtype == np.float32 else _near(mode, a * b)
+    return ar.mul32(a, b, mode) if a.dtype == np.float32 and b.dtype == np.float32 else a * b
 
 
 def _fma(mode: str, a, b, c):
-    if a.dtype == np.float32:
-        return ar.fma32(a, b, c, mode)
-    return _near(mode, ar.fma64(*np.broadcast_arrays(a, b, c)))
-
-
-def _near(mode: str, x):
-    if mode != "rn":
-        raise PtxError(f"float64 arithmetic rounds to nearest here, not {mode}")
-    return x
+    return ar.fma32(a, b, c, mode) if a.dtype == np.float32 else ar.fma64(*np.broadcast_arrays(a, b, c))
 
 
 # Integer arithmetic
@@ -202,7 +197,8 @@ def _divide(words, operands) -> Execute:
         result = x / y
         if "approx" in flags:  # above 2**126 the divisor's reciprocal is flushed
             big = (np.abs(y) > np.float32(2.0**126)) & np.isfinite(y)
-            result = np.where(big & np.isfinite(x), np.copysign(np.float32(0), result), result)
+            zero = np.copysign(np.where(np.isinf(x), np.float32(np.nan), np.float32(0)), result)
+            result = np.where(big & ~np.isnan(x), zero, result)
         m.write(target, _finish(result, ftz))
 
     return run
@@ -444,6 +440,9 @@ def _set_predicate(words, operands) -> Execute:
     if kind in ("f16x2", "bf16x2"):
         raise Unknown("." + kind)
 
+    both = isinstance(target, Vector)
+    first, second = target.items if isinstance(target, Vector) else (target, None)
+
     def run(m: Machine) -> None:
         x, y = m.number(a, kind), m.number(b, kind)
         if "ftz" in rest:
@@ -457,10 +456,15 @@ def _set_predicate(words, operands) -> Execute:
                 result = result | nan if unordered else result & ~nan
         else:
             result = _COMPARISONS[name](x, y)
+        opposite = ~result
         if combine:
             other = m.read(operands[3], "pred")
-            result = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[combine](result, other)
-        m.write(target, result)
+            operation = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[combine]
+            result, opposite = operation(result, other), operation(opposite, other)
+        if first is not None:
+            m.write(first, result)
+        if both and second is not None:
+            m.write(second, opposite)
 
     return run
 
@@ -469,46 +473,65 @@ def _set_predicate(words, operands) -> Execute:
 
 
 def _convert(words, operands) -> Execute:
-    flags = set(words[:-2])
     to, source = words[-2:]
     target, *sources = operands
-    _only(words[:-2], (*ROUNDINGS, *INTEGRAL, "ftz", "sat", "satfinite"))
+    flags = _only(words[:-2], (*ROUNDINGS, *INTEGRAL, "ftz", "sat", "satfinite"))
     mode = next((w for w in words if w in (*ROUNDINGS, *INTEGRAL)), None)
     if to in ("e4m3x2", "e5m2x2", "f16x2", "bf16x2"):
         return _convert_pair(to, source, flags, mode, operands)
     (a,) = sources
     floats = ("f16", "bf16", "f32", "f64")
+    for kind in (to, source):
+        if kind not in floats and kind not in _INTEGERS:
+            raise Unknown("." + kind)
+    scalar = _conversion(source, to, mode, "sat" in flags, floats)
+    if "satfinite" in flags or ("ftz" in flags and "f32" not in (to, source)):
+        raise Unknown(".satfinite" if "satfinite" in flags else ".ftz")
 
     def run(m: Machine) -> None:
         x = m.number(a, source)
-        if "ftz" in flags and x.dtype == np.float32:
+        if "ftz" in flags and source == "f32":
             x = ar.flush(x)
-        if source in floats and to in floats:
-            m.write(target, _float_to_float(x, source, to, mode, flags))
-        elif source in floats:
-            m.write(target, ar.to_integer(x, DTYPES[to], mode or "rzi"))
-        elif to in floats:
-            m.write(target, _integer_to_float(x, to, mode or "rn"))
-        elif "sat" in flags:
-            info = np.iinfo(DTYPES[to])
-            m.write(
-                target,
-                np.clip(x, max(info.min, np.iinfo(x.dtype).min), min(info.max, np.iinfo(x.dtype).max)).astype(
-                    DTYPES[to]
-                ),
-            )
-        else:
-            m.write(target, x.astype(DTYPES[to]))
+        result = scalar(x)
+        m.write(target, ar.flush(result) if "ftz" in flags and to == "f32" else result)
 
     return run
 
 
-def _float_to_float(x, source: str, to: str, mode: str | None, flags: set[str]):
+_INTEGERS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
+
+
+def _conversion(source: str, to: str, mode: str | None, sat: bool, floats) -> Callable[[np.ndarray], np.ndarray]:
+    """The function between two types in a rounding mode."""
+    dtype = DTYPES[to]
+    if source in floats and to in floats:
+        if sat and to not in ("f32", "f64"):
+            raise Unknown(".sat")
+        if mode in ("rz", "rm", "rp") and (source, to) != ("f64", "f32"):
+            raise Unknown("." + mode)
+        return lambda x: _float_to_float(x, to, mode, sat)
+    if source in floats:
+        if mode not in INTEGRAL:
+            raise Unknown(f".{mode}")
+        return lambda x: ar.to_integer(x, dtype, mode)
+    if to in floats:
+        long = source in ("s64", "u64")
+        if mode not in ROUNDINGS or (mode != "rn" and (long or to != "f32")) or (long and to == "bf16"):
+            raise Unknown(f".{mode}")
+        return lambda x: _integer_to_float(x, to, mode)
+    if mode is not None:
+        raise Unknown("." + mode)
+    if not sat:
+        return lambda x: x.astype(dtype)
+    low = max(int(np.iinfo(dtype).min), int(np.iinfo(DTYPES[source]).min))
+    high = min(int(np.iinfo(dtype).max), int(np.iinfo(DTYPES[source]).max))
+    return lambda x: np.clip(x, low, high).astype(dtype)
+
+
+def _float_to_float(x, to: str, mode: str | None, sat: bool):
     if mode in INTEGRAL:
         x = ar.round_integral(x, mode)
     if to == "bf16":
-        if mode not in (None, "rn"):
-            raise PtxError(f"cvt to bf16 rounds to nearest here, not {mode}")
         return ar.to_bf16(x) if x.dtype == np.float32 else ar.wide_to_bf16(x.astype(np.float64))
     if to == "f16":
         return ar.canonical(x.astype(np.float16))
@@ -517,7 +540,7 @@ def _float_to_float(x, source: str, to: str, mode: str | None, flags: set[str]):
         x = ar.round32(x, mode or "rn") if wide and mode not in INTEGRAL else x.astype(np.float32)
     else:
         x = x.astype(np.float64)
-    if "sat" in flags:
+    if sat:
         x = np.where(np.isnan(x), x.dtype.type(0), np.clip(x, 0, 1))
     return ar.canonical(x)
 
@@ -525,13 +548,11 @@ def _float_to_float(x, source: str, to: str, mode: str | None, flags: set[str]):
 def _integer_to_float(x, to: str, mode: str):
     if to == "f64":
         return x.astype(np.float64)
+    if to == "bf16":
+        return ar.wide_to_bf16(x.astype(np.float64))
     if to == "f32" and x.dtype.itemsize < 8:
         return ar.round32(x.astype(np.float64), mode)
-    if mode != "rn":
-        raise PtxError(f"cvt of a 64-bit integer rounds to nearest here, not {mode}")
-    if to == "f32":
-        return x.astype(np.float32)
-    return ar.to_bf16(x.astype(np.float32)) if to == "bf16" else x.astype(np.float16)
+    return x.astype(np.float32) if to == "f32" else x.astype(np.float16)
 
 
 def _convert_pair(to: str, source: str, flags: set[str], mode: str | None, operands) -> Execute:
@@ -604,7 +625,7 @@ def _load(words, operands) -> Execute:
     assert isinstance(address, Address) and len(targets) == count
     if space == "generic":
         raise Unknown("generic address")
-    signed = kind in ("s8", "s16")
+    signed = kind.startswith("s")
     # What goes to no register is not read: the compiler may ask for whole vectors at an array's end
     used = max((i + 1 for i, item in enumerate(targets) if item is not None), default=0)
 
@@ -612,7 +633,7 @@ def _load(words, operands) -> Execute:
         values = m.load(space, address, used, np.dtype(DTYPES[kind]).itemsize, count)
         for item, value in zip(targets, values, strict=False):
             if item is not None:
-                m.write(item, value.view(DTYPES[kind]).astype(np.int32) if signed else value)
+                m.write(item, value.view(DTYPES[kind]) if signed else value)
 
     return run
 

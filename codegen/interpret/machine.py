@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codegen.interpret import arithmetic as ar
 from codegen.interpret.instructions import DTYPES, Execute, decode
 from codegen.interpret.memory import Array, Fault, Global, Local
 from codegen.interpret.ptx import Address, Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector
@@ -69,6 +70,8 @@ class Kernel:
             ("barrier", "sync"),
             ("bar", "warp"),
         )
+        if words[0] in ("bar", "barrier") and words[1] == "sync" and len(instruction.operands) != 1:
+            raise PtxError(f"{self.program.name}: a barrier of part of a block is not interpreted: {instruction.text}")
         if not good:
             raise PtxError(f"{self.program.name}: unknown instruction {instruction.op!r}: {instruction.text}")
 
@@ -137,14 +140,17 @@ class Machine:
             there = self.at == here
             whole = bool(there.all())
             self.step(here, None if whole else np.flatnonzero(there))
-        raise self.error(0, None, f"still running after {STEPS} steps: an endless loop")
+        lane = int(np.argmin(self.at))
+        block = self.kernel.blocks[int(self.at[lane]) % WAIT]
+        here_now = block.body[0][1] if block.body else block.end
+        raise self.error(lane, here_now, f"still running after {STEPS} basic blocks: an endless loop")
 
     def step(self, here: int, select: np.ndarray | None) -> None:
         """Run a basic block for the lanes that are at it."""
         self.select = select
         block = self.kernel.blocks[here]
         count = self.lanes if select is None else len(select)
-        self.report.issue(len(block.body) + 1, count, self.warps(select))
+        self.report.issue(len(block.body) + (block.end is not None), count, self.warps(select))
         for execute, instruction in block.body:
             self.current = instruction
             try:
@@ -200,8 +206,13 @@ class Machine:
             self.at[select] = np.where(self.predicate(end), target, after)
             return
         if word == "trap":
-            lane = 0 if self.select is None else int(self.select[0])
-            raise self.error(lane, end, "trap")
+            hit = self.active()
+            if end.guard is not None:
+                hit = hit[np.broadcast_to(self.predicate(end), hit.shape)]
+            if len(hit):
+                raise self.error(int(hit[0]), end, "trap")
+            self.at[select] = here + 1
+            return
         if end.words[:2] == ("bar", "warp"):
             self.at[select] = here + 1
             return
@@ -422,7 +433,11 @@ class Machine:
             if op == "cas":
                 cell[0] = operands[1][i] if cell[0] == operands[0][i] else cell[0]
             else:
-                cell[0] = combine(cell[0], operands[0][i])
+                old, other = cell[0:1], operands[0][i : i + 1]
+                if op == "add" and kind == "f32" and space == "global":  # which flushes denormals; shared does not
+                    cell[0] = ar.flush(ar.flush(old) + ar.flush(other))[0]
+                else:
+                    cell[0] = combine(old, other)[0]
         if target is not None:
             self.write(target, before)
 

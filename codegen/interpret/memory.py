@@ -179,12 +179,9 @@ class Global:
             count(array, "st", addresses[pick], width, own)
 
     def check_write(self, array, view, offset, index, parts, wordsize, lanes, writer) -> None:
-        owner = array.owner[offset]
-        if not (owner >= 0).any():
-            return
-        other = (owner >= 0) & (owner != writer)
         for k, part in enumerate(parts):
-            bad = other & (view[index + k] != part)
+            owner = array.owner[offset + k * wordsize]
+            bad = (owner >= 0) & (owner != writer) & (view[index + k] != part)
             if bad.any():
                 place = int(np.flatnonzero(bad)[0])
                 self.differing(array, int(offset[place]) + k * wordsize, int(lanes[place]))
@@ -268,6 +265,8 @@ class Local:
                 again = self.seen[row, offset + k] == self.epoch[row]
                 mixed = again & (self.reader[row, offset + k] != thread)
                 self.reader[row, offset + k] = np.where(mixed, -2, thread)
+                shared = self.reader[row, offset + k] != thread  # another lane reads it in this very instruction
+                self.reader[row[shared], offset[shared] + k] = -2
                 self.seen[row, offset + k] = self.epoch[row]
         return [self.word(row, offset + k * wordsize, wordsize) for k in range(words)]
 
@@ -293,10 +292,10 @@ class Local:
             self.data[row, offset + k] = whole[:, k]
             self.initialised[row, offset + k] = True
             if self.shared:
+                differs = self.data[row, offset + k] != whole[:, k]  # within one instruction the last of two stands
+                self.report(differs, lanes, offset + k, "second write of", "that another thread wrote")
                 self.writer[row, offset + k] = thread
                 self.written[row, offset + k] = self.epoch[row]
-                differs = (self.writer[row, offset + k] != thread) & (self.data[row, offset + k] != whole[:, k])
-                self.report(differs, lanes, offset + k, "two threads write", "differently")
 
     def race(self, row, offset, lanes, thread, read: bool) -> None:
         """Another thread's access to the same byte since the last barrier."""

@@ -242,6 +242,8 @@ class _Parser:
             base, sign, offset = re.fullmatch(r"\[\s*([%\w$]+)\s*(?:([+-])\s*([\w-]+))?\s*\]", word).groups()  # type: ignore[union-attr]
             number = int(offset, 0) if offset else 0
             return Address(Reg(base) if base.startswith("%") else base, -number if sign == "-" else number)
+        if "|" in word:
+            return Vector(tuple(None if w == "_" else self.operand(program, w) for w in word.split("|")))  # type: ignore[misc]
         if SPECIAL.fullmatch(word):
             return Special(word)
         if word.startswith("%"):

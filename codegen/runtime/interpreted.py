@@ -64,7 +64,8 @@ def compile_call(call: Call) -> Compiled:
         for group in (present, call.outputs)
     ]
     outs = tuple(jax.ShapeDtypeStruct(divisors, dtype) for dtype, divisors, _ in call.outputs)
-    with _compiling_for(call.arch) as folder:
+    # JAX's setting belongs to a thread, and this is another than the caller's
+    with jax.enable_x64(True), _compiling_for(call.arch) as folder:
         function = build_function_spec(
             [jnp.zeros(divisors, dtype) for dtype, divisors, _ in present], structure, outs, jax.tree.structure(outs),
             *specs, {}, "--keep-ptx --generate-line-info", False, dict(call.constants),

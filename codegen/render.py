@@ -472,6 +472,8 @@ class _Context:
         last = self.groups[-1].name
         if (count - 1) not in used:
             return self.coordinate_lines("(start + i)", "_i", "cutlass.Int32({})")
+        if count == 1:
+            return [f"{inner}_i = {inner} + i"]
         lines = [f"{inner}_i = ({inner} + i) % {last}"]
         outer = [i for i in used if i < count - 1]
         if not outer:
@@ -519,7 +521,7 @@ class _Context:
             elif access.mode == "tile":
                 rows.append({"whole": f"cute.autovec_copy({name}, {self.tile(access)})", "part": ""})
             else:
-                inner = self.groups[-1].coordinate
+                inner = self.groups[-1].coordinate if self.groups else ""
                 whole = (
                     f"for i in cutlass.range_constexpr(vec):\n"
                     f"                {tensor}[{self.at(access, '', f'{inner} + i')}] = {name}[i]"
@@ -544,7 +546,7 @@ class _Context:
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]
-        return [", ".join(names), ", ".join([*(p.name for p in self.static), "vec", "ragged"])]
+        return [", ".join(names), ", ".join([*(p.name for p in self.static), "vec", "ragged", "threads"])]
 
     # The JAX side
 

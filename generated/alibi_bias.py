@@ -44,15 +44,15 @@ def alibi_bias_kernel(
     mY: cute.Tensor,  # (B, H, Q, K) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether K is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    bdim, _, _ = cute.arch.block_dim()
     H, Q, K = mY.shape[1], mY.shape[2], mY.shape[3]
     size = cutlass.Int64(mY.shape[0]) * H * Q * K
 
     # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iH, iQ, iK).
-    start = cute.assume((cutlass.Int64(bidx) * bdim + tidx) * vec, divby=vec)
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
     iK = cutlass.Int32(start % K)
     rest = start // K
@@ -115,7 +115,7 @@ def alibi_bias_launch(
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     alibi_bias_kernel(
         mX, mSlope, mY,
-        vec, ragged,
+        vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
 

@@ -41,15 +41,15 @@ def channel_affine_kernel(
     mY: cute.Tensor,  # (B, C, S) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether S is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    bdim, _, _ = cute.arch.block_dim()
     C, S = mY.shape[1], mY.shape[2]
     size = cutlass.Int64(mY.shape[0]) * C * S
 
     # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iC.
-    start = cute.assume((cutlass.Int64(bidx) * bdim + tidx) * vec, divby=vec)
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
     rest = start // S
     iC = cutlass.Int32(rest % C)
@@ -103,7 +103,7 @@ def channel_affine_launch(
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     channel_affine_kernel(
         mX, mScale, mShift, mY,
-        vec, ragged,
+        vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
 

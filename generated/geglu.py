@@ -48,15 +48,15 @@ def geglu_kernel(
     mY: cute.Tensor,  # (rows, N) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    bdim, _, _ = cute.arch.block_dim()
     N = mY.shape[1]
     size = cutlass.Int64(mY.shape[0]) * N
 
     # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * bdim + tidx) * vec, divby=vec)
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
     iN = cutlass.Int32(start % N)
     row = cutlass.Int32(start // N)
@@ -105,7 +105,7 @@ def geglu_launch(
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     geglu_kernel(
         mX, mY,
-        vec, ragged,
+        vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
 

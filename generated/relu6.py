@@ -38,14 +38,14 @@ def relu6_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    bdim, _, _ = cute.arch.block_dim()
     size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
 
     # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * bdim + tidx) * vec, divby=vec)
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
 
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
@@ -83,7 +83,7 @@ def relu6_launch(
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     relu6_kernel(
         mX, mY,
-        vec, ragged,
+        vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
 

@@ -49,15 +49,15 @@ def rotary_pairs_kernel(
     mY: cute.Tensor,  # (B, S, H, D, 2) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether D is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    bdim, _, _ = cute.arch.block_dim()
     S, H, D = mY.shape[1], mY.shape[2], mY.shape[3]
     size = cutlass.Int64(mY.shape[0]) * S * H * D
 
     # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iD).
-    start = cute.assume((cutlass.Int64(bidx) * bdim + tidx) * vec, divby=vec)
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
     iD = cutlass.Int32(start % D)
     rest = start // D
@@ -117,7 +117,7 @@ def rotary_pairs_launch(
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     rotary_pairs_kernel(
         mX, mCos, mSin, mY,
-        vec, ragged,
+        vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
 

@@ -187,12 +187,13 @@ class _Planner:
             if node.op == "size" and node.attr not in self.axes:
                 message = f"no kernel for the size of {node.attr} yet, an axis that no output has"
                 return [self.mistake_in_chain({"size"}, message, "pass it as a parameter")]
-        known = {a for array in self.spec.inputs for a in array.axes} | set(self.spec.extents)
+        known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
         for output in self.spec.outputs:
             for axis in output.axes:
                 if axis not in known:
-                    message = f"the axis {axis} of {output.name!r} is on no input, so its extent is unknown"
-                    return [self.mistake(message, "give an input that axis", output)]
+                    message = f"the axis {axis} of {output.name!r} is on no input that is always there"
+                    hint = "its extent would be unknown: give an input without a default that axis"
+                    return [self.mistake(message, hint, output)]
         if len(self.axes) > MAX_AXES:
             message = f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}"
             return [self.mistake(message, "join axes that every array has together", first)]
@@ -215,7 +216,7 @@ class _Planner:
         groups = self.groups(apart)
         tokens = {a.name: _tokens(a, groups) for a in self.spec.arrays}
         # `take` makes its table's own coordinates, `index` a group's: neither can be split away
-        simple = not apart and not tables and len(groups) <= 1
+        simple = not apart and not tables and len(groups) == 1
         full = all(_covers(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
         trailing = all(_is_flat(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
         collapsed = simple and full and trailing

@@ -3,6 +3,7 @@ exception, no warning, and within a second."""
 
 import ast
 import builtins
+import re
 import time
 import warnings
 from pathlib import Path
@@ -19,7 +20,8 @@ from codegen.render import render_op
 from codegen.spec import KEYS
 
 ROOT = Path(__file__).parent.parent.parent
-SPECS = {path.stem: path.read_text() for path in sorted((ROOT / "specs").glob("*.yaml"))}
+FOLDERS = ROOT / "specs", Path(__file__).parent / "good_specs"
+SPECS = {path.stem: path.read_text() for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))}
 SECONDS = 1.0
 
 
@@ -95,6 +97,15 @@ def spec(chain: str = "y = x", reference: str = "x", **keys: str) -> str:
 
 def block(text: str) -> str:
     return "|\n" + "".join(f"  {line}\n" for line in text.split("\n"))
+
+
+# Good ones
+
+
+@pytest.mark.parametrize("stem", SPECS)
+def test_good_specs(stem):
+    outcome = read(SPECS[stem], stem)
+    assert isinstance(outcome, Op) or "no kernel for a" in str(outcome)
 
 
 # Random ones
@@ -234,6 +245,64 @@ def rest() -> str:
                                  "\n", "y = ", "1", "1e9", "0x" + "f" * 5000, "; ", "é", "𝐢𝐟", "#", "\\"]), max_size=12))  # fmt: skip
 def test_random_references(words):
     read(spec(f"y = {rest()}", "".join(words)))
+
+
+# Arrays of every shape, all of them read and written
+
+FAMILIES = {  # what outputs are, and what else inputs may be
+    "...": (["...", "..., 2"], ["", "3", "..., 3"]),
+    "N": (["N", "(2 N)", "(N 2)", "3, N"], ["", "N, 4", "2"]),
+    "..., N": (["..., N", "..., (2 N)", "..., (N 2)", "..., (N 3)"], ["", "...", "N", "(2 N)", "(N 2)", "..., 2", "5", "2, N"]),
+    "N, M": (["N, M", "N, (2 M)", "N, M, 2", "2, N, M"], ["", "N", "M", "(M 2)", "(2 N)"]),
+    "..., N, M": (["..., N, M", "..., N, (M 4)", "..., (2 N), M"], ["...", "..., N", "N, M", "..., M", "M", "N", "..., (2 M)"]),
+    "..., (B G=4)": (["..., (B G=4)"], ["..., B", "B", "G", "...", "..., G", "B, 2", ""]),
+    "A, B, C, D": (["A, B, C, D", "A, B, C, (2 D)", "A, (B C=8), D"], ["A, C", "B, C", "A, B, D", "D", "C", "A, B, C", "B, C, D", ""]),
+    "": (["", "2"], ["3"]),
+}  # fmt: skip
+DTYPES_USED = ["T", "T", "T", "float32", "float16", "float64", "float8_e4m3fn", "int8", "int64", "bool"]
+
+
+def elements(name: str, dims: str) -> list[str]:
+    """An array, or its parts."""
+    found = re.search(r"\((\d+) |\w (\d+)\)|(?:^|, )(\d+)(?:,|$)", dims)
+    return [f"{name}[{i}]" for i in range(int(found[1] or found[2] or found[3]))] if found else [name]
+
+
+@st.composite
+def shaped(draw: st.DrawFn) -> str:
+    """A spec that computes one sum of everything there is, and stores it everywhere."""
+    whole = draw(st.sampled_from(sorted(FAMILIES)))
+    outputs, inputs = FAMILIES[whole]
+    dtypes = st.sampled_from(DTYPES_USED)
+    ins = [
+        (draw(dtypes), dims, "") for dims in [whole, *draw(st.lists(st.sampled_from([*inputs, *outputs]), max_size=3))]
+    ]
+    if draw(st.booleans()):
+        dtype = draw(dtypes)
+        ins.append((dtype, draw(st.sampled_from(inputs)), {"b": " = true", "i": " = 3"}.get(dtype[0], " = 1.5")))
+    outs = [(draw(dtypes), dims) for dims in draw(st.lists(st.sampled_from(outputs), min_size=1, max_size=2))]
+    axis = draw(st.sampled_from(re.findall("[A-Z]", whole) or [""]))
+    terms = [e if d != "bool" else f"where({e}, 1, 0)" for i, (d, s, _) in enumerate(ins) for e in elements(f"x{i}", s)]
+    more = draw(st.sampled_from(["", "", "", f"index({axis})", f"size({axis})", "take(t, j, axis=P)"])) if axis else ""
+    terms += [more] * bool(more)
+    rows = [f"  x{i}: {d}[{s}]{default}" for i, (d, s, default) in enumerate(ins)]
+    if "take" in more:
+        rows[1:1] = [
+            f"  t: bfloat16[P{draw(st.sampled_from(['', ', ' + axis]))}]",
+            f"  j: int32[{draw(st.sampled_from(inputs)) if whole[0] != '.' else '...'}]",
+        ]
+    rows += ["outputs:", *(f"  y{i}: {d}[{s}]" for i, (d, s) in enumerate(outs))]
+    types = ["types:", "  T: [float32, bfloat16]"] * any(d == "T" for d, *_ in [*ins, *outs])
+    rows = ["op: f", "summary: s", *types, "inputs:", *rows, "chain: |", "  s = " + " + ".join(terms)]
+    for i, (d, s) in enumerate(outs):
+        rows += [f"  {e} = {'s > 0' if d == 'bool' else 's'}" for e in elements(f"y{i}", s)]
+    return "\n".join([*rows, "reference: |", *(f"  y{i} = 0" for i in range(len(outs))), ""])
+
+
+@settings(max_examples=400)
+@given(shaped())
+def test_random_arrays(text):
+    read(text)
 
 
 # Chosen ones

@@ -1,7 +1,7 @@
 """From ten lines of YAML to results: bias + ReLU, then SwiGLU rounded to float8, then a mistake.
 
-Run it with `make demo`. On an NVIDIA GPU the kernels run; elsewhere the same ops run in their jnp form, and the
-kernels are still compiled.
+Run it with `make demo`. The kernels run on an NVIDIA GPU where there is one; elsewhere they are compiled all the same,
+and what the compiler made is interpreted on the CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
-from codegen.runtime import Implementation, Op
+from codegen.runtime import Implementation, Op, interpreted
 from codegen.runtime.compile import Compiled, Variant, bindings, compile_kernel, supports
 from generated import bias_relu, silu_mul_fp8
 
@@ -33,9 +33,9 @@ console = Console(highlight=False)
 
 
 def implementation(op: Op) -> Implementation:
-    """What runs here: the kernel on a GPU that has the op's types, the jnp form elsewhere."""
+    """What runs here: the kernel, on a GPU or interpreted; the jnp form on a GPU too old for the op's types."""
     if not GPU:
-        return "xla"
+        return "interpret"
     number = jax.devices()[0].compute_capability.replace(".", "")
     return "cute" if all(supports(op.spec, types, f"sm_{number}") for types in bindings(op.spec)) else "xla"
 
@@ -57,14 +57,19 @@ def run_bias_relu() -> None:
     op = functools.partial(bias_relu, implementation=implementation(bias_relu))
     x, bias, dy = normal(0, ROWS, COLUMNS), normal(1, COLUMNS), normal(2, ROWS, COLUMNS)
 
-    fact("y against the reference", agreement(op(x, bias), bias_relu.reference(x, bias)))
+    y = op(x, bias)
+    if not GPU:
+        (launch,) = interpreted.last_reports()
+        work = f"{launch.instructions_per_thread:.0f} instructions a thread, every access checked"
+        fact("as interpreted", f"{launch.blocks} blocks of {launch.threads} threads, {work}")
+    fact("y against the reference", agreement(y, bias_relu.reference(x, bias)))
     gradients = jax.vjp(op, x, bias)[1](dy)
     expected = jax.vjp(bias_relu.reference, x, bias)[1](dy)
     fact("dx against the reference's", agreement(gradients[0], expected[0]))
     fact("dbias against the reference's", agreement(gradients[1], expected[1]))
     batch = x.reshape(8, ROWS // 8, COLUMNS)
     mapped = jax.vmap(op, in_axes=(0, None))(batch, bias)
-    fact("vmap over 8 blocks", agreement(mapped.reshape(x.shape), op(x, bias)))
+    fact("vmap over 8 blocks", agreement(mapped.reshape(x.shape), y))
     if GPU:
         ours, xla = timed(op, x, bias), timed(functools.partial(bias_relu, implementation="xla"), x, bias)
         moved = 2 * x.nbytes + bias.nbytes

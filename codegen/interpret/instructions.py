@@ -571,7 +571,8 @@ def _convert_pair(to: str, source: str, flags: set[str], mode: str | None, opera
         word: type = np.uint16 if width == 8 else np.uint32
 
         def pack(m: Machine) -> None:
-            upper, lower = round_to(m.read(high, "f32")).astype(word), round_to(m.read(low, "f32")).astype(word)
+            upper: np.ndarray = round_to(m.read(high, "f32")).astype(word)
+            lower: np.ndarray = round_to(m.read(low, "f32")).astype(word)
             m.write(target, (upper << word(width)) | lower)
 
         return pack

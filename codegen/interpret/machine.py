@@ -140,10 +140,10 @@ class Machine:
             there = self.at == here
             whole = bool(there.all())
             self.step(here, None if whole else np.flatnonzero(there))
-        lane = int(np.argmin(self.at))
-        block = self.kernel.blocks[int(self.at[lane]) % WAIT]
+        stuck = int(np.argmin(self.at))
+        block = self.kernel.blocks[int(self.at[stuck]) % WAIT]
         here_now = block.body[0][1] if block.body else block.end
-        raise self.error(lane, here_now, f"still running after {STEPS} basic blocks: an endless loop")
+        raise self.error(stuck, here_now, f"still running after {STEPS} basic blocks: an endless loop")
 
     def step(self, here: int, select: np.ndarray | None) -> None:
         """Run a basic block for the lanes that are at it."""

@@ -230,8 +230,14 @@ class _Parser:
         if not match:
             raise PtxError(f"{program.name}: cannot read {line!r}")
         negated, guard, op, rest = match.groups()
+        if guard:
+            program.register_class(guard)
         operands = tuple(self.operand(program, word) for word in _split(rest))
         return Instruction(op, operands, (guard, bool(negated)) if guard else None, line, place)
+
+    def register(self, program: Program, name: str) -> Reg:
+        program.register_class(name)
+        return Reg(name)
 
     def operand(self, program: Program, word: str) -> Operand:
         word = word.strip()
@@ -241,13 +247,15 @@ class _Parser:
         if word.startswith("["):
             base, sign, offset = re.fullmatch(r"\[\s*([%\w$]+)\s*(?:([+-])\s*([\w-]+))?\s*\]", word).groups()  # type: ignore[union-attr]
             number = int(offset, 0) if offset else 0
-            return Address(Reg(base) if base.startswith("%") else base, -number if sign == "-" else number)
+            return Address(
+                self.register(program, base) if base.startswith("%") else base, -number if sign == "-" else number
+            )
         if "|" in word:
             return Vector(tuple(None if w == "_" else self.operand(program, w) for w in word.split("|")))  # type: ignore[misc]
         if SPECIAL.fullmatch(word):
             return Special(word)
         if word.startswith("%"):
-            return Reg(word)
+            return self.register(program, word)
         if word == "_":
             return Vector((None,))
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", word):

@@ -1,0 +1,76 @@
+"""PTX written by hand, run by the interpreter: whole kernels, or one instruction on many operands."""
+
+import functools
+
+import numpy as np
+
+from codegen.interpret import ptx
+from codegen.interpret.machine import Kernel, LaunchConfig, Machine
+from codegen.interpret.memory import Array, make_array
+
+REGISTERS = """
+  .reg .pred %p<16>;
+  .reg .b16 %h<16>;
+  .reg .b32 %r<32>;
+  .reg .b64 %rd<32>;
+"""
+
+
+@functools.cache
+def kernel_of(body: str, parameters: int, declarations: str = "") -> Kernel:
+    """A kernel whose %rd0, %rd1, ... hold the addresses of its arrays and whose %r0 is the thread's number."""
+    names = [f"parameter_{i}" for i in range(parameters)]
+    loads = "".join(f"  ld.param.b64 %rd{i}, [{name}];\n" for i, name in enumerate(names))
+    head = ", ".join(f".param .b64 {name}" for name in names)
+    text = f".visible .entry made({head})\n{{{REGISTERS}{declarations}\n{loads}  mov.u32 %r0, %tid.x;\n{body}\n  ret;\n}}\n"
+    return Kernel(ptx.parse(text)["made"])
+
+
+def run(
+    body: str, arrays: list[Array], threads: int = 32, blocks: int = 1, shared: int = 0, declarations: str = ""
+) -> Machine:
+    """Run a kernel over arrays."""
+    kernel = kernel_of(body, len(arrays), declarations)
+    addresses = tuple(int(a.address).to_bytes(8, "little") for a in arrays)
+    machine = Machine(kernel, LaunchConfig("made", (blocks, 1, 1), (threads, 1, 1), shared, addresses), arrays)
+    machine.run()
+    return machine
+
+
+def source(values: np.ndarray, name: str = "x") -> Array:
+    return make_array(name, values, False)
+
+
+def result(count: int, dtype, name: str = "y") -> Array:
+    return make_array(name, np.zeros(count, dtype), True)
+
+
+def values(array: Array, dtype) -> np.ndarray:
+    return array.data[: array.size].view(dtype)
+
+
+def words(count: int = 32, threads: int = 32, body: str = "", **keywords) -> list[int]:
+    """What a kernel leaves in an output of 32-bit words at %rd0; its %rd16 is the thread's own word."""
+    out = result(count, np.uint32)
+    place = "  mul.wide.u32 %rd17, %r0, 4;\n  add.s64 %rd16, %rd0, %rd17;\n"
+    run(place + body, [out], threads, **keywords)
+    return values(out, np.uint32).tolist()
+
+
+def apply(text: str, result_bits: int, *operands: tuple[int, list[int]]) -> list[int]:
+    """The bits that an instruction makes, for operands given as (width, bits): it writes %d and reads %a, %b, %c, %e."""
+    count = max(len(column) for _, column in operands)
+    lines, declared, arrays = [], f"  .reg .b{max(16, result_bits)} %d;\n", []
+    for place, (bits, column) in enumerate(operands):
+        name = "%" + "abce"[place]
+        declared += f"  .reg .b{max(16, bits)} {name};\n"
+        lines += [f"mul.wide.u32 %rd20, %r0, {bits // 8};", f"add.s64 %rd21, %rd{place}, %rd20;"]
+        lines += [f"ld.global.b{bits} {name}, [%rd21];"]
+        whole = column * (count if len(column) == 1 else 1)
+        arrays.append(source(np.array(whole, f"u{bits // 8}"), f"operand{place}"))
+    out = len(operands)
+    lines += [text, f"mul.wide.u32 %rd20, %r0, {result_bits // 8};", f"add.s64 %rd21, %rd{out}, %rd20;"]
+    lines += [f"st.global.b{result_bits} [%rd21], %d;"]
+    made = result(count, f"u{result_bits // 8}")
+    run("\n".join("  " + line for line in lines), [*arrays, made], count, declarations=declared)
+    return [int(v) for v in values(made, f"u{result_bits // 8}")]

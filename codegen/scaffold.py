@@ -89,7 +89,7 @@ def json_schema() -> dict:
         "reference": {"type": "string", "description": "a jnp expression, or statements that assign every output"},
         "grad": {"oneOf": [{"enum": ["auto", "none"]}, {"type": "object", "additionalProperties": {"type": "string"}}]},
         "aliases": {"type": "object", "additionalProperties": {"type": "string"}},
-        "save": {"type": "array", "items": {"type": "string"}},
+        "save": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
         "math": {"enum": ["auto", "precise", "fast"], "default": "auto"},
         "tolerance": {
             "type": "object",

@@ -59,7 +59,7 @@ class Source:
 class Scalar:
     """A scalar's text; `plain` ones may be numbers, booleans or null, as YAML 1.2's core schema says."""
 
-    source: Source
+    source: Source = field(repr=False)
     value: str
     style: str  # "plain", "single", "double" (both quoted) or "block"
     start: int  # where it begins and ends in the file's text, quotes and block indicators included

@@ -634,6 +634,7 @@ FULL = SPEC.format(op="a", factor=1.0)
 
 
 def test_schema_takes_every_key():
+    validate(FULL + "save: z\n")
     validate(
         FULL + "types: {T: [float32]}\nparams: {a: 1.0, b: {type: int, default: 2, static: false, doc: d}}\n"
         "grad: {x: dy}\naliases: {y: x}\nsave: [z]\nmath: fast\ntolerance: {rtol: 1e-3, why: w}\n"

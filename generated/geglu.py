@@ -30,6 +30,7 @@ reference: |
   y = jax.nn.gelu(g, approximate=False) * u
 bench:
   - {...: 32768, N: 8192}
+  - {...: 32768, N: 4096}
   - {...: 8192, N: 4096}
 """
 

@@ -125,7 +125,9 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
     result = v + to_odd(*two_sum(t_error, v_error))
     plain = a * b + c
     result = np.where(np.isfinite(result) & (result != 0), result, plain)
-    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
+    finite = np.isfinite(a) & np.isfinite(b)
+    result = np.where(finite & np.isinf(c), c, result)  # though the product overflows
+    finite &= np.isfinite(c) & (a != 0) & (b != 0)
     size = np.frexp(a)[1] + np.frexp(b)[1]
     far = (np.maximum(np.abs(a), np.abs(b)) > 2.0**990) | (size > 1000) | (size < -900) | (np.abs(c) > 2.0**1000)
     for place in np.flatnonzero(finite & far):
@@ -195,7 +197,7 @@ def to_integer(x: Array, dtype: type, mode: str) -> Array:
     info = np.iinfo(dtype)
     low, high = float(info.min), float(info.max)
     inside = np.clip(np.where(np.isnan(rounded), 0, rounded), low, np.nextafter(high, 0) if high > info.max else high)
-    result = inside.astype(dtype)
+    result: Array = inside.astype(dtype)
     result = np.where(rounded >= high, dtype(info.max), result)
     result = np.where(rounded <= low, dtype(info.min), result)
     if np.isnan(wide).any():

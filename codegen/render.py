@@ -387,7 +387,7 @@ class _Context:
             if access.mode == "size":
                 continue
             name = self.fragment(access)
-            row = {"guard": self.guard(access), "part": ""}
+            row = {"name": name, "guard": self.guard(access), "part": ""}
             if access.mode == "index":
                 assert access.group is not None
                 coordinate = self.groups[access.group].coordinate
@@ -446,7 +446,7 @@ class _Context:
     def elements(self) -> dict:
         """The ragged form: every element at its own coordinates."""
         inner = self.groups[-1].coordinate if self.groups else ""
-        loads = []
+        loads, whole = [], self.loads()
         for access in self.plan.loads:
             if access.mode in ("flat", "size"):
                 continue
@@ -457,12 +457,21 @@ class _Context:
             else:
                 assert access.array is not None
                 value = self.element(access.array, self.at(access, "_i"))
-            loads.append({"guard": self.guard(access), "element": f"{name}[i] = {value}"})
+            in_row = next(row["whole"] for row in whole if row["name"] == name)
+            if access.mode == "tile":
+                assert access.array is not None
+                tensor = self.tensors[access.array.name]
+                where = self.at(access, "")
+                where = f"({where})" if "," in where else f"({where},)"
+                in_row = f"device.load_anywhere({tensor}, cute.crd2idx({where}, {tensor}.layout), {name})"
+            loads.append({"guard": self.guard(access), "element": f"{name}[i] = {value}", "in_row": in_row})
         stores = [
             f"{self.tensors[s.array.name]}[{self.at(s, '_i')}] = {self.fragment(s)}[i]"
             for s in self.plan.stores if s.mode != "flat" and s.array is not None
         ]  # fmt: skip
-        return {"loads": loads, "stores": stores, "coordinates": self.element_coordinates(inner)}
+        tiles = any(access.mode == "tile" for access in self.plan.loads)
+        row = f"{inner} + vec <= {self.groups[-1].name}" if tiles else ""
+        return {"loads": loads, "stores": stores, "coordinates": self.element_coordinates(inner), "row": row}
 
     def element_coordinates(self, inner: str) -> list[str]:
         used = self.plan.coordinates

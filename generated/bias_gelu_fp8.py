@@ -72,11 +72,15 @@ def bias_gelu_fp8_kernel(
             rScale.fill(mScale[0])
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iN_i = (iN + i) % N
-                    rBias[i] = mBias[iN_i]
-                    rScale[i] = mScale[0]
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
+                rScale.fill(mScale[0])
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iN_i = (iN + i) % N
+                        rBias[i] = mBias[iN_i]
+                        rScale[i] = mScale[0]
 
         q = bias_gelu_fp8_chain(
             rX.load().to(cutlass.Float32),

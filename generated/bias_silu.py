@@ -68,10 +68,13 @@ def bias_silu_kernel(
             cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iN_i = (iN + i) % N
-                    rBias[i] = mBias[iN_i]
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iN_i = (iN + i) % N
+                        rBias[i] = mBias[iN_i]
 
         y = bias_silu_chain(
             rX.load().to(cutlass.Float32),

@@ -69,10 +69,13 @@ def bool_logic_kernel(
         else:
             device.copy_whole_or_part(gA, rA, valid)
             device.copy_whole_or_part(gB, rB, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iN_i = (iN + i) % N
-                    rC[i] = mC[iN_i]
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mC, cute.crd2idx((iN,), mC.layout), rC)
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iN_i = (iN + i) % N
+                        rC[i] = mC[iN_i]
 
         y = bool_logic_chain(
             rA.load() != 0,

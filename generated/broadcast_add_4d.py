@@ -66,13 +66,16 @@ def broadcast_add_4d_kernel(
             cute.autovec_copy(cute.local_tile(mBias[iS, None], (vec,), (iD // vec,)), rBias)
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iD_i = cutlass.Int32((start + i) % D)
-                    rest_i = (start + i) // D
-                    rest_i = rest_i // H
-                    iS_i = cutlass.Int32(rest_i % S)
-                    rBias[i] = mBias[iS_i, iD_i]
+            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mBias, cute.crd2idx((iS, iD), mBias.layout), rBias)
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iD_i = cutlass.Int32((start + i) % D)
+                        rest_i = (start + i) // D
+                        rest_i = rest_i // H
+                        iS_i = cutlass.Int32(rest_i % S)
+                        rBias[i] = mBias[iS_i, iD_i]
 
         y = broadcast_add_4d_chain(
             rX.load().to(cutlass.Float32),

@@ -63,10 +63,13 @@ def column_scale_kernel(
             cute.autovec_copy(cute.local_tile(mScale, (vec,), (iN // vec,)), rScale)
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iN_i = (iN + i) % N
-                    rScale[i] = mScale[iN_i]
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mScale, cute.crd2idx((iN,), mScale.layout), rScale)
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iN_i = (iN + i) % N
+                        rScale[i] = mScale[iN_i]
 
         y = column_scale_chain(
             rX.load().to(cutlass.Float32),

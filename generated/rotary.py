@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
+from codegen.runtime import device
 
 SPEC = """\
 # The halves of a head are the two coordinates of each rotation (the "rotate half" layout of GPT-NeoX and Llama).
@@ -79,18 +80,24 @@ def rotary_kernel(
             cute.autovec_copy(cute.local_tile(mCos[iS, None], (vec,), (iD // vec,)), rCos)
             cute.autovec_copy(cute.local_tile(mSin[iS, None], (vec,), (iD // vec,)), rSin)
         else:
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iD_i = cutlass.Int32((start + i) % D)
-                    rest_i = (start + i) // D
-                    iH_i = cutlass.Int32(rest_i % H)
-                    rest_i = rest_i // H
-                    iS_i = cutlass.Int32(rest_i % S)
-                    iB_i = cutlass.Int32(rest_i // S)
-                    rX0[i] = mX[iB_i, iS_i, iH_i, 0, iD_i]
-                    rX1[i] = mX[iB_i, iS_i, iH_i, 1, iD_i]
-                    rCos[i] = mCos[iS_i, iD_i]
-                    rSin[i] = mSin[iS_i, iD_i]
+            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mX, cute.crd2idx((iB, iS, iH, 0, iD), mX.layout), rX0)
+                device.load_anywhere(mX, cute.crd2idx((iB, iS, iH, 1, iD), mX.layout), rX1)
+                device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
+                device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iD_i = cutlass.Int32((start + i) % D)
+                        rest_i = (start + i) // D
+                        iH_i = cutlass.Int32(rest_i % H)
+                        rest_i = rest_i // H
+                        iS_i = cutlass.Int32(rest_i % S)
+                        iB_i = cutlass.Int32(rest_i // S)
+                        rX0[i] = mX[iB_i, iS_i, iH_i, 0, iD_i]
+                        rX1[i] = mX[iB_i, iS_i, iH_i, 1, iD_i]
+                        rCos[i] = mCos[iS_i, iD_i]
+                        rSin[i] = mSin[iS_i, iD_i]
 
         y0, y1 = rotary_chain(
             rX0.load().to(cutlass.Float32),

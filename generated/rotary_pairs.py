@@ -78,14 +78,18 @@ def rotary_pairs_kernel(
             cute.autovec_copy(cute.local_tile(mSin[iS, None], (vec,), (iD // vec,)), rSin)
         else:
             device.copy_whole_or_part(gX, rX, 2 * valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iD_i = cutlass.Int32((start + i) % D)
-                    rest_i = (start + i) // D
-                    rest_i = rest_i // H
-                    iS_i = cutlass.Int32(rest_i % S)
-                    rCos[i] = mCos[iS_i, iD_i]
-                    rSin[i] = mSin[iS_i, iD_i]
+            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
+                device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iD_i = cutlass.Int32((start + i) % D)
+                        rest_i = (start + i) // D
+                        rest_i = rest_i // H
+                        iS_i = cutlass.Int32(rest_i % S)
+                        rCos[i] = mCos[iS_i, iD_i]
+                        rSin[i] = mSin[iS_i, iD_i]
 
         y0, y1 = rotary_pairs_chain(
             rX[0, None].load().to(cutlass.Float32),

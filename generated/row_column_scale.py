@@ -68,12 +68,16 @@ def row_column_scale_kernel(
             cute.autovec_copy(cute.local_tile(mColumnScale, (vec,), (iN // vec,)), rColumnScale)
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iN_i = (iN + i) % N
-                    row_i = row + (iN + i) // N
-                    rRowScale[i] = mRowScale[row_i]
-                    rColumnScale[i] = mColumnScale[iN_i]
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rRowScale.fill(mRowScale[row])
+                device.load_anywhere(mColumnScale, cute.crd2idx((iN,), mColumnScale.layout), rColumnScale)
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iN_i = (iN + i) % N
+                        row_i = row + (iN + i) // N
+                        rRowScale[i] = mRowScale[row_i]
+                        rColumnScale[i] = mColumnScale[iN_i]
 
         y = row_column_scale_chain(
             rX.load().to(cutlass.Float32),

@@ -78,13 +78,19 @@ def scale_shift_kernel(
                 cute.autovec_copy(cute.local_tile(mShift, (vec,), (iN // vec,)), rShift)
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iN_i = (iN + i) % N
-                    if cutlass.const_expr(mScale is not None):
-                        rScale[i] = mScale[iN_i]
-                    if cutlass.const_expr(mShift is not None):
-                        rShift[i] = mShift[iN_i]
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                if cutlass.const_expr(mScale is not None):
+                    device.load_anywhere(mScale, cute.crd2idx((iN,), mScale.layout), rScale)
+                if cutlass.const_expr(mShift is not None):
+                    device.load_anywhere(mShift, cute.crd2idx((iN,), mShift.layout), rShift)
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iN_i = (iN + i) % N
+                        if cutlass.const_expr(mScale is not None):
+                            rScale[i] = mScale[iN_i]
+                        if cutlass.const_expr(mShift is not None):
+                            rShift[i] = mShift[iN_i]
 
         y = scale_shift_chain(
             rX.load().to(cutlass.Float32),

@@ -74,13 +74,18 @@ def scaled_swiglu_kernel(
             cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
             rScale.fill(mScale[row])
         else:
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iN_i = (iN + i) % N
-                    row_i = row + (iN + i) // N
-                    rX0[i] = mX[row_i, 0, iN_i]
-                    rX1[i] = mX[row_i, 1, iN_i]
-                    rScale[i] = mScale[row_i]
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
+                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
+                rScale.fill(mScale[row])
+            else:
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        iN_i = (iN + i) % N
+                        row_i = row + (iN + i) // N
+                        rX0[i] = mX[row_i, 0, iN_i]
+                        rX1[i] = mX[row_i, 1, iN_i]
+                        rScale[i] = mScale[row_i]
 
         y = scaled_swiglu_chain(
             rX0.load().to(cutlass.Float32),

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Float64, Int32, Numeric, Uint8
+from cutlass import Boolean, Float32, Float64, Int32, Numeric, Uint8, Uint32, Uint64
 
 Vector: TypeAlias = Any  # cute.TensorSSA
 Operand: TypeAlias = Any  # a Vector, or a Python number beside one
@@ -48,6 +48,51 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
         for i in cutlass.range_constexpr(cute.size(src)):
             if i < valid:
                 dst[i] = src[i]
+
+
+@cute.jit
+def load_anywhere(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
+    """Copy the elements from `offset` on of a compact tensor to registers, wherever they start: the two aligned vectors
+    that hold them, shifted into place. Near the tensor's end, element by element."""
+    vec = cute.size(dst)
+    width = src.element_type.width // 8
+    extent = cutlass.Int64(1)
+    for mode in cutlass.range_constexpr(cute.rank(src)):
+        extent = extent * src.shape[mode]
+    skip = cutlass.Int32(offset % vec)
+    base = cute.assume(offset - skip, divby=vec)
+    if cutlass.const_expr(vec * width % 4 != 0):
+        for i in cutlass.range_constexpr(vec):
+            dst[i] = (src.iterator + offset + i).load()
+    else:
+        if base + 2 * vec <= extent:
+            both = cute.make_rmem_tensor((vec, 2), src.element_type)
+            for k in cutlass.range_constexpr(2):
+                half = cute.make_tensor(src.iterator + base + k * vec, cute.make_layout((vec,)))
+                cute.autovec_copy(half, both[None, k])
+            _shift_words(both, skip, width, dst)
+        else:
+            for i in cutlass.range_constexpr(vec):
+                dst[i] = (src.iterator + offset + i).load()
+
+
+def _shift_words(both: cute.Tensor, skip: cutlass.Int32, width: int, dst: cute.Tensor) -> None:
+    """dst = the elements of `both` from `skip` on: whole words by selection, the rest by a funnel shift."""
+    held, target = cute.recast_tensor(both, Uint32), cute.recast_tensor(dst, Uint32)
+    count = cute.size(target)
+    words = [held[i] for i in range(2 * count)]
+    bits = skip * (8 * width)
+    step = count // 2
+    while step:
+        far = (bits // 32) % (2 * step) >= step
+        words = [Uint32(cutlass.select_(far, words[i + step], words[i])) for i in range(len(words) - step)]
+        step //= 2
+    for i in range(count):
+        if width < 4:
+            pair = Uint64(words[i]) | (Uint64(words[i + 1]) << 32)
+            target[i] = Uint32(pair >> Uint64(bits % 32))
+        else:
+            target[i] = words[i]
 
 
 def as_bytes(tensor: cute.Tensor | None) -> cute.Tensor | None:

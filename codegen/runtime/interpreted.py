@@ -25,10 +25,24 @@ from codegen.interpret.machine import InterpretError, Kernel, Machine
 from codegen.interpret.report import Report
 
 DEFAULT_ARCH = "sm_90a"
+_mode = jax.make_user_context(False)  # part of jax.jit's cache keys
 _lock = threading.Lock()
 # Kernels run in a thread of their own: XLA's threads flush denormals to zero, and NumPy in them would too.
 _thread = ThreadPoolExecutor(1, "interpret")
 _local = threading.local()
+
+
+@contextlib.contextmanager
+def interpret_mode(on: bool = True) -> Iterator[None]:
+    """Calls that name no implementation run the interpreted kernel, if JAX runs on the CPU: also those traced inside.
+    The environment variable CODEGEN_INTERPRET=1 is the same for a whole process."""
+    with _mode(on):
+        yield
+
+
+def chosen() -> bool:
+    """Whether a call that names no implementation is interpreted."""
+    return (_mode.value or os.environ.get("CODEGEN_INTERPRET") == "1") and jax.default_backend() == "cpu"
 
 
 @dataclass(frozen=True)
@@ -99,7 +113,10 @@ def run(
     call: Call, names: Sequence[str], inputs: Sequence[np.ndarray | None], outputs: Shapes
 ) -> tuple[np.ndarray, ...]:
     """The outputs of a call, of the shapes given. `names` are those of inputs and outputs, for messages and reports."""
-    return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs).result()
+    try:
+        return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs).result()
+    except (InterpretError, ptx.PtxError) as error:
+        raise error.with_traceback(None) from None  # under jit JAX prints the traceback: the message says it all
 
 
 def _run(

@@ -24,7 +24,7 @@ import numpy as np
 from codegen import pipeline
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import Launch, launch, overrides
-from codegen.runtime import arguments, views
+from codegen.runtime import arguments, interpreted, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast as store
 from codegen.runtime.platform import choose, current_arch
@@ -171,6 +171,8 @@ class Op(Generic[P, R]):
                 raise TypeError(f"{spec.op} needs the {param.kind} parameter {param.name!r}")
             if param.static:
                 static.append((param.name, arguments.static_value(spec, param, value)))
+        if implementation is None and interpreted.chosen():
+            implementation = "interpret"
         key = Key(cast(Implementation, implementation), types, tuple(arrays), tuple(static))
         dynamic = [
             arguments.dynamic_value(spec, p, given.get(p.name, p.default), self._scalar_dtype(key, p.kind))
@@ -295,8 +297,6 @@ class Op(Generic[P, R]):
 
     def _run_interpret(self, key: Key, *operands) -> tuple:
         """The compiled kernel's PTX, on the CPU."""
-        from codegen.runtime import interpreted
-
         call = self._kernel_call(key, operands)
         described = interpreted.Call(
             self._launch,

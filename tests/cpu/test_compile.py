@@ -9,6 +9,8 @@ from making import make_op
 
 import generated
 from codegen import __main__ as command_line
+from codegen.interpret import ptx
+from codegen.interpret.machine import Kernel
 from codegen.ir import DTYPES
 from codegen.plan import Launch, overrides
 from codegen.runtime import compile as compiling
@@ -38,9 +40,29 @@ def test_kernels_compile_with_wide_accesses_and_without_spills(name):
             if supports(op.spec, variant.types, arch):
                 count += 1
                 compiled = compile_kernel(op, variant, arch)
-                problems += [f"{variant} {arch}: {p}" for p in unexpected(op, variant, arch, compiled)]
+                found = unexpected(op, variant, arch, compiled) + unknown_instructions(compiled.ptx)
+                problems += [f"{variant} {arch}: {p}" for p in found]
     assert not problems, "\n".join(problems)
     assert count
+
+
+def unknown_instructions(text: str) -> list[str]:
+    """What the interpreter would refuse: every instruction is decoded, none is run."""
+    try:
+        for program in ptx.parse(text.rstrip("\0")).values():
+            Kernel(program)
+    except ptx.PtxError as error:
+        return [f"interpreter: {error}"]
+    return []
+
+
+def test_an_unknown_instruction_is_found():
+    text = compile_kernel(generated.relu, variant_of(generated.relu, "T=float32"), "sm_80").ptx
+    assert unknown_instructions(text) == []
+    (found,) = unknown_instructions(text.replace("st.global.v4.b32", "st.async.v4.b32"))
+    assert "'st.async.v4.b32'" in found
+    (found,) = unknown_instructions(text.replace("setp.", "setq.", 1))
+    assert "unknown instruction 'setq." in found
 
 
 def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[str]:

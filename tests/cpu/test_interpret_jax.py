@@ -1,0 +1,117 @@
+"""Interpreted kernels as JAX functions: eager, under transformations, and by mode instead of by argument."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import generated
+from codegen import runtime
+from codegen.interpret import memory
+from codegen.interpret.machine import InterpretError
+from codegen.runtime import interpreted
+
+X = jax.random.normal(jax.random.key(0), (3, 5, 8))
+BIAS = jax.random.normal(jax.random.key(1), (8,))
+EXPECTED = jax.nn.relu(X + BIAS)
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the mode is for the CPU")
+
+
+@pytest.fixture(autouse=True)
+def forget_reports():
+    interpreted._last.clear()
+
+
+def bias_relu(x, bias):
+    return generated.bias_relu(x, bias, implementation="interpret")
+
+
+def ran() -> bool:
+    """Whether a kernel ran since the test began."""
+    return bool(interpreted.last_reports())
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_calls(wrap):
+    np.testing.assert_array_equal(wrap(bias_relu)(X, BIAS), EXPECTED)
+    assert ran()
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "shapes"), [((0, None), (X.shape, (8,))), ((1, None), (X.shape, (8,))), ((0, 0), (X.shape, (3, 8)))], ids=str
+)  # fmt: skip
+def test_vmap(in_axes, shapes):
+    x, bias = (jnp.arange(np.prod(s), dtype=jnp.float32).reshape(s) - 20 for s in shapes)
+    expected = jax.vmap(lambda x, b: jax.nn.relu(x + b), in_axes)(x, bias)
+    np.testing.assert_array_equal(jax.vmap(bias_relu, in_axes)(x, bias), expected)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(bias_relu, in_axes))(x, bias), expected)
+
+
+def test_gradients():
+    ours = jax.grad(lambda x, b: jnp.sum(bias_relu(x, b) ** 2), (0, 1))(X, BIAS)
+    theirs = jax.grad(lambda x, b: jnp.sum(jax.nn.relu(x + b) ** 2), (0, 1))(X, BIAS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+    assert ran()
+
+
+def test_the_mode_chooses_what_no_argument_does():
+    np.testing.assert_array_equal(generated.bias_relu(X, BIAS), EXPECTED)
+    assert not ran()
+    with runtime.interpret_mode():
+        generated.bias_relu(X, BIAS, implementation="xla")
+        assert not ran()
+        np.testing.assert_array_equal(generated.bias_relu(X, BIAS), EXPECTED)
+        assert ran()
+        with runtime.interpret_mode(False):
+            interpreted._last.clear()
+            generated.bias_relu(X, BIAS)
+            assert not ran()
+
+
+def test_a_function_that_is_jitted_already_is_traced_again_in_the_mode():
+    function = jax.jit(lambda x, b: generated.bias_relu(x, b))
+    for on in (False, True, False, True):
+        interpreted._last.clear()
+        with runtime.interpret_mode(on):
+            np.testing.assert_array_equal(function(X, BIAS), EXPECTED)
+        assert ran() == on
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_the_environment_variable(value):
+    code = (
+        "import jax.numpy as jnp, generated\nfrom codegen.runtime import interpreted\n"
+        "generated.relu(jnp.ones((2, 4))); print(len(interpreted.last_reports()))"
+    )
+    environment = os.environ | {"CODEGEN_INTERPRET": value, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [value]
+
+
+def test_a_failed_check_reaches_the_user_as_its_message(monkeypatch):
+    def refuse(*_):
+        raise memory.Fault(3, "a planted fault")
+
+    monkeypatch.setattr(memory.Global, "store", refuse)
+    with pytest.raises(
+        InterpretError, match=r"a planted fault\n  at block \(0, 0, 0\) thread \(3, 0, 0\)\n  st\.global"
+    ):
+        bias_relu(X, BIAS)
+    with pytest.raises(Exception, match=r"InterpretError: .*: a planted fault\n  at block \(0, 0, 0\)") as caught:
+        jax.block_until_ready(jax.jit(bias_relu)(X + 1, BIAS))
+    assert "machine.py" not in str(caught.value)  # the interpreter's own frames are nobody's business
+
+
+def test_float64_kernels_are_compiled_as_such():
+    """JAX's setting of 64-bit types belongs to a thread, and kernels compile in one of their own."""
+    interpreted.compile_call.cache_clear()
+    with jax.enable_x64(True):
+        x = jnp.linspace(-2, 2, 7, dtype=jnp.float64)
+        got = generated.float64_polynomial(x, implementation="interpret")
+        assert got.dtype == jnp.float64
+        np.testing.assert_allclose(got, generated.float64_polynomial(x, implementation="xla"), rtol=1e-14)

@@ -1,0 +1,103 @@
+"""What kernels move, as the interpreter counts it, against what one works out by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ptx_running import kernel_of, result, source
+
+import generated
+from codegen.interpret.machine import LaunchConfig, Machine
+from codegen.runtime import interpreted
+
+
+def report_of(op, *operands):
+    op(*operands, implementation="interpret")
+    (report,) = interpreted.last_reports()
+    return report
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_bias_relu_moves_each_byte_once(dtype, size):
+    """A warp takes 32 x 16 bytes with one instruction: 16 sectors of 32 bytes."""
+    rows, columns = 64, 1024
+    report = report_of(generated.bias_relu, jnp.ones((rows, columns), dtype), jnp.ones(columns, dtype))
+    x, y, bias = (report.operands[name] for name in ("x", "y", "bias"))
+    total = rows * columns * size
+    assert (x.size, x.loaded, x.stored, x.touched) == (total, total, 0, total)
+    assert (y.size, y.loaded, y.stored, y.touched) == (total, 0, total, total)
+    assert (bias.loaded, bias.touched) == (total, columns * size)
+    for operand in (x, y, bias):
+        assert operand.requests == total // 16 // 32
+        assert operand.sectors_per_request == 16
+        assert operand.coalescing == 1.0
+    assert report.divergence == 0
+    assert report.threads % 32 == 0
+    assert report.blocks * report.threads * 16 >= total
+
+
+@pytest.mark.parametrize("op", [generated.swiglu, generated.geglu], ids=lambda op: op.__name__)
+def test_gated_ops_read_both_halves_once(op):
+    rows, columns = 32, 1024
+    report = report_of(op, jnp.ones((rows, 2 * columns), "bfloat16"))
+    (source_array,) = (report.operands[a.name] for a in op.spec.inputs)
+    (output,) = (report.operands[a.name] for a in op.spec.outputs)
+    assert source_array.loaded == source_array.touched == source_array.size == rows * 2 * columns * 2
+    assert output.stored == output.touched == output.size == rows * columns * 2
+    for operand in (source_array, output):
+        assert operand.sectors_per_request == 16
+        assert operand.coalescing == 1.0
+    assert report.divergence == 0
+
+
+def test_ragged_rows_keep_wide_accesses():
+    """Rows of 1023: x and y still go 16 bytes a thread, but for the array's end; bias goes element by element."""
+    rows, columns = 128, 1023
+    report = report_of(generated.bias_relu, jnp.ones((rows, columns)), jnp.ones(columns))
+    x, y, bias = (report.operands[name] for name in ("x", "y", "bias"))
+    total = rows * columns * 4
+    assert x.loaded == x.touched == total
+    assert y.stored == y.touched == total
+    assert x.sectors_per_request == y.sectors_per_request == 16  # 1023 warps, each with 128 elements
+    assert x.coalescing == y.coalescing == 1.0
+    assert bias.loaded == total
+    assert bias.touched == columns * 4
+    assert 16 <= bias.sectors_per_request < 18
+
+
+def test_the_end_of_an_array_goes_element_by_element():
+    report = report_of(generated.bias_relu, jnp.ones((5, 67)), jnp.ones(67))
+    assert report.operands["x"].loaded == report.operands["x"].touched == 5 * 67 * 4
+    assert report.operands["y"].stored == report.operands["y"].touched == 5 * 67 * 4
+    assert 0 < report.divergence < 0.5
+
+
+@pytest.mark.parametrize(("stride", "sectors"), [(1, 4), (2, 8), (8, 32), (16, 32)])
+def test_sectors_of_strided_loads(stride, sectors):
+    """A warp of 4-byte loads at a stride: 4 sectors where they are neighbours, at most one a lane."""
+    x, y = source(np.arange(32 * stride, dtype=np.uint32)), result(32, np.uint32)
+    body = f"""
+  mul.wide.u32 %rd5, %r0, {4 * stride};
+  add.s64 %rd6, %rd0, %rd5;
+  ld.global.b32 %r1, [%rd6];
+  mul.wide.u32 %rd5, %r0, 4;
+  add.s64 %rd6, %rd1, %rd5;
+  st.global.b32 [%rd6], %r1;
+"""
+    addresses = tuple(int(a.address).to_bytes(8, "little") for a in (x, y))
+    launch = LaunchConfig("made", (1, 1, 1), (32, 1, 1), 0, addresses)
+    report = Machine(kernel_of(body, 2), launch, [x, y]).run()
+    assert (report.operands["x"].requests, report.operands["x"].sectors) == (1, sectors)
+    assert report.operands["x"].coalescing == 4 / sectors
+    assert report.operands["x"].loaded == report.operands["x"].touched == 128
+    assert report.instructions == 32 * 10  # two parameters, the thread's number, these six, and ret
+    assert report.divergence == 0
+
+
+def test_divergence_is_the_share_of_idle_lanes():
+    """Half a warp runs four instructions that the other half jumps over."""
+    body = "  setp.lt.u32 %p1, %r0, 16;\n  @%p1 bra end;\n" + "  add.s32 %r1, %r0, 1;\n" * 4 + "end:\n"
+    report = Machine(kernel_of(body, 0), LaunchConfig("made", (1, 1, 1), (32, 1, 1), 0, ()), []).run()
+    assert report.instructions == 32 * 4 + 16 * 4
+    assert report.slots == 32 * 8
+    assert report.divergence == 0.25
+    assert report.instructions_per_thread == 6

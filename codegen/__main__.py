@@ -198,14 +198,20 @@ def explain(
     specs: Specs = SPECS,
     shape: ShapeWanted = "",
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the op's graph into this file too.")] = None,
+    interpret: Annotated[
+        bool, typer.Option("--interpret", help="Run the kernels in the interpreter and count what they move.")
+    ] = False,
+    package: OutRead = OUT,
     as_json: AsJson = False,
 ) -> None:
     """Show an op's graph, its kernel's plan, the bytes it moves, fused and not, and what memory's speed allows.
 
-    The shape is the spec's first `bench` entry if not given, or one of about 2**25 elements.
+    The shape is the spec's first `bench` entry if not given, or one of about 2**25 elements; the interpreter then takes
+    a smaller one.
 
     \b
     Example: codegen explain bias_relu
+    Example: codegen explain bias_relu --interpret
     Example: codegen explain bias_relu --shape "...=1,N=8191"
     Example: codegen explain swiglu --svg swiglu.svg
     """
@@ -220,6 +226,12 @@ def explain(
         raise UsageError(f"no spec {op!r} in {specs}. {known(op, paths, 'There are')}")
     found = read_op(paths[op])
     report = explaining.explain(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
+    if interpret:
+        (made,) = _load(package, [op])
+        from codegen.runtime.explained import interpreted_calls, small
+
+        wanted = report["shape"] if shape else small(found.spec, report["shape"])
+        report["interpreted"] = interpreted_calls(made, wanted)
     if svg is not None:
         from codegen.svg import draw
 

@@ -371,9 +371,10 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
 def as_text(report: dict[str, Any]) -> Group:
     """The report as a person reads it."""
     title = Text.assemble((report["op"], "bold"), "  ", report["summary"])
-    return Group(
-        title, "", _facts(report), "", _steps(report), "", _arrays(report), "", _costs(report), "", _rooflines(report)
-    )
+    parts: list[Table | Group] = [_facts(report), _steps(report), _arrays(report), _costs(report), _rooflines(report)]
+    if "interpreted" in report:
+        parts.append(_interpreted(report))
+    return Group(title, *(x for part in parts for x in ("", part)))
 
 
 def _facts(report: dict[str, Any]) -> Table:
@@ -438,6 +439,27 @@ def _rooflines(report: dict[str, Any]) -> Table:
         times = [cost["roofline_us"][g["name"]] for g in report["gpus"]]
         table.add_row(_types_text(cost["types"]), *("-" if t is None else time_text(t) for t in times))
     return table
+
+
+def _interpreted(report: dict[str, Any]) -> Group:
+    """What one call of each kernel did in the interpreter: runtime/explained.py."""
+    calls = report["interpreted"]
+    shape = (
+        ", ".join(f"{axis} = {extent}" for axis, extent in calls[0]["shape"].items()) if calls else "no architecture"
+    )
+    table = _table(
+        f"interpreted: {shape}", "array", "bytes", "loaded", "stored", "sectors a request", "coalesced", right=2
+    )
+    work = _table("", "instructions a thread", "an element", "idle lanes", right=1)
+    for call in calls:
+        types = _types_text(call["types"])
+        for name, a in call["arrays"].items():
+            moved = (size_text(a["minimum"]), *(size_text(a[k]) if a[k] else "-" for k in ("loaded", "stored")))
+            table.add_row(types, name, *moved, f"{a['sectors_per_request']:.4g}", f"{a['coalescing']:.0%}")
+            types = ""
+        numbers = (call["instructions_per_thread"], call["instructions_per_element"])
+        work.add_row(_types_text(call["types"]), *(f"{n:.4g}" for n in numbers), f"{call['divergence']:.1%}")
+    return Group(table, "", work)
 
 
 def _table(*columns: str, right: int = 99) -> Table:

@@ -1,11 +1,15 @@
 """What kernels move, as the interpreter counts it, against what one works out by hand."""
 
+import json
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ptx_running import kernel_of, result, source
 
 import generated
+from codegen import __main__ as command_line
 from codegen.interpret.machine import LaunchConfig, Machine
 from codegen.runtime import interpreted
 
@@ -99,3 +103,39 @@ def test_divergence_is_the_share_of_idle_lanes():
     assert report.slots == 32 * 8
     assert report.divergence == 0.25
     assert report.instructions_per_thread == 6
+
+
+# codegen explain --interpret
+
+
+def explained(monkeypatch, capsys, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["codegen", "explain", *words])
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    assert not stopped.value.code
+    return capsys.readouterr().out
+
+
+def test_explain_shows_what_the_interpreter_counts(monkeypatch, capsys):
+    words = ("bias_relu", "--interpret", "--shape", "...=64,N=1024")
+    calls = json.loads(explained(monkeypatch, capsys, *words, "--json"))["interpreted"]
+    assert [c["types"]["T"] for c in calls] == ["float32", "float16", "bfloat16"]
+    total = 64 * 1024 * 4
+    x = calls[0]["arrays"]["x"]
+    assert (x["minimum"], x["loaded"], x["touched"], x["stored"]) == (total, total, total, 0)
+    assert (x["sectors_per_request"], x["coalescing"]) == (16, 1)
+    assert calls[0]["instructions_per_element"] == pytest.approx(
+        calls[0]["instructions_per_thread"] * calls[0]["blocks"] * calls[0]["threads"] / (64 * 1024), abs=0.02
+    )
+    text = explained(monkeypatch, capsys, *words)
+    assert "interpreted: ... = 64, N = 1024" in text
+    assert "sectors a request" in text
+    assert "idle lanes" in text
+
+
+def test_explain_interprets_a_smaller_call_than_the_bench(monkeypatch, capsys):
+    report = json.loads(explained(monkeypatch, capsys, "dequantize_fp8", "--interpret", "--json"))
+    small = report["interpreted"][0]["shape"]
+    assert all(small[axis] <= extent for axis, extent in report["shape"].items())
+    assert np.prod(list(small.values())) <= 2**18
+    assert "interpreted" not in json.loads(explained(monkeypatch, capsys, "dequantize_fp8", "--json"))

@@ -1,0 +1,62 @@
+"""What `codegen explain --interpret` adds: one call of each kernel, run by the interpreter and counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen.explain import Binding, bindings
+from codegen.ir import DTYPES
+from codegen.runtime import interpreted
+from codegen.runtime.bench import _wide_types, make_inputs
+from codegen.runtime.compile import supports
+from codegen.runtime.op import Op
+from codegen.runtime.platform import current_arch
+from codegen.sizes import Shape, array_bytes, elements
+from codegen.spec import Spec
+
+MOST = 1 << 18  # elements of an output that take the interpreter no more than a moment
+
+
+def small(spec: Spec, shape: Shape) -> dict[str, int]:
+    """The shape with its longest free axes halved until the interpreter is quick."""
+    made = dict(shape)
+    while max(elements(a.axes, made) for a in spec.arrays) > MOST:
+        free = {axis: extent for axis, extent in made.items() if axis not in spec.extents and extent > 1}
+        if not free:
+            break
+        made[max(free, key=lambda axis: free[axis])] //= 2
+    return made
+
+
+def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
+    """For each choice of dtypes that the architecture has: the kernel's report and the fewest bytes each array takes."""
+    arch = current_arch() or interpreted.DEFAULT_ARCH
+    return [_call(op, b, shape) for b in bindings(op.spec) if supports(op.spec, b, arch)]  # type: ignore[arg-type]
+
+
+def _call(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
+    static: dict[str, Any] = {p.name: 1 if p.default is None else p.default for p in op.spec.params if p.static}
+    bound = {a.dtype for a in op.spec.inputs}
+    static |= {name: dtype for name, dtype in binding.types if name not in bound}
+    with _wide_types(binding):
+        op(**make_inputs(op.spec, binding, shape, 0), **static, implementation="interpret")
+    (report,) = interpreted.last_reports()
+    made = report.as_dict()
+    count = max(1, max(elements(a.axes, shape) for a in op.spec.outputs))
+    arrays = {}
+    for array in op.spec.arrays:
+        size = array_bytes(array, shape, binding.dtype(array))
+        traffic = made["operands"].get(array.name, {})
+        arrays[array.name] = {"minimum": size, "element": DTYPES[binding.dtype(array)].size} | {
+            key: traffic.get(key, 0) for key in ("loaded", "stored", "touched", "sectors_per_request", "coalescing")
+        }
+    return {
+        "types": dict(binding.types),
+        "shape": dict(shape),
+        "blocks": report.blocks,
+        "threads": report.threads,
+        "instructions_per_thread": made["instructions_per_thread"],
+        "instructions_per_element": round(report.instructions / count, 2),
+        "divergence": made["divergence"],
+        "arrays": arrays,
+    }

@@ -30,6 +30,7 @@ from codegen.plan import Launch, launch, overrides
 from codegen.runtime import views
 from codegen.runtime.arguments import Types
 from codegen.runtime.op import Op
+from codegen.runtime.platform import COMPILE_OPTIONS
 from codegen.spec import Spec
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
@@ -147,7 +148,9 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     arguments = [*tensors.values(), *constants, how.vec, how.ragged, how.threads]
 
     def compiled(options: str):
-        return cute.compile(op._launch, make_fake_stream(), *arguments, options=f"--gpu-arch {arch} {options}")
+        return cute.compile(
+            op._launch, make_fake_stream(), *arguments, options=f"--gpu-arch {arch} {COMPILE_OPTIONS} {options}"
+        )
 
     with _kept_files_elsewhere():
         result = compiled("--keep-ptx --keep-cubin")

@@ -23,6 +23,7 @@ import numpy as np
 from codegen.interpret import host, memory, ptx
 from codegen.interpret.machine import InterpretError, Kernel, Machine
 from codegen.interpret.report import Report
+from codegen.runtime.platform import COMPILE_OPTIONS
 
 DEFAULT_ARCH = "sm_90a"
 _mode = jax.make_user_context(False)  # part of jax.jit's cache keys
@@ -82,7 +83,7 @@ def compile_call(call: Call) -> Compiled:
     with jax.enable_x64(True), _compiling_for(call.arch) as folder:
         function = build_function_spec(
             [jnp.zeros(divisors, dtype) for dtype, divisors, _ in present], structure, outs, jax.tree.structure(outs),
-            *specs, {}, "--keep-ptx --generate-line-info", False, dict(call.constants),
+            *specs, {}, f"{COMPILE_OPTIONS} --keep-ptx --generate-line-info", False, dict(call.constants),
         )  # fmt: skip
         module = get_or_compile_kernel(call.launch, function, compile_key=call).module
         (file,) = [f for f in os.listdir(folder) if f.endswith(".ptx")]

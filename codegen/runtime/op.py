@@ -27,7 +27,7 @@ from codegen.plan import Launch, launch, overrides
 from codegen.runtime import arguments, interpreted, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast as store
-from codegen.runtime.platform import choose, current_arch
+from codegen.runtime.platform import COMPILE_OPTIONS, choose, current_arch
 from codegen.spec import Array, Spec
 
 Implementation = Literal["cute", "xla", "interpret"] | None
@@ -291,6 +291,7 @@ class Op(Generic[P, R]):
             output_shape_dtype=tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs),
             input_spec=tuple(spec(None if x is None else t) for x, t in zip(call.operands, call.inputs, strict=True)),
             output_spec=tuple(spec(t) for t in call.outputs),
+            compile_options=COMPILE_OPTIONS,
             **call.constants,
         )
         return tuple(r.reshape(shape) for r, shape in zip(run(*inputs), call.shapes, strict=True))

@@ -16,6 +16,10 @@ from jax.interpreters import mlir
 
 Function = Callable[..., Sequence[jax.Array]]
 
+# How every kernel is compiled. The assembler leaves products and sums apart where the PTX does: what runs on a GPU is then
+# what the PTX says, to the bit, and a chain's roundings are those of its formula.
+COMPILE_OPTIONS = "--ptxas-options '-fmad=false'"
+
 
 def current_arch() -> str | None:
     """The architecture kernels are compiled for: CUTE_DSL_ARCH where it is set, else the first GPU's, else None."""

@@ -260,11 +260,10 @@ class _Context:
         """Coordinates come from the innermost outward, so every extent from the outermost one needed inward."""
         used = set(self.plan.coordinates)
         sizes = {a.group for a in self.plan.loads if a.mode == "size" and a.group is not None}
+        # whether a vector lies in one row is asked of the innermost extent
+        rows = {len(self.groups) - 1} if any(a.mode == "tile" for a in self.plan.loads) else set()
         first = min(used, default=len(self.groups))
-        return sorted({i for i in range(len(self.groups)) if i >= max(first, 1)} | sizes | self.shape_groups())
-
-    def shape_groups(self) -> set[int]:
-        return set()
+        return sorted({i for i in range(len(self.groups)) if i >= max(first, 1)} | sizes | rows)
 
     def coordinates(self) -> list[str]:
         """The coordinates of the vector's first element."""
@@ -604,7 +603,9 @@ class _Context:
             lines += map(quoted, textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    "))
         for t in self.free_types():
             lines.append(f"  {t}: the dtype of {', '.join(a.name for a in spec.outputs if a.dtype == t)}.")
-        lines.append('  implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.')
+        lines.append(
+            '  implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.'
+        )
         lines += ["", "Returns:"]
         lines += [f"  {a.name}: {a}." for a in spec.outputs]
         if spec.types:

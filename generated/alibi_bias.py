@@ -150,7 +150,7 @@ def alibi_bias(
     Args:
       x: T[B, H, Q, K].
       slope: float32[H].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[B, H, Q, K].

@@ -135,7 +135,7 @@ def axpby(
       y: T[..., N].
       alpha: float, may be traced. The factor of x.
       beta: float, may be traced. The factor of y.
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       z: T[..., N].

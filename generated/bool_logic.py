@@ -143,7 +143,7 @@ def bool_logic(
       a: bool[..., N].
       b: bool[..., N].
       c: bool[N].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: bool[..., N].

@@ -135,7 +135,7 @@ def broadcast_add_4d(
     Args:
       x: T[B, S, H, D].
       bias: T[S, D].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[B, S, H, D].

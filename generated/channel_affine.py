@@ -137,7 +137,7 @@ def channel_affine(
       x: T[B, C, S].
       scale: float32[C].
       shift: float32[C].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[B, C, S].

@@ -125,7 +125,7 @@ def dequantize_int8(
     Args:
       q: int8[..., N].
       scale: float32[...].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: bfloat16[..., N].

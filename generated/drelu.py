@@ -124,7 +124,7 @@ def drelu(
     Args:
       dy: T[..., N].
       x: T[..., N].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       dx: T[..., N].

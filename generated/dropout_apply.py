@@ -150,7 +150,7 @@ def dropout_apply(
       mask: bool[..., N].
       residual: T[..., N].
       keep_prob: float, compiled in.
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -152,7 +152,7 @@ def dswiglu_pairs(
     Args:
       dy: T[..., N].
       x: T[..., (N 2)].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       dx: T[..., (N 2)].

@@ -122,7 +122,7 @@ def elu(
     Args:
       x: T[..., N].
       alpha: float, compiled in.
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -145,7 +145,7 @@ def fatrelu_mul(
     Args:
       x: T[..., (2 N)].
       threshold: float, may be traced. A gate at or below this counts as 0.
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -145,7 +145,7 @@ def geglu_tanh(
 
     Args:
       x: T[..., (2 N)].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

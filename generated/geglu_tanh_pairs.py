@@ -134,7 +134,7 @@ def geglu_tanh_pairs(
 
     Args:
       x: T[..., (N 2)].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -123,7 +123,7 @@ def kl_div_pointwise(
     Args:
       log_p: T[..., N].
       log_target: T[..., N].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       loss: float32[..., N].

@@ -120,7 +120,7 @@ def leaky_relu(
     Args:
       x: T[..., N].
       negative_slope: float, compiled in.
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

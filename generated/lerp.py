@@ -132,7 +132,7 @@ def lerp(
       a: T[..., N].
       b: T[..., N].
       weight: T[..., N].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -152,7 +152,7 @@ def mixture(
       a: T[..., N].
       b: T[..., N].
       c: T[..., N].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

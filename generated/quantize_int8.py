@@ -131,7 +131,7 @@ def quantize_int8(
     Args:
       x: T[..., N].
       scale: float32[...].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       q: int8[..., N].

@@ -178,7 +178,7 @@ def rotary(
       x: T[B, S, H, (2 D)].
       cos: float32[S, D].
       sin: float32[S, D].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[B, S, H, (2 D)].

@@ -129,7 +129,7 @@ def saxpy(
       x: T[..., N].
       y: T[..., N].
       alpha: float, compiled in.
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       z: T[..., N].

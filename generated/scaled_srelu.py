@@ -129,7 +129,7 @@ def scaled_srelu(
     Args:
       x: T[..., N].
       scale: float32[...].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

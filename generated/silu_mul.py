@@ -127,7 +127,7 @@ def silu_mul(
     Args:
       gate: T[..., N].
       up: T[..., N].
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -124,7 +124,7 @@ def softcap(
     Args:
       x: T[..., N].
       cap: float, may be traced. The limit that is approached.
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -152,7 +152,7 @@ def swiglu_clamped(
     Args:
       x: T[..., (2 N)].
       limit: float, may be traced. The largest activated gate and the largest size of up.
-      implementation: "cute", "xla", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -83,6 +83,9 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         whole = min(most, size * together.get(name, 1) * vec)
         if access.mode == "flat" and variant.ragged:
             good = widths[:1] == (whole,)  # beside the whole vectors, the arrays' ends element by element
+        elif access.mode == "tile" and variant.ragged and access in op.plan.loads:
+            # two aligned vectors shifted into place, element by element where the row ends; words are what is shifted
+            good = widths[:1] == ((whole if size * vec % 4 == 0 else size),)
         elif access.mode in ("flat", "tile"):
             good = widths == ((size if variant.ragged else whole),)
         else:

@@ -205,7 +205,10 @@ class Op(Generic[P, R]):
             if key.implementation == "interpret":
                 return self._run_interpret(key, *operands)
             if key.implementation == "cute":
-                return cute(*operands)
+                refuse = (
+                    f"{self.spec.op}: implementation='cute' needs an NVIDIA GPU; 'interpret' runs the kernel without"
+                )
+                return choose(cute, xla, *operands, refuse=refuse)
             axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
             if views.fits(self.plan, axes) is not None:
                 return xla(*operands)  # more rows than a kernel's coordinates hold

@@ -35,32 +35,37 @@ _choose_p = jax.extend.core.Primitive("codegen_op")
 _choose_p.multiple_results = True
 
 
-def choose(cuda: Function, default: Function, *operands: jax.Array) -> Sequence[jax.Array]:
-    """`cuda(*operands)` on CUDA, `default(*operands)` elsewhere; both return a tuple of the same shapes and dtypes."""
-    return tuple(_choose_p.bind(*operands, cuda=cuda, default=default))
+def choose(cuda: Function, default: Function, *operands: jax.Array, refuse: str = "") -> Sequence[jax.Array]:
+    """`cuda(*operands)` on CUDA, `default(*operands)` elsewhere; both return a tuple of the same shapes and dtypes.
+    Where `refuse` is given, that is what a ValueError says elsewhere instead."""
+    return tuple(_choose_p.bind(*operands, cuda=cuda, default=default, refuse=refuse))
 
 
 @_choose_p.def_abstract_eval
-def _shapes(*operands: Any, cuda: Function, default: Function) -> list[Any]:
-    del cuda
+def _shapes(*operands: Any, cuda: Function, default: Function, refuse: str) -> list[Any]:
+    del cuda, refuse
     shapes = jax.eval_shape(default, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
     return [jax.core.ShapedArray(s.shape, s.dtype) for s in shapes]
 
 
 @_choose_p.def_impl
-def _run(*operands: Any, cuda: Function, default: Function) -> Sequence[jax.Array]:
+def _run(*operands: Any, cuda: Function, default: Function, refuse: str) -> Sequence[jax.Array]:
     """Outside any jit, as under jax.disable_jit."""
     on_gpu = all(d.platform == "gpu" for x in operands for d in jax.numpy.asarray(x).devices())
+    if refuse and not on_gpu:
+        raise ValueError(refuse)
     return cuda(*operands) if on_gpu else default(*operands)
 
 
-def _lower_default(ctx: Any, *operands: Any, cuda: Function, default: Function) -> Any:
+def _lower_default(ctx: Any, *operands: Any, cuda: Function, default: Function, refuse: str) -> Any:
     del cuda
+    if refuse:
+        raise ValueError(refuse)
     return mlir.lower_fun(default, multiple_results=True)(ctx, *operands)
 
 
-def _lower_cuda(ctx: Any, *operands: Any, cuda: Function, default: Function) -> Any:
-    del default
+def _lower_cuda(ctx: Any, *operands: Any, cuda: Function, default: Function, refuse: str) -> Any:
+    del default, refuse
     module = ctx.module_context
     if len(module.platforms) > 1:
         ctx = ctx.replace(module_context=module.replace(platforms=("cuda",)))

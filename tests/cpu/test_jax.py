@@ -231,6 +231,11 @@ def test_reference_stores_as_the_op_does():
             "its leading axes are (3,) but those of 'x' are (3, 5)",
         ),
         (lambda: generated.bias_relu(X, BIAS, implementation="gpu"), ValueError, "implementation is 'cute', 'xla'"),
+        (
+            lambda: generated.bias_relu(X, BIAS, implementation="cute"),
+            ValueError,
+            "bias_relu: implementation='cute' needs",
+        ),
         (lambda: generated.saxpy(BIAS, BIAS, alpha="a"), TypeError, "'alpha' is a static float"),
         (lambda: generated.axpby(BIAS, BIAS, alpha=BIAS, beta=1.0), ValueError, "'alpha' is a float scalar"),
         (

@@ -82,7 +82,9 @@ def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = No
                 n = pick(st.sampled_from([m for m in sizes if m <= max(1, left)]))
                 rows, left = (n, *rows), left // n
         if pick(st.integers(0, 9)) == 0:  # an empty array
-            free = [axis for axis in names if axis not in spec.extents]
+            # a table that is gathered from has rows: an empty one has no value to give
+            tables = {a.index_of[1] for a in op.plan.loads if a.index_of}
+            free = [axis for axis in names if axis not in spec.extents and axis not in tables]
             where = pick(st.sampled_from([*free, *([ROWS] if rows else [])] or [""]))
             if where == ROWS:
                 rows = (*rows[:-1], 0)

@@ -89,6 +89,8 @@ class Analysis:
             inexact = (node.is_const and node.kind == "float") or not exact
             error = np.where(np.isfinite(value), np.abs(value), 0) * self.unit if inexact else np.zeros(value.shape)
             return Bound(value, error + (self.tiny if node.kind == "float" else 0), np.zeros(value.shape, bool))
+        if node.op == "input":  # what only a `take` reads: its table and its index, bound as one leaf
+            return Bound(np.zeros(()), np.zeros(()), np.zeros((), bool))
         overflow = np.zeros((), bool)
         for arg in args:
             overflow = overflow | arg.overflow

@@ -168,8 +168,3 @@ def literal(value: object) -> str:
         if value in (float("inf"), float("-inf")):
             return 'float("inf")' if value > 0 else '-float("inf")'
     return repr(value)
-
-
-def uses_approximation(statements: tuple[Statement, ...]) -> bool:
-    """Whether any operation of the chain has a cheaper form under `math: auto`."""
-    return any(n.op in OPS and "{approx}" in OPS[n.op].cute for n in topological(s.value for s in statements))

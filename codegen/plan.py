@@ -50,10 +50,6 @@ class View:
     array: Array
     tokens: tuple[int | str, ...]
 
-    @property
-    def modes(self) -> tuple[int | str, ...]:
-        return self.tokens
-
 
 @dataclass(frozen=True)
 class Access:
@@ -107,6 +103,18 @@ class Elementwise:
                     parts = access.array.parts or 1
                     found[access.array] = parts if access.mode == "flat" and parts & (parts - 1) == 0 else 1
         return tuple(found.items())
+
+
+def access_key(plan: Elementwise, access: Access) -> tuple:
+    """The key under which the chain's graph knows what an access reads (`emit.leaf_key`)."""
+    if access.array is None:
+        assert access.group is not None
+        return access.mode, plan.groups[access.group].axes[0]
+    leaf = Leaf(access.array.name, access.part)
+    if access.index_of:
+        index, axis = access.index_of
+        return "take", leaf, Leaf(index), axis
+    return "input", leaf
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 import jinja2
 
 from codegen import emit
-from codegen.ir import DTYPES, Leaf, topological
+from codegen.ir import DTYPES, topological
 from codegen.pipeline import Op
-from codegen.plan import Access
+from codegen.plan import Access, access_key
 from codegen.spec import Array
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -74,19 +74,7 @@ class _Context:
         self.dynamic = [p for p in self.spec.params if not p.static]
         self.tensors = {a.name: f"m{camel(a.name)}" for a in self.spec.arrays}
         # Parts that lie next to each other come in one fragment
-        self.leaf_names = {self.key(access): access.name for access in self.plan.loads}
-
-    def key(self, access: Access) -> tuple:
-        if access.mode in ("index", "size"):
-            assert access.group is not None
-            axis = next(n.attr for n in self.nodes if n.op == access.mode and n.attr in self.groups[access.group].axes)
-            return access.mode, axis
-        assert access.array is not None
-        leaf = Leaf(access.array.name, access.part)
-        if access.index_of:
-            index, axis = access.index_of
-            return "take", leaf, Leaf(index, None), axis
-        return "input", leaf
+        self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
     def values(self) -> dict:
         spec = self.spec

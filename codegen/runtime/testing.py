@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.ir import DTYPES
+from codegen.plan import access_key
 from codegen.runtime import arguments, draw, views
 from codegen.runtime.draw import Case
 from codegen.runtime.errorbound import Analysis, stored, ulp
@@ -121,7 +122,7 @@ def error_bounds(
         leaves: dict[tuple, np.ndarray] = {}
         for access in plan.loads:
             value = views.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
-            leaves[views.access_key(plan, access)] = np.asarray(value)
+            leaves[access_key(plan, access)] = np.asarray(value)
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
     widths = [DTYPES[case.types.dtype(a)] for a in spec.outputs]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.ir import DTYPES, ROWS, Leaf
+from codegen.ir import DTYPES, ROWS
 from codegen.plan import INT_MAX, Access, Elementwise, Launch
 from codegen.runtime.arguments import Axes
 from codegen.spec import Array
@@ -210,15 +210,3 @@ def join_parts(array: Array, parts: Mapping[int | None, jax.Array], axes: Axes) 
         place += len(axes.rows) if dim.names == (ROWS,) else len(dim.names)
     values = [parts[i] for i in range(array.parts)]
     return jnp.stack(values, axis=place).reshape(user_shape(array, axes))
-
-
-def access_key(plan: Elementwise, access: Access) -> tuple:
-    """The key under which the chain's graph knows what an access reads (`emit.leaf_key`)."""
-    if access.array is None:
-        assert access.group is not None
-        return access.mode, plan.groups[access.group].axes[0]
-    leaf = Leaf(access.array.name, access.part)
-    if access.index_of:
-        index, axis = access.index_of
-        return "take", leaf, Leaf(index), axis
-    return "input", leaf

@@ -10,8 +10,8 @@ How an array is reached from an element's position is its access:
   gather     it has the innermost group but not consecutively: element by element
   index      no array at all: the coordinate itself
 
-Where the innermost extent is no multiple of the vector width (a ragged call), flat arrays keep their wide accesses and
-everything else is reached element by element.
+Where the innermost extent is no multiple of the vector width (a ragged call), accesses stay wide: a vector that lies in
+one row is put together from the aligned vectors that hold it. One that runs into the next row goes element by element.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Elementwise:
                 used.add(access.group)
             if access.index_of is not None:  # the place of the index that a table is read at
                 used |= {t for t in self.view(access.index_of[0]).tokens if isinstance(t, int)}
-        return tuple(sorted(used))
+        # and all further in: a vector that runs into the next row carries into them
+        return tuple(range(min(used), len(self.groups))) if used else ()
 
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)

@@ -245,38 +245,25 @@ class _Context:
         return [*lines, f"size = {text}"]
 
     def needed_extents(self) -> list[int]:
-        """Coordinates come from the innermost outward, so every extent from the outermost one needed inward."""
-        used = set(self.plan.coordinates)
+        """The extents that coordinates are found with, and sizes that the chain asks for."""
         sizes = {a.group for a in self.plan.loads if a.mode == "size" and a.group is not None}
-        # whether a vector lies in one row is asked of the innermost extent
-        rows = {len(self.groups) - 1} if any(a.mode == "tile" for a in self.plan.loads) else set()
-        first = min(used, default=len(self.groups))
-        return sorted({i for i in range(len(self.groups)) if i >= max(first, 1)} | sizes | rows)
+        return sorted({i for i in self.plan.coordinates if i} | sizes)
 
     def coordinates(self) -> list[str]:
         """The coordinates of the vector's first element."""
-        return self.coordinate_lines("start", "", "cutlass.Int32({})")
-
-    def coordinate_lines(self, position: str, suffix: str, wrap: str) -> list[str]:
         used = self.plan.coordinates
-        lines, rest = [], position
-        for i in range(len(self.groups) - 1, -1, -1):
-            if not used or i < used[0]:
-                break
+        lines, rest = [], "start"
+        for i in reversed(used):
             group = self.groups[i]
-            name = group.coordinate + suffix
             if i == 0:
-                lines.append(f"{name} = {wrap.format(rest)}")
-                break
-            if i in used:
-                lines.append(f"{name} = {wrap.format(f'{rest} % {group.name}')}")
-            if any(j < i for j in used):
+                lines.append(f"{group.coordinate} = cutlass.Int32({rest})")
+                continue
+            lines.append(f"{group.coordinate} = cutlass.Int32({rest} % {group.name})")
+            if i - 1 in used:
                 outer = f"{rest} // {group.name}"
-                if i - 1 == 0:
-                    rest = outer
-                else:
-                    lines.append(f"rest{suffix} = {outer}")
-                    rest = f"rest{suffix}"
+                if i > 1:
+                    lines.append(f"rest = {outer}")
+                rest = "rest" if i > 1 else outer
         return lines
 
     def settings(self, chain: dict) -> list[str]:
@@ -431,7 +418,7 @@ class _Context:
         return f"cute.local_tile({row}, (vec,), ({inner} // vec,))"
 
     def elements(self) -> dict:
-        """The ragged form: every element at its own coordinates."""
+        """The ragged form: a vector inside a row, wherever it starts; else every element at its own coordinates."""
         inner = self.groups[-1].coordinate if self.groups else ""
         loads, whole = [], self.loads()
         for access in self.plan.loads:
@@ -448,36 +435,54 @@ class _Context:
             if access.mode == "tile":
                 assert access.array is not None
                 tensor = self.tensors[access.array.name]
-                where = self.at(access, "")
-                where = f"({where})" if "," in where else f"({where},)"
-                in_row = f"device.load_anywhere({tensor}, cute.crd2idx({where}, {tensor}.layout), {name})"
+                in_row = f"device.load_anywhere({tensor}, cute.crd2idx({self.where(access)}, {tensor}.layout), {name})"
             loads.append({"guard": self.guard(access), "element": f"{name}[i] = {value}", "in_row": in_row})
-        stores = [
-            f"{self.tensors[s.array.name]}[{self.at(s, '_i')}] = {self.fragment(s)}[i]"
-            for s in self.plan.stores if s.mode != "flat" and s.array is not None
-        ]  # fmt: skip
-        tiles = any(access.mode == "tile" for access in self.plan.loads)
-        row = f"{inner} + vec <= {self.groups[-1].name}" if tiles else ""
-        return {"loads": loads, "stores": stores, "coordinates": self.element_coordinates(inner), "row": row}
+        whole_row = f"{inner} + vec <= {self.groups[-1].name}" if len(self.groups) > 1 else "valid >= vec"
+        stores = self.element_stores()
+        rests = " | ".join(row["rest"] for row in stores)
+        rests = f"({rests})" if len(stores) > 1 else rests
+        return {"loads": loads, "stores": stores, "rests": rests, "row": whole_row,
+                "parts": any(row["part"] for row in self.stores()), **self.next_element()}  # fmt: skip
 
-    def element_coordinates(self, inner: str) -> list[str]:
+    def element_stores(self) -> list[dict]:
+        """The ragged stores of outputs that are not flat: what wide stores leave over goes element by element."""
+        rows = []
+        for access in self.plan.stores:
+            if access.mode == "flat" or access.array is None:
+                continue
+            name, tensor = self.fragment(access), self.tensors[access.array.name]
+            rest, inner = f"rest{camel(access.name)}", self.groups[-1]
+            if access.mode == "tile":
+                before, after = inner.coordinate, "valid"
+                if len(self.groups) > 1:
+                    after = f"{inner.name} - {inner.coordinate}"
+                offset = f"cute.crd2idx({self.where(access)}, {tensor}.layout)"
+                wide = f"device.store_anywhere({name}, {tensor}, {offset}, {before}, {after}, valid)"
+            else:
+                wide = "device.first_bits(valid, vec)"
+            rows.append({"rest": rest, "wide": wide, "element": f"{tensor}[{self.at(access, '_i')}] = {name}[i]"})
+        return rows
+
+    def where(self, access: Access) -> str:
+        """An access's coordinates as a tuple."""
+        where = self.at(access, "")
+        return f"({where})" if "," in where else f"({where},)"
+
+    def next_element(self) -> dict:
+        """How a ragged vector's elements are walked: the first one's coordinates, and the step to the next."""
         used = self.plan.coordinates
-        if not used:
-            return []
-        count = len(self.groups)
-        last = self.groups[-1].name
-        if (count - 1) not in used:
-            return self.coordinate_lines("(start + i)", "_i", "cutlass.Int32({})")
-        if count == 1:
-            return [f"{inner}_i = {inner} + i"]
-        lines = [f"{inner}_i = ({inner} + i) % {last}"]
-        outer = [i for i in used if i < count - 1]
-        if not outer:
-            return lines
-        if count == 2:
-            return [*lines, f"row_i = row + ({inner} + i) // {last}"] if self.groups[0].name == "rows" else [
-                *lines, f"{self.groups[0].coordinate}_i = {self.groups[0].coordinate} + ({inner} + i) // {last}"]  # fmt: skip
-        return self.coordinate_lines("(start + i)", "_i", "cutlass.Int32({})")
+        walked = range(used[0], len(self.groups)) if used else range(0)
+        names = [self.groups[i].coordinate for i in walked]
+        extents = [self.groups[i].name for i in walked if i]  # the outermost one never wraps
+        each = ", ".join(f"{name}_i" for name in names)
+        if not names:
+            return {"first": "", "step": ""}
+        target = f"({each},)" if len(names) == 1 else each
+        wraps = f"({extents[0]},)" if len(extents) == 1 else f"({', '.join(extents)})"
+        return {
+            "first": f"{each} = {', '.join(names)}",
+            "step": f"{target} = device.next_coordinates(({each}{',' * (len(names) == 1)}), {wraps})",
+        }
 
     def chain_arguments(self) -> list[str]:
         texts: dict[str, str] = {}

@@ -76,16 +76,18 @@ def alibi_bias_kernel(
             rIndexQ.fill(iQ)
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iK_i = cutlass.Int32((start + i) % K)
-                    rest_i = (start + i) // K
-                    iQ_i = cutlass.Int32(rest_i % Q)
-                    rest_i = rest_i // Q
-                    iH_i = cutlass.Int32(rest_i % H)
-                    rSlope[i] = mSlope[iH_i]
-                    rIndexK[i] = iK_i
-                    rIndexQ[i] = iQ_i
+            if iK + vec <= K:  # the vector lies in one row: wide loads, wherever it starts
+                rSlope.fill(mSlope[iH])
+                device.count_up(rIndexK, iK)
+                rIndexQ.fill(iQ)
+            else:
+                iH_i, iQ_i, iK_i = iH, iQ, iK
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rSlope[i] = mSlope[iH_i]
+                        rIndexK[i] = iK_i
+                        rIndexQ[i] = iQ_i
+                    iH_i, iQ_i, iK_i = device.next_coordinates((iH_i, iQ_i, iK_i), (H, Q, K))
 
         y = alibi_bias_chain(
             rX.load().to(cutlass.Float32),

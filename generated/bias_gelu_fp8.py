@@ -76,11 +76,12 @@ def bias_gelu_fp8_kernel(
                 device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
                 rScale.fill(mScale[0])
             else:
+                iN_i = iN
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iN_i = (iN + i) % N
                         rBias[i] = mBias[iN_i]
                         rScale[i] = mScale[0]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         q = bias_gelu_fp8_chain(
             rX.load().to(cutlass.Float32),

@@ -71,10 +71,11 @@ def bias_silu_kernel(
             if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
                 device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
             else:
+                iN_i = iN
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iN_i = (iN + i) % N
                         rBias[i] = mBias[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = bias_silu_chain(
             rX.load().to(cutlass.Float32),

@@ -72,10 +72,11 @@ def bool_logic_kernel(
             if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
                 device.load_anywhere(mC, cute.crd2idx((iN,), mC.layout), rC)
             else:
+                iN_i = iN
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iN_i = (iN + i) % N
                         rC[i] = mC[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = bool_logic_chain(
             rA.load() != 0,

@@ -46,11 +46,12 @@ def broadcast_add_4d_kernel(
     S, H, D = mY.shape[1], mY.shape[2], mY.shape[3]
     size = cutlass.Int64(mY.shape[0]) * S * H * D
 
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iD).
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iH, iD).
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
     iD = cutlass.Int32(start % D)
     rest = start // D
+    iH = cutlass.Int32(rest % H)
     rest = rest // H
     iS = cutlass.Int32(rest % S)
 
@@ -69,13 +70,11 @@ def broadcast_add_4d_kernel(
             if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
                 device.load_anywhere(mBias, cute.crd2idx((iS, iD), mBias.layout), rBias)
             else:
+                iS_i, iH_i, iD_i = iS, iH, iD
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iD_i = cutlass.Int32((start + i) % D)
-                        rest_i = (start + i) // D
-                        rest_i = rest_i // H
-                        iS_i = cutlass.Int32(rest_i % S)
                         rBias[i] = mBias[iS_i, iD_i]
+                    iS_i, iH_i, iD_i = device.next_coordinates((iS_i, iH_i, iD_i), (S, H, D))
 
         y = broadcast_add_4d_chain(
             rX.load().to(cutlass.Float32),

@@ -48,9 +48,10 @@ def channel_affine_kernel(
     C, S = mY.shape[1], mY.shape[2]
     size = cutlass.Int64(mY.shape[0]) * C * S
 
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iC.
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iC, iS).
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
+    iS = cutlass.Int32(start % S)
     rest = start // S
     iC = cutlass.Int32(rest % C)
 
@@ -68,12 +69,16 @@ def channel_affine_kernel(
             rShift.fill(mShift[iC])
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    rest_i = (start + i) // S
-                    iC_i = cutlass.Int32(rest_i % C)
-                    rScale[i] = mScale[iC_i]
-                    rShift[i] = mShift[iC_i]
+            if iS + vec <= S:  # the vector lies in one row: wide loads, wherever it starts
+                rScale.fill(mScale[iC])
+                rShift.fill(mShift[iC])
+            else:
+                iC_i, iS_i = iC, iS
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rScale[i] = mScale[iC_i]
+                        rShift[i] = mShift[iC_i]
+                    iC_i, iS_i = device.next_coordinates((iC_i, iS_i), (C, S))
 
         y = channel_affine_chain(
             rX.load().to(cutlass.Float32),

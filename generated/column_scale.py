@@ -66,10 +66,11 @@ def column_scale_kernel(
             if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
                 device.load_anywhere(mScale, cute.crd2idx((iN,), mScale.layout), rScale)
             else:
+                iN_i = iN
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iN_i = (iN + i) % N
                         rScale[i] = mScale[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = column_scale_chain(
             rX.load().to(cutlass.Float32),

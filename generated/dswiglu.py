@@ -86,12 +86,12 @@ def dswiglu_kernel(
                 device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
                 device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
             else:
+                row_i, iN_i = row, iN
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iN_i = (iN + i) % N
-                        row_i = row + (iN + i) // N
                         rX0[i] = mX[row_i, 0, iN_i]
                         rX1[i] = mX[row_i, 1, iN_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx0, dx1 = dswiglu_chain(
             rDy.load().to(cutlass.Float32),
@@ -105,13 +105,18 @@ def dswiglu_kernel(
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDx0, cute.local_tile(mDx[row, 0, None], (vec,), (iN // vec,)))
             cute.autovec_copy(rDx1, cute.local_tile(mDx[row, 1, None], (vec,), (iN // vec,)))
-        else:
+
+    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
+        restDx0 = device.store_anywhere(rDx0, mDx, cute.crd2idx((row, 0, iN), mDx.layout), iN, N - iN, valid)
+        restDx1 = device.store_anywhere(rDx1, mDx, cute.crd2idx((row, 1, iN), mDx.layout), iN, N - iN, valid)
+        if (restDx0 | restDx1) != 0:
+            row_i, iN_i = row, iN
             for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iN_i = (iN + i) % N
-                    row_i = row + (iN + i) // N
+                if device.bit(restDx0, i):
                     mDx[row_i, 0, iN_i] = rDx0[i]
+                if device.bit(restDx1, i):
                     mDx[row_i, 1, iN_i] = rDx1[i]
+                row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
 
 @cute.jit

@@ -76,12 +76,12 @@ def geglu_tanh_kernel(
                 device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
                 device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
             else:
+                row_i, iN_i = row, iN
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iN_i = (iN + i) % N
-                        row_i = row + (iN + i) // N
                         rX0[i] = mX[row_i, 0, iN_i]
                         rX1[i] = mX[row_i, 1, iN_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = geglu_tanh_chain(
             rX0.load().to(cutlass.Float32),

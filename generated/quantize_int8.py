@@ -51,9 +51,10 @@ def quantize_int8_kernel(
     N = mQ.shape[1]
     size = cutlass.Int64(mQ.shape[0]) * N
 
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at row.
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
+    iN = cutlass.Int32(start % N)
     row = cutlass.Int32(start // N)
 
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
@@ -68,10 +69,14 @@ def quantize_int8_kernel(
             rScale.fill(mScale[row])
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    row_i = cutlass.Int32((start + i) // N)
-                    rScale[i] = mScale[row_i]
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rScale.fill(mScale[row])
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rScale[i] = mScale[row_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         q = quantize_int8_chain(
             rX.load().to(cutlass.Float32),

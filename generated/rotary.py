@@ -86,18 +86,14 @@ def rotary_kernel(
                 device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
                 device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
             else:
+                iB_i, iS_i, iH_i, iD_i = iB, iS, iH, iD
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iD_i = cutlass.Int32((start + i) % D)
-                        rest_i = (start + i) // D
-                        iH_i = cutlass.Int32(rest_i % H)
-                        rest_i = rest_i // H
-                        iS_i = cutlass.Int32(rest_i % S)
-                        iB_i = cutlass.Int32(rest_i // S)
                         rX0[i] = mX[iB_i, iS_i, iH_i, 0, iD_i]
                         rX1[i] = mX[iB_i, iS_i, iH_i, 1, iD_i]
                         rCos[i] = mCos[iS_i, iD_i]
                         rSin[i] = mSin[iS_i, iD_i]
+                    iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
 
         y0, y1 = rotary_chain(
             rX0.load().to(cutlass.Float32),
@@ -111,17 +107,18 @@ def rotary_kernel(
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rY0, cute.local_tile(mY[iB, iS, iH, 0, None], (vec,), (iD // vec,)))
             cute.autovec_copy(rY1, cute.local_tile(mY[iB, iS, iH, 1, None], (vec,), (iD // vec,)))
-        else:
+
+    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
+        restY0 = device.store_anywhere(rY0, mY, cute.crd2idx((iB, iS, iH, 0, iD), mY.layout), iD, D - iD, valid)
+        restY1 = device.store_anywhere(rY1, mY, cute.crd2idx((iB, iS, iH, 1, iD), mY.layout), iD, D - iD, valid)
+        if (restY0 | restY1) != 0:
+            iB_i, iS_i, iH_i, iD_i = iB, iS, iH, iD
             for i in cutlass.range_constexpr(vec):
-                if i < valid:
-                    iD_i = cutlass.Int32((start + i) % D)
-                    rest_i = (start + i) // D
-                    iH_i = cutlass.Int32(rest_i % H)
-                    rest_i = rest_i // H
-                    iS_i = cutlass.Int32(rest_i % S)
-                    iB_i = cutlass.Int32(rest_i // S)
+                if device.bit(restY0, i):
                     mY[iB_i, iS_i, iH_i, 0, iD_i] = rY0[i]
+                if device.bit(restY1, i):
                     mY[iB_i, iS_i, iH_i, 1, iD_i] = rY1[i]
+                iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
 
 
 @cute.jit

@@ -56,11 +56,12 @@ def rotary_pairs_kernel(
     S, H, D = mY.shape[1], mY.shape[2], mY.shape[3]
     size = cutlass.Int64(mY.shape[0]) * S * H * D
 
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iD).
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iH, iD).
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
     iD = cutlass.Int32(start % D)
     rest = start // D
+    iH = cutlass.Int32(rest % H)
     rest = rest // H
     iS = cutlass.Int32(rest % S)
 
@@ -82,14 +83,12 @@ def rotary_pairs_kernel(
                 device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
                 device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
             else:
+                iS_i, iH_i, iD_i = iS, iH, iD
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iD_i = cutlass.Int32((start + i) % D)
-                        rest_i = (start + i) // D
-                        rest_i = rest_i // H
-                        iS_i = cutlass.Int32(rest_i % S)
                         rCos[i] = mCos[iS_i, iD_i]
                         rSin[i] = mSin[iS_i, iD_i]
+                    iS_i, iH_i, iD_i = device.next_coordinates((iS_i, iH_i, iD_i), (S, H, D))
 
         y0, y1 = rotary_pairs_chain(
             rX[0, None].load().to(cutlass.Float32),

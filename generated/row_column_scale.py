@@ -72,12 +72,12 @@ def row_column_scale_kernel(
                 rRowScale.fill(mRowScale[row])
                 device.load_anywhere(mColumnScale, cute.crd2idx((iN,), mColumnScale.layout), rColumnScale)
             else:
+                row_i, iN_i = row, iN
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iN_i = (iN + i) % N
-                        row_i = row + (iN + i) // N
                         rRowScale[i] = mRowScale[row_i]
                         rColumnScale[i] = mColumnScale[iN_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = row_column_scale_chain(
             rX.load().to(cutlass.Float32),

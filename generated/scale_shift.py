@@ -84,13 +84,14 @@ def scale_shift_kernel(
                 if cutlass.const_expr(mShift is not None):
                     device.load_anywhere(mShift, cute.crd2idx((iN,), mShift.layout), rShift)
             else:
+                iN_i = iN
                 for i in cutlass.range_constexpr(vec):
                     if i < valid:
-                        iN_i = (iN + i) % N
                         if cutlass.const_expr(mScale is not None):
                             rScale[i] = mScale[iN_i]
                         if cutlass.const_expr(mShift is not None):
                             rShift[i] = mShift[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = scale_shift_chain(
             rX.load().to(cutlass.Float32),

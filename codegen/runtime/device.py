@@ -50,47 +50,131 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
                 dst[i] = src[i]
 
 
+def next_coordinates(
+    coordinates: tuple[cutlass.Int32, ...], extents: tuple[cutlass.Int32, ...]
+) -> tuple[cutlass.Int32, ...]:
+    """The coordinates of the element after, in memory order. `extents` are those of the last coordinates; one that has
+    none never wraps."""
+    found, carry = list(coordinates), cutlass.Int32(1)
+    for i in reversed(range(len(found))):
+        value = found[i] + carry
+        place = i - (len(found) - len(extents))
+        if place < 0:
+            found[i] = value
+            break
+        wraps = value == extents[place]
+        found[i] = cutlass.select_(wraps, Int32(0), value)
+        carry = Int32(wraps)
+    return tuple(found)
+
+
 @cute.jit
 def load_anywhere(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
     """Copy the elements from `offset` on of a compact tensor to registers, wherever they start: the two aligned vectors
     that hold them, shifted into place. Near the tensor's end, element by element."""
     vec = cute.size(dst)
-    width = src.element_type.width // 8
-    extent = cutlass.Int64(1)
-    for mode in cutlass.range_constexpr(cute.rank(src)):
-        extent = extent * src.shape[mode]
-    skip = cutlass.Int32(offset % vec)
-    base = cute.assume(offset - skip, divby=vec)
-    if cutlass.const_expr(vec * width % 4 != 0):
+    if cutlass.const_expr(not _in_words(dst)):
         for i in cutlass.range_constexpr(vec):
             dst[i] = (src.iterator + offset + i).load()
     else:
-        if base + 2 * vec <= extent:
+        skip = _misalignment(offset, vec)
+        base = cute.assume(offset - skip, divby=vec)
+        if base + 2 * vec <= _extent(src):
             both = cute.make_rmem_tensor((vec, 2), src.element_type)
             for k in cutlass.range_constexpr(2):
                 half = cute.make_tensor(src.iterator + base + k * vec, cute.make_layout((vec,)))
                 cute.autovec_copy(half, both[None, k])
-            _shift_words(both, skip, width, dst)
+            words = cute.recast_tensor(both, Uint32)
+            _shift_words([words[i] for i in range(cute.size(words))], skip, vec - 1, dst)
         else:
             for i in cutlass.range_constexpr(vec):
                 dst[i] = (src.iterator + offset + i).load()
 
 
-def _shift_words(both: cute.Tensor, skip: cutlass.Int32, width: int, dst: cute.Tensor) -> None:
-    """dst = the elements of `both` from `skip` on: whole words by selection, the rest by a funnel shift."""
-    held, target = cute.recast_tensor(both, Uint32), cute.recast_tensor(dst, Uint32)
-    count = cute.size(target)
-    words = [held[i] for i in range(2 * count)]
-    bits = skip * (8 * width)
-    step = count // 2
+@cute.jit
+def store_anywhere(
+    src: cute.Tensor,
+    dst: cute.Tensor,
+    offset: cutlass.Int64,
+    before: cutlass.Int32,
+    after: cutlass.Int32,
+    valid: cutlass.Int64,
+) -> cutlass.Uint32:
+    """Store a lane's vector to a compact tensor from `offset` on, wherever that is: each lane stores the aligned vector
+    that begins with the end of the lane before it. All lanes of a warp take part, with consecutive vectors; `before` and
+    `after` count the row's elements before this vector and from its start on, and `valid` the array's from its start on.
+    Returns bits: which elements are left to store one by one, at the ends of warps and rows."""
+    vec = cute.size(src)
+    rest = first_bits(valid, vec)
+    if cutlass.const_expr(_in_words(src)):
+        lane = cute.arch.lane_idx()
+        skip = _misalignment(offset, vec)
+        base = cute.assume(offset - skip, divby=vec)
+        own = cute.recast_tensor(src, Uint32)
+        words = [own[i] for i in range(cute.size(own))]
+        previous = [cute.arch.shuffle_sync_up(word, 1) for word in words]
+        shifted = cute.make_rmem_tensor((vec,), src.element_type)
+        _shift_words([*previous, *words], vec - skip, vec, shifted)
+        joined = (lane > 0) & (before >= vec)
+        stores = (valid > 0) & (after >= vec - skip) & ((skip == 0) | joined)
+        if stores:
+            cute.autovec_copy(shifted, cute.make_tensor(dst.iterator + base, cute.make_layout((vec,))))
+        head = first_bits(
+            vec - skip, vec
+        )  # what this lane's aligned vector takes of its elements; the rest is the next one's
+        taken = cutlass.select_(stores, head, Uint32(0))
+        next_stores = (lane < 31) & (after >= 2 * vec - skip)
+        taken = taken | cutlass.select_(next_stores, ~head, Uint32(0))
+        rest = rest & ~taken
+    return rest
+
+
+def first_bits(count: cutlass.Int64 | cutlass.Int32, width: int) -> cutlass.Uint32:
+    """The lowest `count` bits set, of at most `width`."""
+    if not isinstance(count, Int32):
+        count = Int32(cutlass.select_(count < width, count, cutlass.Int64(width)))
+        count = cutlass.select_(count < 0, Int32(0), count)
+    return (Uint32(1) << Uint32(count)) - Uint32(1)
+
+
+def bit(bits: cutlass.Uint32, place: int) -> cutlass.Boolean:
+    """Whether the bit at this place is set."""
+    return (bits & Uint32(1 << place)) != 0
+
+
+def _in_words(vector: cute.Tensor) -> bool:
+    return cute.size(vector) * vector.element_type.width % 32 == 0
+
+
+def _misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
+    """How many elements after a multiple of `vec`, a power of two, a place that is not negative lies."""
+    return Int32(offset) & (vec - 1)
+
+
+def _extent(tensor: cute.Tensor) -> cutlass.Int64:
+    extent = cutlass.Int64(1)
+    for mode in range(cute.rank(tensor)):
+        extent = extent * tensor.shape[mode]
+    return extent
+
+
+def _shift_words(words: list[cutlass.Uint32], skip: cutlass.Int32, most: int, dst: cute.Tensor) -> None:
+    """dst = the elements held in `words` from the one at `skip` on, which is `most` at most: whole words by selection, the
+    rest by a funnel shift."""
+    target = cute.recast_tensor(dst, Uint32)
+    width, count = dst.element_type.width, cute.size(target)
+    bits = skip * width
+    words = [*words, words[-1]]  # what lies after the last word is never asked for
+    step = 1 << (max(most * width // 32, 1).bit_length() - 1)
     while step:
-        far = (bits // 32) % (2 * step) >= step
-        words = [Uint32(cutlass.select_(far, words[i + step], words[i])) for i in range(len(words) - step)]
+        far = (bits & (32 * step)) != 0
+        last = len(words) - 1
+        words = [cutlass.select_(far, words[min(i + step, last)], words[i]) for i in range(min(last + 1, count + step))]
         step //= 2
     for i in range(count):
-        if width < 4:
+        if width < 32:
             pair = Uint64(words[i]) | (Uint64(words[i + 1]) << 32)
-            target[i] = Uint32(pair >> Uint64(bits % 32))
+            target[i] = Uint32(pair >> Uint64(bits & 31))
         else:
             target[i] = words[i]
 

@@ -7,11 +7,11 @@ for a line, get a name. Chain names are kept, so the code reads like the spec.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.ir import Node, Statement, topological
-from codegen.ops import OPS
+from codegen.ops import OPS, REDUCTIONS
 
 WIDTH = 96  # of an expression
 
@@ -44,36 +44,54 @@ class Dialect:
 def leaf_key(node: Node) -> tuple:
     if node.op == "take":
         return "take", node.args[0].attr, node.args[1].attr, node.attr
+    if node.op in REDUCTIONS:
+        return node.op, node.attr, id(node)
     return node.op, node.attr
 
 
 def emit(statements: tuple[Statement, ...], names: Mapping[tuple[str, int | None], str], dialect: Dialect) -> list[str]:
     """The statements as lines; `names` gives each target's variable."""
-    return _Emitter(statements, names, dialect).lines()
+    return _Emitter(statements, names, dialect, [s.value for s in statements]).lines()
+
+
+def emit_values(
+    statements: tuple[Statement, ...],
+    names: Mapping[tuple[str, int | None], str],
+    dialect: Dialect,
+    values: Sequence[Node],
+) -> tuple[list[str], list[str]]:
+    """The lines that some values need, and the values' texts. What the dialect has as a leaf is not computed."""
+    emitter = _Emitter(statements, names, dialect, values)
+    lines = emitter.lines()
+    return lines, [emitter.result(value) for value in values]
 
 
 class _Emitter:
-    def __init__(self, statements, names, dialect: Dialect):
-        self.statements, self.names, self.dialect = statements, names, dialect
+    def __init__(self, statements, names, dialect: Dialect, roots: Sequence[Node]):
+        self.names, self.dialect, self.roots = names, dialect, roots
         self.uses: Counter[int] = Counter()
-        nodes = list(topological(s.value for s in statements))
-        for node in nodes:
-            if node.op != "take":
+        reached = set()
+        for node in topological(roots, self.is_leaf):
+            reached.add(id(node))
+            if not self.is_leaf(node):
                 self.uses.update(id(arg) for arg in node.args)
+        self.uses.update(id(root) for root in roots)
+        self.statements = [s for s in statements if id(s.value) in reached]
         self.taken = set(names.values()) | set(dialect.leaves.values())
         self.text: dict[int, str] = {}
         self.binding: dict[int, int] = {}  # how tightly the text of a node binds
         self.out: list[str] = []
         self.count = 0
 
+    def is_leaf(self, node: Node) -> bool:
+        return leaf_key(node) in self.dialect.leaves
+
     def lines(self) -> list[str]:
         # A value that a statement names is written under that name
         for statement in self.statements:
             name = self.names[(statement.name, statement.part)]
-            for node in topological([statement.value]):
-                # What nothing uses is read by a `take` alone, which is a leaf itself
-                used = self.uses[id(node)] or node is statement.value
-                if used and id(node) not in self.text:
+            for node in topological([statement.value], self.is_leaf):
+                if id(node) not in self.text:
                     self.visit(node, name if node is statement.value else None)
             node = statement.value
             text = self.text[id(node)]
@@ -83,7 +101,14 @@ class _Emitter:
                 self.out.append(f"{name} = {text}")
             if not node.is_const:
                 self.text[id(node)], self.binding[id(node)] = name, ATOM
+        for root in self.roots:
+            for node in topological([root], self.is_leaf):
+                if id(node) not in self.text:
+                    self.visit(node, None)
         return self.out
+
+    def result(self, node: Node) -> str:
+        return self.constant_vector(node) if node.is_const else self.text[id(node)]
 
     def visit(self, node: Node, name: str | None) -> None:
         text, binding = self.expression(node)

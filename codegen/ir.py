@@ -8,7 +8,7 @@ once. Nothing here knows of YAML, of text positions, or of any backend.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from codegen.errors import Mistake
@@ -124,8 +124,9 @@ def _short(value: int) -> str:
     return str(value) if -(2**70) < value < 2**70 else f"of {value.bit_length()} bits"
 
 
-def topological(roots: Iterable[Node]) -> Iterator[Node]:
-    """Every node the roots reach, arguments before their users, each once; no recursion, so depth is no limit."""
+def topological(roots: Iterable[Node], leaf: Callable[[Node], bool] = lambda node: False) -> Iterator[Node]:
+    """Every node the roots reach, arguments before their users, each once; no recursion, so depth is no limit. What lies
+    behind a `leaf` is not reached."""
     seen: set[int] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
     while stack:
@@ -135,7 +136,8 @@ def topological(roots: Iterable[Node]) -> Iterator[Node]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((arg, False) for arg in reversed(node.args))
+            if not leaf(node):
+                stack.extend((arg, False) for arg in reversed(node.args))
 
 
 def dims_text(dims: tuple[str, ...]) -> str:

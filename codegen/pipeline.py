@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from codegen import plan, reductions
 from codegen.check import check
 from codegen.errors import SpecError
 from codegen.formula import read_chain
-from codegen.ir import Statement
-from codegen.plan import Elementwise, make_plan
+from codegen.ir import Statement, topological
+from codegen.ops import REDUCTIONS
+from codegen.plan import Elementwise
+from codegen.reductions import Reduction
 from codegen.reference import Reference, read_reference
 from codegen.spec import Spec, read_spec
 
@@ -21,7 +24,7 @@ class Op:
     spec: Spec
     statements: tuple[Statement, ...]
     reference: Reference
-    plan: Elementwise
+    plan: Elementwise | Reduction
 
 
 def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
@@ -43,4 +46,6 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
             diagnostics += error.diagnostics
     if diagnostics or statements is None or reference is None:
         raise SpecError(diagnostics)
-    return Op(spec, statements, reference, make_plan(spec, statements))
+    reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
+    stage = reductions if reduces else plan
+    return Op(spec, statements, reference, stage.make_plan(spec, statements))

@@ -17,18 +17,20 @@ one row is put together from the aligned vectors that hold it. One that runs int
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.formula import Placed, read_lines
 from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, topological
-from codegen.ops import REDUCTIONS
 from codegen.spec import Array, Spec
 
 INT_MAX = 2**31 - 1
 THREADS = 512  # of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers
 MAX_AXES = 7
+
+
+ModeOf = Callable[[tuple[int | str, ...]], str]  # an array's tokens to how it is reached
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,13 @@ class Elementwise:
                 used |= {t for t in self.view(access.index_of[0]).tokens if isinstance(t, int)}
         # and all further in: a vector that runs into the next row carries into them
         return tuple(range(min(used), len(self.groups))) if used else ()
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The axes of the jnp form's operands: the outputs'."""
+        output = self.stores[0].array
+        assert output is not None
+        return output.axes
 
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
@@ -156,14 +165,16 @@ def launch(
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
     """The plan for a checked spec. Raises `SpecError` where no kernel of ours can do it."""
-    planner = _Planner(spec, statements)
+    planner = _Elementwise(spec, statements)
     problems = planner.refusals()
     if problems:
         raise SpecError(problems)
     return planner.elementwise()
 
 
-class _Planner:
+class Planner:
+    """What plans of every kind begin with: the chain's nodes, and the axes it runs over."""
+
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         self.spec, self.statements = spec, statements
         self.nodes = list(topological(s.value for s in statements))
@@ -172,14 +183,94 @@ class _Planner:
     def mistake(self, message: str, hint: str, array: Array) -> Diagnostic:
         return self.spec.source.diagnostic(array.span or self.spec.chain.span, message, hint)
 
+    def mistake_in_chain(self, ops: set[str], message: str, hint: str) -> Diagnostic:
+        """A mistake at the first statement whose value has one of these operations."""
+        lines, _ = read_lines(self.spec.chain)
+        for line, statement in zip(lines, self.statements, strict=True):
+            if any(n.op in ops for n in topological([statement.value])):
+                assert isinstance(line.tree, ast.Assign)
+                names = {"MatMult" if op == "contract" else op for op in ops}
+                found = [n for n in ast.walk(line.tree) if _named(n) in names]
+                return line.diagnostic(Placed(found[0] if found else line.tree.value, Mistake(message, hint)))
+        raise AssertionError(ops)
+
+    def leaves(self) -> Iterable[Node]:
+        """What the chain reads, in the order of the inputs, indices last."""
+        order = {a.name: i for i, a in enumerate(self.spec.inputs)}
+        taken = {id(a) for n in self.nodes if n.op == "take" for a in n.args}
+        taken -= {id(a) for n in self.nodes if n.op != "take" for a in n.args} | {id(s.value) for s in self.statements}
+        found = [n for n in self.nodes if n.op == "input" and id(n) not in taken]
+        found += [n for n in self.nodes if n.op == "take"]
+
+        def place(node: Node) -> tuple[int, int, int]:
+            leaf = node.attr if node.op == "input" else node.args[0].attr
+            assert isinstance(leaf, Leaf)
+            return order[leaf.name], leaf.part or 0, node.op == "take"
+
+        return [*sorted(found, key=place), *(n for n in self.nodes if n.op in ("index", "size"))]
+
+    def load(self, node: Node, tokens: dict, groups: tuple[Group, ...], names: Names, mode_of: ModeOf) -> Access:
+        if node.op == "index":
+            place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
+            return Access(names.index(str(node.attr)), None, None, "index", (), place)
+        if node.op == "size":
+            place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
+            return Access(names.size(str(node.attr)), None, None, "size", (), place)
+        leaf = node.attr if node.op == "input" else node.args[0].attr
+        assert isinstance(leaf, Leaf)
+        array = self.spec.array(leaf.name)
+        name = leaf.name if leaf.part is None else names.part(leaf.name, leaf.part)
+        own = tokens[leaf.name]
+        if node.op == "input":
+            return Access(name, array, leaf.part, mode_of(own), own)
+        index = node.args[1].attr
+        assert isinstance(index, Leaf)
+        mode = self.take_mode(tokens[index.name], mode_of(own), len(groups))
+        axis = str(node.attr)
+        return Access(names.take(name, index.name, axis), array, leaf.part, mode, own, None, (index.name, axis))
+
+    def take_mode(self, index: tuple[int | str, ...], mode: str, count: int) -> str:
+        """How a table is reached whose own axes alone give `mode`."""
+        along = (count - 1) in index
+        if mode == "flat" or along:
+            return "gather" if along or mode == "scalar" else "tile"
+        return mode
+
+    def groups(self, apart: set, border: str | None = None) -> tuple[Group, ...]:
+        """Collapse neighbouring axes that every array has together, consecutively, in order; none across the axis
+        `border`, which begins a group."""
+        merged: list[list[str]] = []
+        for axis in self.axes:
+            alone = apart & {merged[-1][-1], axis} if merged else set()
+            if merged and axis != border and self.together(merged[-1][-1], axis) and not alone:
+                merged[-1].append(axis)
+            else:
+                merged.append([axis])
+        names = ["rows" if ROWS in axes else "".join(axes) for axes in merged]
+        unique = [n if names.count(n) == 1 else "_".join(axes) for n, axes in zip(names, merged, strict=True)]
+        return tuple(Group(n, tuple(axes)) for n, axes in zip(unique, merged, strict=True))
+
+    def together(self, first: str, second: str) -> bool:
+        for array in self.spec.arrays:
+            if (first in array.axes) != (second in array.axes):
+                return False
+            if first in array.axes:
+                flat: list[str | None] = []
+                for dim in array.dims:
+                    names: list[str | None] = list(dim.names)
+                    if dim.parts is not None:
+                        names = [None, *names] if dim.parts_first else [*names, None]
+                    flat += names
+                if flat.index(second) != flat.index(first) + 1:
+                    return False
+        return True
+
+
+class _Elementwise(Planner):
     def refusals(self) -> list[Diagnostic]:
         """What no kernel does yet, or ever: one message for the first reason found."""
-        reduced = sorted({n.op for n in self.nodes if n.op in REDUCTIONS})
-        hint = "today's kernels are element-wise"
         if any(n.op == "contract" for n in self.nodes):
-            return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", hint)]
-        if reduced:
-            return [self.mistake_in_chain({*reduced}, f"no kernel for a reduction ({', '.join(reduced)}) yet", hint)]
+            return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", "")]
         first = self.spec.outputs[0]
         for output in self.spec.outputs[1:]:
             if output.axes != first.axes:
@@ -208,22 +299,11 @@ class _Planner:
             return [self.mistake(message, "join axes that every array has together", first)]
         return []
 
-    def mistake_in_chain(self, ops: set[str], message: str, hint: str) -> Diagnostic:
-        """A mistake at the first statement whose value has one of these operations."""
-        lines, _ = read_lines(self.spec.chain)
-        for line, statement in zip(lines, self.statements, strict=True):
-            if any(n.op in ops for n in topological([statement.value])):
-                assert isinstance(line.tree, ast.Assign)
-                names = {"MatMult" if op == "contract" else op for op in ops}
-                found = [n for n in ast.walk(line.tree) if _named(n) in names]
-                return line.diagnostic(Placed(found[0] if found else line.tree.value, Mistake(message, hint)))
-        raise AssertionError(ops)
-
     def elementwise(self) -> Elementwise:
         apart = {n.attr for n in self.nodes if n.op in ("index", "size")}
         tables = {n.args[0].attr.name for n in self.nodes if n.op == "take"}  # type: ignore[attr-defined]
         groups = self.groups(apart)
-        tokens = {a.name: _tokens(a, groups) for a in self.spec.arrays}
+        tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         # `take` makes its table's own coordinates, `index` a group's: neither can be split away
         simple = not apart and not tables and len(groups) == 1
         full = all(_covers(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
@@ -235,83 +315,21 @@ class _Planner:
                 n: tuple(x for t in ts for x in ((0, 1) if t == 0 else (t,))) for n, ts in tokens.items()
             }  # fmt: skip
         views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
-        names = _Names(self.spec, self.statements)
-        loads = tuple(self.load(node, tokens, groups, names) for node in self.leaves())
+        names = Names(self.spec, self.statements)
+
+        def mode(own: tuple[int | str, ...]) -> str:
+            return _mode(own, len(groups))
+
+        loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
         stores = tuple(
             Access(s.name if s.part is None else names.part(s.name, s.part), self.spec.array(s.name), s.part,
-                   _mode(tokens[s.name], len(groups)), tokens[s.name])
+                   mode(tokens[s.name]), tokens[s.name])
             for s in self.statements if any(s.name == o.name for o in self.spec.outputs)
         )  # fmt: skip
         return Elementwise(groups, collapsed, views, loads, stores)
 
-    def leaves(self) -> Iterable[Node]:
-        """What the chain reads, in the order of the inputs, indices last."""
-        order = {a.name: i for i, a in enumerate(self.spec.inputs)}
-        taken = {id(a) for n in self.nodes if n.op == "take" for a in n.args}
-        taken -= {id(a) for n in self.nodes if n.op != "take" for a in n.args} | {id(s.value) for s in self.statements}
-        found = [n for n in self.nodes if n.op == "input" and id(n) not in taken]
-        found += [n for n in self.nodes if n.op == "take"]
 
-        def place(node: Node) -> tuple[int, int, int]:
-            leaf = node.attr if node.op == "input" else node.args[0].attr
-            assert isinstance(leaf, Leaf)
-            return order[leaf.name], leaf.part or 0, node.op == "take"
-
-        return [*sorted(found, key=place), *(n for n in self.nodes if n.op in ("index", "size"))]
-
-    def load(self, node: Node, tokens: dict, groups: tuple[Group, ...], names: _Names) -> Access:
-        count = len(groups)
-        if node.op == "index":
-            place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
-            return Access(names.index(str(node.attr)), None, None, "index", (), place)
-        if node.op == "size":
-            place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
-            return Access(names.size(str(node.attr)), None, None, "size", (), place)
-        leaf = node.attr if node.op == "input" else node.args[0].attr
-        assert isinstance(leaf, Leaf)
-        array = self.spec.array(leaf.name)
-        name = leaf.name if leaf.part is None else names.part(leaf.name, leaf.part)
-        own = tokens[leaf.name]
-        if node.op == "input":
-            return Access(name, array, leaf.part, _mode(own, count), own)
-        index = node.args[1].attr
-        assert isinstance(index, Leaf)
-        inner = {t for t in tokens[index.name] if isinstance(t, int)}
-        mode = _mode(own, count)
-        if mode == "flat" or (count - 1) in inner:
-            mode = "gather" if (count - 1) in inner or mode == "scalar" else "tile"
-        axis = str(node.attr)
-        return Access(names.take(name, index.name, axis), array, leaf.part, mode, own, None, (index.name, axis))
-
-    def groups(self, apart: set) -> tuple[Group, ...]:
-        """Collapse neighbouring axes that every array has together, consecutively, in order."""
-        merged: list[list[str]] = []
-        for axis in self.axes:
-            if merged and self.together(merged[-1][-1], axis) and not apart & {merged[-1][-1], axis}:
-                merged[-1].append(axis)
-            else:
-                merged.append([axis])
-        names = ["rows" if ROWS in axes else "".join(axes) for axes in merged]
-        unique = [n if names.count(n) == 1 else "_".join(axes) for n, axes in zip(names, merged, strict=True)]
-        return tuple(Group(n, tuple(axes)) for n, axes in zip(unique, merged, strict=True))
-
-    def together(self, first: str, second: str) -> bool:
-        for array in self.spec.arrays:
-            if (first in array.axes) != (second in array.axes):
-                return False
-            if first in array.axes:
-                flat: list[str | None] = []
-                for dim in array.dims:
-                    names: list[str | None] = list(dim.names)
-                    if dim.parts is not None:
-                        names = [None, *names] if dim.parts_first else [*names, None]
-                    flat += names
-                if flat.index(second) != flat.index(first) + 1:
-                    return False
-        return True
-
-
-def _tokens(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
+def tokens_of(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
     """One token a mode of the array's view: a group's place, "parts", or the axis that only a table has."""
     tokens: list[int | str] = []
     for dim in array.dims:
@@ -342,7 +360,7 @@ def _mode(tokens: tuple[int | str, ...], groups: int) -> str:
     return "tile" if tokens[-1] == groups - 1 else "gather"
 
 
-class _Names:
+class Names:
     """Names for parts and coordinates that no name of the spec has, and no two of them share."""
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
@@ -366,6 +384,11 @@ class _Names:
 
     def size(self, axis: str) -> str:
         return self.free(f"size_{axis.lower()}", "size", axis)
+
+    def statistic(self, name: str, node: int) -> str:
+        """row_sum, row_sum2, ..."""
+        count = 1 + sum(key[:2] == ("statistic", name) for key in self.given)
+        return self.free(name if count == 1 else f"{name}{count}", "statistic", name, str(node))
 
     def take(self, table: str, index: str, axis: str) -> str:
         return self.free(f"{table}_at_{index}", "take", table, index, axis)

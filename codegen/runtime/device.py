@@ -99,15 +99,16 @@ def store_anywhere(
     before: cutlass.Int32,
     after: cutlass.Int32,
     valid: cutlass.Int64,
+    group: cutlass.Constexpr[int] = 32,
 ) -> cutlass.Uint32:
     """Store a lane's vector to a compact tensor from `offset` on, wherever that is: each lane stores the aligned vector
-    that begins with the end of the lane before it. All lanes of a warp take part, with consecutive vectors; `before` and
-    `after` count the row's elements before this vector and from its start on, and `valid` the array's from its start on.
+    that begins with the end of the lane before it. All lanes of a warp take part, `group` neighbours with consecutive
+    vectors; `before` and `after` count the row's elements before this vector and from its start on, and `valid` the array's from its start on.
     Returns bits: which elements are left to store one by one, at the ends of warps and rows."""
     vec = cute.size(src)
     rest = first_bits(valid, vec)
     if cutlass.const_expr(_in_words(src)):
-        lane = cute.arch.lane_idx()
+        lane = cute.arch.lane_idx() % group
         skip = _misalignment(offset, vec)
         base = cute.assume(offset - skip, divby=vec)
         own = cute.recast_tensor(src, Uint32)
@@ -116,14 +117,14 @@ def store_anywhere(
         shifted = cute.make_rmem_tensor((vec,), src.element_type)
         _shift_words([*previous, *words], vec - skip, vec, shifted)
         joined = (lane > 0) & (before >= vec)
-        stores = (valid > 0) & (after >= vec - skip) & ((skip == 0) | joined)
+        stores = (valid > 0) & (before >= 0) & (after >= vec - skip) & ((skip == 0) | joined)
         if stores:
             cute.autovec_copy(shifted, cute.make_tensor(dst.iterator + base, cute.make_layout((vec,))))
         head = first_bits(
             vec - skip, vec
         )  # what this lane's aligned vector takes of its elements; the rest is the next one's
         taken = cutlass.select_(stores, head, Uint32(0))
-        next_stores = (lane < 31) & (after >= 2 * vec - skip)
+        next_stores = (lane < group - 1) & (after >= 2 * vec - skip)
         taken = taken | cutlass.select_(next_stores, ~head, Uint32(0))
         rest = rest & ~taken
     return rest
@@ -336,10 +337,10 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
         return x
     if x.dtype is Boolean or dtype.is_float:
         return x.to(dtype)
-    low, high = _limits(dtype)
+    low, high = limits(dtype)
     if not x.dtype.is_float:
-        if dtype.width < x.dtype.width or _limits(x.dtype)[0] < low or _limits(x.dtype)[1] > high:
-            bottom, top = max(low, _limits(x.dtype)[0]), min(high, _limits(x.dtype)[1])
+        if dtype.width < x.dtype.width or limits(x.dtype)[0] < low or limits(x.dtype)[1] > high:
+            bottom, top = max(low, limits(x.dtype)[0]), min(high, limits(x.dtype)[1])
             x = minimum(maximum(x, bottom), top)
         return x.to(dtype)
     x = where(isnan(x), 0.0, x)
@@ -349,7 +350,8 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
     return maximum(x, float(low)).to(dtype)
 
 
-def _limits(dtype: type[Numeric]) -> tuple[int, int]:
+def limits(dtype: type[Numeric]) -> tuple[int, int]:
+    """The least and the greatest value of an integer type."""
     if dtype.signed:
         return -(2 ** (dtype.width - 1)), 2 ** (dtype.width - 1) - 1
     return 0, 2**dtype.width - 1

@@ -1,0 +1,375 @@
+"""The plan of ops that reduce: along rows, over rows, or both.
+
+Axes fall into two runs: `...` and what stands before the reduced axes make a row's place; the trailing, reduced axes are
+its columns. A **row** kernel gives each row to some neighbouring threads, reads it once, keeps it in registers and folds
+its statistics in stages, each of which may use those before; where a row is too long it is read again for each stage. A
+**column** kernel gives each thread some columns and walks down the rows; each block's partial results are folded by a
+second kernel of the same call, in a fixed order.
+
+How an array is reached:
+
+  flat     it has every column axis, last: vectors of consecutive columns, at its own place for the row
+  row      it has no column axis: one value a row
+  gather   it has some of the column axes: element by element
+  index    no array at all: the coordinate itself; `size` likewise the extent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from codegen.errors import Diagnostic, SpecError
+from codegen.ir import DTYPES, ROWS, Node, Statement, topological
+from codegen.ops import REDUCTIONS
+from codegen.plan import MAX_AXES, Access, Group, Names, Planner, View, tokens_of
+from codegen.spec import Array, Spec
+
+MAX_THREADS = 1024
+LEAST_THREADS = 128  # of a block of several rows
+KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
+MOST_KEPT = 128  # and with as many threads as there are
+BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps before a cluster shares it
+MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
+COLUMN_THREADS = 256
+COLUMN_BLOCKS = 1024  # that a column kernel aims for
+COLUMN_ROWS = 4  # that a thread of a column kernel reads at once
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One reduction: its name in the kernel, and in which stage it is folded (0 needs no other statistic)."""
+
+    name: str
+    node: Node
+    stage: int
+
+    @property
+    def op(self) -> str:
+        return self.node.op
+
+    @property
+    def operand(self) -> Node:
+        return self.node.args[0]
+
+    @property
+    def kind(self) -> str:
+        return self.node.kind
+
+
+@dataclass(frozen=True)
+class RowLaunch:
+    """What a call adds to the plan of a row kernel. `vectors` a thread, `per_row` threads, `cluster` blocks a row."""
+
+    vec: int
+    ragged: bool
+    threads: int
+    per_row: int
+    vectors: int
+    cluster: int
+    kept: bool  # the row stays in registers; else every stage reads it again
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def rows_a_block(self) -> int:
+        return self.threads // self.per_row
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The plan of an op that reduces. The first `kept` groups are a row's place, the others its columns."""
+
+    kind: str  # row, column or row+column
+    groups: tuple[Group, ...]
+    kept: int
+    views: tuple[View, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    rows: tuple[Statistic, ...]  # folded along a row
+    columns: tuple[Statistic, ...]  # folded over rows
+    collapsed: bool = False
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Every axis, in the order of the jnp form's operands."""
+        return tuple(axis for group in self.groups for axis in group.axes)
+
+    @property
+    def stages(self) -> tuple[tuple[Statistic, ...], ...]:
+        count = 1 + max((s.stage for s in self.rows), default=-1)
+        return tuple(tuple(s for s in self.rows if s.stage == i) for i in range(count))
+
+    @property
+    def row_groups(self) -> tuple[Group, ...]:
+        return self.groups[: self.kept]
+
+    @property
+    def column_groups(self) -> tuple[Group, ...]:
+        return self.groups[self.kept :]
+
+    def view(self, name: str) -> View:
+        return next(v for v in self.views if v.array.name == name)
+
+    def varies_along_columns(self, node: Node) -> bool:
+        return any(axis in group.axes for group in self.column_groups for axis in node.dims)
+
+    def varies_along_rows(self, node: Node) -> bool:
+        return any(axis in group.axes for group in self.row_groups for axis in node.dims)
+
+    def aligned(self, access: Access) -> bool:
+        """Whether the array's vectors are aligned in memory whatever the number of columns, once they are for one such
+        array: it has every axis, in order."""
+        tokens = access.tokens[:-1] if access.tokens[-1:] == ("parts",) else access.tokens
+        return access.mode == "flat" and tokens == tuple(range(len(self.groups)))
+
+    @property
+    def shifts(self) -> bool:
+        """Whether a ragged row's vectors start where memory is aligned, before the row itself: nothing may need its
+        coordinates one by one, and no thread keep its columns from row to row."""
+        gathers = any(a.mode in ("gather", "index") and len(self.column_groups) > 1 for a in self.loads)
+        aligned = any(self.aligned(a) for a in (*self.loads, *self.stores))
+        return self.kind == "row" and aligned and not gathers
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        """Arrays read or written in vectors, and how many of their elements one access takes at a position."""
+        found = {}
+        for access in (*self.loads, *self.stores):
+            if access.array is not None and access.mode == "flat":
+                interleaved = access.tokens[-1:] == ("parts",)
+                found[access.array] = access.array.parts or 1 if interleaved else 1
+        return tuple(found.items())
+
+    def column_bytes(self, dtypes: Mapping[str, str]) -> int:
+        """Bytes that one column of all the inputs read in vectors takes."""
+        loaded: dict[Array, int] = {}
+        for access in self.loads:
+            if access.mode in ("flat", "gather") and access.array is not None and access.array.name in dtypes:
+                loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
+        return sum(loaded.values()) or 4
+
+    def vector(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
+        width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
+        vec = 1
+        while vec * 2 * width <= schedule.get("vector_bytes", 16):
+            vec *= 2
+        return vec
+
+    def launch(
+        self,
+        dtypes: Mapping[str, str],
+        columns: int | None,
+        rows: int | None,
+        schedule: Mapping[str, int],
+        arch: str | None = None,
+    ) -> RowLaunch:
+        """The launch for arrays of these dtypes (by name) and extents; None where one is unknown when compiling."""
+        vec = self.vector(dtypes, schedule)
+        inner = columns if len(self.column_groups) <= 1 else None
+        ragged = vec > 1 and (inner is None or inner % vec != 0)
+        width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
+        if columns is None:
+            return self._read_again(vec, ragged, width, schedule)
+        count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
+        cluster = 1
+        while clusters(arch) and cluster < MAX_CLUSTER and count * width > cluster * BLOCK_ROW:
+            cluster *= 2
+        cluster = schedule.get("cluster", cluster)
+        per_row = 1
+        while per_row < MAX_THREADS and per_row * cluster * max(1, KEPT // width) < count:
+            per_row *= 2
+        per_row = schedule.get("threads_per_row", per_row)
+        if cluster > 1:
+            per_row = max(per_row, 32)
+        vectors = -(-count // (per_row * cluster))
+        if vectors * width > max(MOST_KEPT, width):
+            return self._read_again(vec, ragged, width, schedule)
+        threads = max(per_row, schedule.get("threads", LEAST_THREADS))
+        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True)
+
+    @staticmethod
+    def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
+        threads = schedule.get("threads", 512)
+        return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False)
+
+
+def clusters(arch: str | None) -> bool:
+    """Whether an architecture's blocks share rows in clusters, through each other's shared memory."""
+    return arch is not None and arch.startswith(("sm_90", "sm_100", "sm_103"))
+
+
+def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
+    """The plan for a checked spec with a reduction. Raises `SpecError` where no kernel of ours can do it."""
+    planner = _Reductions(spec, statements)
+    problems = planner.refusals()
+    if problems:
+        raise SpecError(problems)
+    return planner.plan()
+
+
+class _Reductions(Planner):
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        used = {axis for node in self.nodes for axis in node.dims}
+        taken = {n.attr for n in self.nodes if n.op == "take"}
+        tables = {a for n in self.nodes if n.op == "take" for a in n.args[0].dims} & taken
+        others = {a for n in self.nodes if n.op not in ("take", "input") for a in n.dims}
+        self.axes = tuple(
+            a for a in spec.axes if a in used and (a not in tables or a in others or self.reduced_over(a))
+        )
+        self.reduced = [n for n in self.nodes if n.op in REDUCTIONS]
+
+    def reduced_over(self, axis: str) -> bool:
+        return any(n.op in REDUCTIONS and axis in axes_of(n) for n in self.nodes)
+
+    def refusals(self) -> list[Diagnostic]:
+        """What no kernel does yet, or ever: one message for the first reason found."""
+        if any(n.op == "contract" for n in self.nodes):
+            return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", "")]
+        for check in (self.refuse_axes, self.refuse_orders, self.refuse_waiting, self.refuse_outputs):
+            problem = check()
+            if problem:
+                return [problem]
+        return []
+
+    def split(self) -> int:
+        """How many of the axes are a row's place: what stands before the axes reduced along a row, or after those reduced
+        over rows."""
+        along = [axes_of(n) for n in self.reduced if not self.leads(n)]
+        if along:
+            return min(self.axes.index(axis) for axis in along[0])
+        return max(len(axes_of(n)) for n in self.reduced)
+
+    def leads(self, node: Node) -> bool:
+        """Whether a reduction is over the leading axes: the rows."""
+        axes = axes_of(node)
+        return axes == self.axes[: len(axes)] and (ROWS in axes or len(axes) < len(self.axes) or not self.trails_only())
+
+    def trails_only(self) -> bool:
+        """Whether everything reduced is along one set of trailing axes, so that a reduction over all axes is a row's."""
+        return ROWS not in self.axes and all(axes_of(n) == self.axes[-len(axes_of(n)) :] for n in self.reduced)
+
+    def refuse_axes(self) -> Diagnostic | None:
+        sets = {axes_of(n): n for n in self.reduced}
+        for axes, node in sets.items():
+            if axes != self.axes[: len(axes)] and axes != self.axes[-len(axes) :]:
+                names = ", ".join(axes)
+                message = f"no kernel reduces over {names} and keeps axes on both sides of {'it' if len(axes) == 1 else 'them'}"
+                return self.mistake_in_chain({node.op}, message, f"the axes in order: {', '.join(self.axes)}")
+        rows = {axes for axes, n in sets.items() if not self.leads(n)}
+        columns = {axes for axes, n in sets.items() if self.leads(n)}
+        for group in (rows, columns):
+            if len(group) > 1:
+                a, b = sorted(group, key=len)[:2]
+                message = f"no kernel reduces over {', '.join(a)} and over {', '.join(b)} in one op"
+                return self.mistake_in_chain({sets[a].op}, message, "make two ops of it")
+        if rows and columns and len(next(iter(rows))) + len(next(iter(columns))) != len(self.axes):
+            a, b = next(iter(rows)), next(iter(columns))
+            message = f"no kernel reduces over {', '.join(a)} and over {', '.join(b)} in one op"
+            return self.mistake_in_chain({sets[a].op}, message, "make two ops of it")
+        return None
+
+    def refuse_orders(self) -> Diagnostic | None:
+        for array in self.spec.arrays:
+            if tuple(a for a in self.spec.axes if a in array.axes) != array.axes:
+                message = f"{array.name!r} is {array}, but other arrays have these axes in another order"
+                return self.mistake(message, "a kernel that reduces does not transpose: give all the same order", array)
+        if len(self.axes) > MAX_AXES:
+            return self.mistake(f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}", "", self.spec.outputs[0])
+        return None
+
+    def refuse_waiting(self) -> Diagnostic | None:
+        """What would need every row to wait for all others."""
+        columns = {id(n): n for n in self.reduced if self.leads(n)}
+        late: set[int] = set()
+        for node in self.nodes:
+            if id(node) in columns or any(id(a) in late for a in node.args):
+                late.add(id(node))
+        place = self.split()
+        row_axes = set(self.axes[:place])
+        for node in self.nodes:
+            needs = id(node) in late and (
+                row_axes & set(node.dims) or (node.op in REDUCTIONS and id(node.args[0]) in late)
+            )
+            if needs:
+                op = next(n.op for n in columns.values())
+                message = f"every row would wait for all others: this needs a reduction ({op}) over {', '.join(self.axes[:place])}"
+                return self.mistake_in_chain({op}, message, "make two ops: one that reduces, one that takes its result")
+        return None
+
+    def refuse_outputs(self) -> Diagnostic | None:
+        place = self.split()
+        row_axes, column_axes = self.axes[:place], self.axes[place:]
+        known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
+        values = {s.name: s.value for s in self.statements}
+        columns = {id(n) for n in self.reduced if self.leads(n)}
+        for output in self.spec.outputs:
+            for axis in output.axes:
+                if axis not in known:
+                    message = f"the axis {axis} of {output.name!r} is on no input that is always there"
+                    return self.mistake(message, "its extent would be unknown: give such an input that axis", output)
+            over_rows = any(id(n) in columns for n in topological([values[output.name]]))
+            wanted = [column_axes] if over_rows else [(*row_axes, *column_axes), row_axes]
+            if output.axes not in wanted:
+                what = f"{'column' if over_rows else 'row'} reductions here give {' or '.join(_brackets(w) for w in wanted)}"
+                return self.mistake(f"{output.name!r} is {output}, but {what}", "make it an op of its own", output)
+        return None
+
+    def plan(self) -> Reduction:
+        apart = {n.attr for n in self.nodes if n.op in ("index", "size")}
+        place = self.split()
+        groups = self.groups(apart, self.axes[place] if place < len(self.axes) else None)
+        kept = sum(set(g.axes) <= set(self.axes[:place]) for g in groups)
+        tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
+        views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
+        names = Names(self.spec, self.statements)
+
+        def mode(own: tuple[int | str, ...]) -> str:
+            columns = [t for t in own if isinstance(t, int) and t >= kept]
+            if not columns:
+                return "row"
+            tail = own[:-1] if own[-1] == "parts" else own
+            return "flat" if tail[-(len(groups) - kept) :] == tuple(range(kept, len(groups))) else "gather"
+
+        loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
+        stores = tuple(
+            Access(s.name if s.part is None else names.part(s.name, s.part), self.spec.array(s.name), s.part,
+                   mode(tokens[s.name]), tokens[s.name])
+            for s in self.statements if any(s.name == o.name for o in self.spec.outputs)
+        )  # fmt: skip
+        rows, columns = self.statistics(names)
+        kind = "row+column" if rows and columns else "row" if rows else "column"
+        return Reduction(kind, groups, kept, views, loads, stores, rows, columns)
+
+    def statistics(self, names: Names) -> tuple[tuple[Statistic, ...], tuple[Statistic, ...]]:
+        """The reductions, named as the chain names them, in the order of their stages."""
+        chain = {id(s.value): s.name for s in self.statements if s.name not in {o.name for o in self.spec.outputs}}
+        stage: dict[int, int] = {}
+        rows, columns = [], []
+        for node in self.nodes:
+            own = max((stage[id(a)] for a in node.args), default=0)
+            if node.op in REDUCTIONS:
+                leads = self.leads(node)
+                side = "column" if leads else "row"
+                name = chain.get(id(node)) or names.statistic(f"{side}_{node.op}", id(node))
+                if leads:
+                    columns.append(Statistic(name, node, 0))
+                else:
+                    rows.append(Statistic(name, node, own))
+                    own += 1
+            stage[id(node)] = own
+        return tuple(sorted(rows, key=lambda s: s.stage)), tuple(columns)
+
+
+def axes_of(reduction: Node) -> tuple[str, ...]:
+    """The axes that a reduction loses, in the spec's order."""
+    assert isinstance(reduction.attr, tuple)
+    return reduction.attr
+
+
+def _brackets(axes: tuple[str, ...]) -> str:
+    return f"[{', '.join(axes)}]"

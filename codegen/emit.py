@@ -135,6 +135,8 @@ class _Emitter:
             return self.convert(node.args[0], dialect.floating), ATOM
         if node.op == "cast":
             return self.cast(node), ATOM
+        if node.op in REDUCTIONS:  # TEMPORARY
+            return f"jnp.{node.op}({self.text[id(node.args[0])]}, axis=-1, keepdims=True)", ATOM
         op = OPS[node.op]
         binding = BINDING.get(node.op, ATOM)
         if dialect.name == "jnp":

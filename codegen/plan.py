@@ -114,6 +114,31 @@ class Elementwise:
                     found[access.array] = parts if access.mode == "flat" and parts & (parts - 1) == 0 else 1
         return tuple(found.items())
 
+    def launch(
+        self,
+        dtypes: Mapping[str, str],
+        inner: int | None,
+        total: int | None,
+        schedule: Mapping[str, int],
+        arch: str | None = None,
+    ) -> Launch:
+        """The launch for arrays of these dtypes (by name). `inner` is the innermost extent and `total` the element count
+        where they are known, or a number that divides them; `schedule` overrides (`overrides`)."""
+        del arch  # every architecture takes the same
+        width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
+        vec = vector_width(width, schedule)
+        unit = total if self.collapsed or not self.coordinates else inner
+        ragged = vec > 1 and (unit is None or unit % vec != 0)
+        return Launch(vec, ragged, schedule.get("threads", THREADS))
+
+
+def vector_width(width: int, schedule: Mapping[str, int]) -> int:
+    """How many elements fill a vector, the widest of them `width` bytes."""
+    vec = 1
+    while vec * 2 * width <= schedule.get("vector_bytes", 16):
+        vec *= 2
+    return vec
+
 
 def access_key(plan: Elementwise, access: Access) -> tuple:
     """The key under which the chain's graph knows what an access reads (`emit.leaf_key`)."""
@@ -135,6 +160,11 @@ class Launch:
     ragged: bool
     threads: int
 
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """What the launcher takes of it."""
+        return {"vec": self.vec, "ragged": self.ragged, "threads": self.threads}
+
 
 def overrides(spec: Spec, arch: str | None) -> dict[str, int]:
     """What a spec's `schedule` says for an architecture: its own entry over what stands for all."""
@@ -146,21 +176,6 @@ def overrides(spec: Spec, arch: str | None) -> dict[str, int]:
         if name == arch and isinstance(value, tuple):
             found |= dict(value)
     return found
-
-
-def launch(
-    plan: Elementwise, dtypes: Mapping[str, str], inner: int | None, total: int | None, schedule: Mapping[str, int]
-) -> Launch:
-    """The launch for arrays of these dtypes (by name). `inner` is the innermost extent and `total` the element count
-    where they are known, or a number that divides them; `schedule` overrides (`overrides`)."""
-    width = max((DTYPES[dtypes[a.name]].size * n for a, n in plan.full if a.name in dtypes), default=4)
-    vec = 1
-    limit = schedule.get("vector_bytes", 16)
-    while vec * 2 * width <= limit:
-        vec *= 2
-    unit = total if plan.collapsed or not plan.coordinates else inner
-    ragged = vec > 1 and (unit is None or unit % vec != 0)
-    return Launch(vec, ragged, schedule.get("threads", THREADS))
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from codegen.errors import Diagnostic, SpecError
 from codegen.ir import DTYPES, ROWS, Node, Statement, topological
 from codegen.ops import REDUCTIONS
-from codegen.plan import MAX_AXES, Access, Group, Names, Planner, View, tokens_of
+from codegen.plan import MAX_AXES, Access, Group, Names, Planner, View, tokens_of, vector_width
 from codegen.spec import Array, Spec
 
 MAX_THREADS = 1024
@@ -152,13 +152,6 @@ class Reduction:
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
 
-    def vector(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
-        width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
-        vec = 1
-        while vec * 2 * width <= schedule.get("vector_bytes", 16):
-            vec *= 2
-        return vec
-
     def launch(
         self,
         dtypes: Mapping[str, str],
@@ -168,9 +161,8 @@ class Reduction:
         arch: str | None = None,
     ) -> RowLaunch:
         """The launch for arrays of these dtypes (by name) and extents; None where one is unknown when compiling."""
-        vec = self.vector(dtypes, schedule)
-        inner = columns if len(self.column_groups) <= 1 else None
-        ragged = vec > 1 and (inner is None or inner % vec != 0)
+        vec = vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
+        ragged = vec > 1 and (columns is None or columns % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
         if columns is None:
             return self._read_again(vec, ragged, width, schedule)

@@ -23,7 +23,8 @@ import numpy as np
 
 from codegen import pipeline
 from codegen.ir import DTYPES, ROWS
-from codegen.plan import Launch, launch, overrides
+from codegen.plan import Launch, overrides
+from codegen.reductions import RowLaunch
 from codegen.runtime import arguments, interpreted, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast as store
@@ -349,14 +350,15 @@ class Op(Generic[P, R]):
             (*(tensor(a) for a in spec.inputs), *scalars),
             tuple(tensor(a) for a in spec.outputs),
             tuple(views.user_shape(a, axes) for a in spec.outputs),
-            {**dict(key.static), "vec": how.vec, "ragged": how.ragged, "threads": how.threads},
+            {**dict(key.static), **how.constants},
         )
 
-    def launch_for(self, types: Types, axes: Axes) -> Launch:
+    def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch:
         """The launch for these types and extents."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         inner, total = views.known_extents(self.plan, axes)
-        return launch(self.plan, dtypes, inner, total, overrides(self.spec, current_arch()))
+        arch = current_arch()
+        return self.plan.launch(dtypes, inner, total, overrides(self.spec, arch), arch)
 
 
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:

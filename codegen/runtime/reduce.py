@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Numeric
+from cutlass import Boolean, Int32, Int64, Numeric, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import device
@@ -49,11 +49,15 @@ def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
     return result
 
 
-def accumulate(running: cute.Tensor, op: str, value: Vector, inside: Vector) -> None:
-    """Fold a vector in, where its columns lie inside the row."""
-    dtype = running.element_type
-    value = value.to(dtype)
-    running.store(combine(op, running.load(), device.where(inside, value, identity(op, dtype))))
+def accumulate(
+    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Vector
+) -> None:
+    """Fold vectors in, one for each statistic, where their columns lie inside the row."""
+    values = values if isinstance(values, tuple) else (values,)
+    for held, op, value in zip(running, ops, values, strict=True):
+        dtype = held.element_type
+        value = device.where(inside, value.to(dtype), identity(op, dtype))
+        held.store(combine(op, held.load(), value))
 
 
 def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool) -> Vector:
@@ -67,7 +71,22 @@ def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool)
     return mask.load()
 
 
+def count_up(first: cutlass.Int32, vec: int) -> Vector:
+    """The columns of a vector: first, first + 1, ..."""
+    result = cute.make_rmem_tensor((vec,), Int32)
+    device.count_up(result, first)
+    return result.load()
+
+
 # Rows in pieces
+
+
+@cute.jit
+def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor):
+    """The one value of a row; zero where there is no such row."""
+    dst.fill(0)
+    if there:
+        dst[0] = src[place]
 
 
 @cute.jit
@@ -78,31 +97,82 @@ def load_row(
     step: cutlass.Constexpr[int],
     columns: cutlass.Int32,
     dst: cute.Tensor,
+    parts: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     aligned: cutlass.Constexpr[bool],
 ):
-    """A thread's vectors of a row that begins at element `start` of a compact tensor, into dst (vec, vectors); zeros
-    outside. Where the row is no multiple of a vector (`ragged`), `aligned` says that vectors are still aligned in memory,
-    for which `first` may be negative; else each is put together from the two that hold it."""
-    vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    """A thread's vectors of a row that begins at element `start` of a compact tensor, into dst (vec, vectors), or (parts,
+    vec, vectors) where each column has several parts side by side; zeros outside the row. Where that is no multiple of a
+    vector (`ragged`), `aligned` says that vectors are still aligned in memory, for which `first` may be negative; else
+    each is put together from the two that hold it."""
+    vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
+    count = cute.size(dst) // vectors
+    vec = count // parts
     dst.fill(0)
     for v in cutlass.range_constexpr(vectors):
         c = first + v * step
+        place = start + cutlass.Int64(c) * parts
+        held = cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,)))
         if cutlass.const_expr(not ragged):
             if c < columns:
-                place = cute.assume(start + c, divby=vec)
-                cute.autovec_copy(cute.make_tensor(src.iterator + place, cute.make_layout((vec,))), dst[None, v])
+                cute.autovec_copy(_vector(src, place, count), held)
         else:
             if (c >= 0) & (c + vec <= columns):
                 if cutlass.const_expr(aligned):
-                    place = cute.assume(start + c, divby=vec)
-                    cute.autovec_copy(cute.make_tensor(src.iterator + place, cute.make_layout((vec,))), dst[None, v])
+                    cute.autovec_copy(_vector(src, place, count), held)
                 else:
-                    device.load_anywhere(src, start + c, dst[None, v])
+                    device.load_anywhere(src, place, held)
             else:
                 for i in cutlass.range_constexpr(vec):
                     if (c + i >= 0) & (c + i < columns):
-                        dst[i, v] = (src.iterator + start + c + i).load()
+                        for part in cutlass.range_constexpr(parts):
+                            held[i * parts + part] = (src.iterator + place + (i * parts + part)).load()
+
+
+def _vector(tensor: cute.Tensor, place: cutlass.Int64, count: int) -> cute.Tensor:
+    """An aligned vector in memory."""
+    return cute.make_tensor(tensor.iterator + cute.assume(place, divby=count), cute.make_layout((count,)))
+
+
+@cute.jit
+def gather_row(
+    src: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    ragged: cutlass.Constexpr[bool],
+):
+    """A row of a tensor that has only some of its axes, element by element. `place` are the row's coordinates, `extents`
+    the extents of the axes that make a column, and `modes` says which of these each mode of the tensor is."""
+    vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    dst.fill(0)
+    for v in cutlass.range_constexpr(vectors):
+        for i in cutlass.range_constexpr(vec):
+            c = first + v * step + i
+            if c < columns:
+                column = _coordinates(c, extents)
+                dst[i, v] = src[tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))]
+
+
+def load_index(
+    mode: int, extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, step: int, dst: cute.Tensor
+) -> None:
+    """The coordinate along one of several axes that make a column."""
+    for v in range(cute.size(dst, mode=[1])):
+        for i in range(cute.size(dst, mode=[0])):
+            dst[i, v] = _coordinates(first + v * step + i, extents)[mode]
+
+
+def _coordinates(column: cutlass.Int32, extents: tuple[cutlass.Int32, ...]) -> list[cutlass.Int32]:
+    found = []
+    for extent in reversed(extents):
+        found.append(column % extent)
+        column = column // extent
+    return found[::-1]
 
 
 @cute.jit
@@ -112,33 +182,34 @@ def store_row(
     start: cutlass.Int64,
     first: cutlass.Int32,
     columns: cutlass.Int32,
+    parts: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     aligned: cutlass.Constexpr[bool],
-    group: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
 ):
-    """Store one vector of a row, as `load_row` loads it. `group` neighbouring lanes hold neighbouring vectors; all lanes
-    take part."""
-    vec = cute.size(src)
+    """Store one vector of a row, as `load_row` loads it. Neighbouring threads of a row hold neighbouring vectors; all
+    lanes of a warp take part."""
+    count = cute.size(src)
+    vec = count // parts
+    place = start + cutlass.Int64(first) * parts
+    held = cute.make_tensor(src.iterator, cute.make_layout((count,)))
     if cutlass.const_expr(not ragged):
         if first < columns:
-            place = cute.assume(start + first, divby=vec)
-            cute.autovec_copy(src, cute.make_tensor(dst.iterator + place, cute.make_layout((vec,))))
+            cute.autovec_copy(held, _vector(dst, place, count))
     else:
-        rest = device.first_bits(Int64(columns - first), vec)
-        rest = rest & ~device.first_bits(Int64(-first), vec)
+        rest = device.first_bits(Int64(columns - first), vec) & ~device.first_bits(Int64(-first), vec)
         if cutlass.const_expr(aligned):
             if (first >= 0) & (first + vec <= columns):
-                place = cute.assume(start + first, divby=vec)
-                cute.autovec_copy(src, cute.make_tensor(dst.iterator + place, cute.make_layout((vec,))))
-                rest = cutlass.Uint32(0)
-        else:
-            rest = rest & device.store_anywhere(
-                src, dst, start + first, first, columns - first, Int64(columns - first), group
-            )
+                cute.autovec_copy(held, _vector(dst, place, count))
+                rest = Uint32(0)
+        elif cutlass.const_expr(parts == 1):
+            left, group = columns - first, min(per_row, WARP)
+            rest = rest & device.store_anywhere(held, dst, place, first, left, Int64(left), group)
         if rest != 0:
             for i in cutlass.range_constexpr(vec):
                 if device.bit(rest, i):
-                    (dst.iterator + start + first + i).store(src[i])
+                    for part in cutlass.range_constexpr(parts):
+                        (dst.iterator + place + (i * parts + part)).store(held[i * parts + part])
 
 
 # Folding over threads
@@ -212,3 +283,10 @@ def _gathered(
             place = cute.arch.map_dsmem_ptr(place, j // warps)
         total = combine(op, total, cute.full((1,), place.load(), buffer.element_type))
     return over_lanes(total, op, group)
+
+
+def leave(cluster: int) -> None:
+    """The end of a kernel: a block's shared memory stays until the whole cluster has read it."""
+    if cluster > 1:
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import INT_MAX, Access, Elementwise, Launch
+from codegen.reductions import Reduction
 from codegen.runtime.arguments import Axes
 from codegen.spec import Array
 
@@ -31,7 +32,7 @@ def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
     return tuple(shape)
 
 
-def group_extents(plan: Elementwise, axes: Axes) -> tuple[Any, ...]:
+def group_extents(plan: Elementwise | Reduction, axes: Axes) -> tuple[Any, ...]:
     """The extent of each of the plan's groups."""
     if plan.collapsed:
         output = plan.stores[0].array
@@ -64,16 +65,21 @@ def _factor(total: Any) -> tuple[int, int] | None:
     return None
 
 
-def fits(plan: Elementwise, axes: Axes) -> str | None:
+def fits(plan: Elementwise | Reduction, axes: Axes) -> str | None:
     """Why a kernel cannot take these extents, or None."""
     for group, extent in zip(plan.groups, group_extents(plan, axes), strict=True):
         if isinstance(extent, int) and extent > LIMIT:
             words = "elements that do not factor" if plan.collapsed else " x ".join(group.axes)
             return f"{extent} {words} are more than the {LIMIT} that a kernel's coordinate holds; split the array"
+    if isinstance(plan, Reduction):
+        extents = group_extents(plan, axes)
+        for words, extent in (("rows", _product(extents[: plan.kept])), ("columns", _product(extents[plan.kept :]))):
+            if isinstance(extent, int) and extent > LIMIT:
+                return f"{extent} {words} are more than the {LIMIT} that a kernel's coordinate holds; split the array"
     return None
 
 
-def kernel_shape(plan: Elementwise, array: Array, axes: Axes) -> tuple[Any, ...]:
+def kernel_shape(plan: Elementwise | Reduction, array: Array, axes: Axes) -> tuple[Any, ...]:
     """The shape of the kernel's view: one mode a group, parts, or a table's own axis; at least one."""
     extents = group_extents(plan, axes)
     shape = []
@@ -85,23 +91,27 @@ def kernel_shape(plan: Elementwise, array: Array, axes: Axes) -> tuple[Any, ...]
     return tuple(shape) or (1,)
 
 
-def divisibility(plan: Elementwise, array: Array, how: Launch) -> tuple[int, ...]:
-    """What the compiler may assume of each mode: only that whole vectors fit the innermost group."""
+def divisibility(plan: Elementwise | Reduction, array: Array, how: Launch) -> tuple[int, ...]:
+    """What the compiler may assume of each mode: only that whole vectors fit the innermost group. A kernel that reduces
+    says itself where its vectors are."""
     tokens = plan.view(array.name).tokens
-    inner = len(plan.groups) - 1
+    inner = len(plan.groups) - 1 if isinstance(plan, Elementwise) else None
     return tuple(how.vec if token == inner and not how.ragged else 1 for token in tokens) or (1,)
 
 
-def alignment(plan: Elementwise, array: Array, dtype: str) -> int:
+def alignment(plan: Elementwise | Reduction, array: Array, dtype: str) -> int:
     """The bytes the compiler may assume an array's address is a multiple of: XLA's 256 where vectors are accessed; where
     elements are, no more than theirs, or neighbouring loads become one that reads past the array's end."""
     vectors = any(a.array == array and a.mode in ("flat", "tile") for a in (*plan.loads, *plan.stores))
     return 256 if vectors else DTYPES[dtype].size
 
 
-def known_extents(plan: Elementwise, axes: Axes) -> tuple[int | None, int | None]:
-    """The innermost extent and the element count; where symbolic, the largest vector width known to divide them."""
+def known_extents(plan: Elementwise | Reduction, axes: Axes) -> tuple[int | None, int | None]:
+    """The innermost extent and the element count (of an op that reduces: the columns and the rows); where symbolic, the largest vector width known to divide them."""
     extents = group_extents(plan, axes)
+    if isinstance(plan, Reduction):
+        columns, rows = _product(extents[plan.kept :]), _product(extents[: plan.kept])
+        return tuple(n if isinstance(n, int) else None for n in (columns, rows))  # type: ignore[return-value]
     if not extents:
         return 1, 1
     return _divisor(extents[-1]), _divisor(_product(extents))
@@ -124,7 +134,12 @@ def _divisor(extent: Any) -> int | None:
 
 
 def jnp_value(
-    plan: Elementwise, access: Access, arrays: Mapping[str, jax.Array], axes: Axes, compute: str, integer: str
+    plan: Elementwise | Reduction,
+    access: Access,
+    arrays: Mapping[str, jax.Array],
+    axes: Axes,
+    compute: str,
+    integer: str,
 ) -> jax.Array:
     """What the chain reads, in its compute type, shaped to broadcast by position against the outputs."""
     output = plan.stores[0].array
@@ -158,7 +173,7 @@ def jnp_value(
     return _spread(value, own, order, len(axes.rows))
 
 
-def named_index(plan: Elementwise, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
+def named_index(plan: Elementwise | Reduction, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
     return named_axes(plan.view(name).array, jnp.asarray(arrays[name]), axes, None)
 
 

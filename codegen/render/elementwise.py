@@ -1,97 +1,28 @@
-"""A checked spec and its plan to the text of `generated/<op>.py`.
-
-Everything a template shows is a line prepared here; templates hold the kernel's shape and no decisions.
-"""
+"""The kernel of an element-wise op: its plan to what `templates/elementwise.py.jinja` shows."""
 
 from __future__ import annotations
 
-import functools
-import re
-import textwrap
-from pathlib import Path
-
-import jinja2
-
 from codegen import emit
-from codegen.ir import DTYPES, topological
 from codegen.pipeline import Op
-from codegen.plan import Access, access_key
+from codegen.plan import Access, Elementwise
+from codegen.render.common import Context, camel, quoted
 from codegen.spec import Array
 
-TEMPLATES = Path(__file__).parent.parent / "templates"
-WIDTH = 120
 
+class ElementwiseContext(Context):
+    """What the element-wise template shows."""
 
-@functools.cache
-def environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
+    plan: Elementwise
+    template = "elementwise.py.jinja"
 
+    def planned(self, op: Op) -> Elementwise:
+        assert isinstance(op.plan, Elementwise)
+        return op.plan
 
-def render_op(op: Op) -> str:
-    """The generated module of an op."""
-    context = _Context(op)
-    values = context.values()
-    template = environment().get_template("elementwise.py.jinja")
-    text = template.render(values, imports=context.imports(template.render(values, imports=[])))
-    # The template's runs of empty lines, not the spec's
-    head, spec, rest = text.partition(values["spec"])
-    return re.sub(r"\n{4,}", "\n\n\n", head) + spec + re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"
-
-
-def camel(name: str) -> str:
-    """`gate_up` to GateUp. No two names give the same: x_1 keeps its underscore, and is not x1."""
-    return re.sub(r"(?:^|_)([a-z])", lambda match: match[1].upper(), name)
-
-
-def quoted_block(text: str) -> str:
-    """A spec's text inside triple quotes: it reads back the same, and can neither end the string nor escape in it."""
-    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"').rstrip("\n") + "\n"
-
-
-def quoted(text: str) -> str:
-    """A docstring's text: it can neither end the string nor escape in it."""
-    return text.replace("\\", "\\\\").replace('"', "'")
-
-
-class _Context:
-    def __init__(self, op: Op):
-        self.op, self.spec, self.plan = op, op.spec, op.plan
-        self.statements = op.statements
-        self.nodes = list(topological(s.value for s in op.statements))
-        dtypes = {d for a in self.spec.inputs for d in self.spec.dtypes(a)}
-        self.wide = "float64" in dtypes
-        integers = {d for a in self.spec.arrays for d in self.spec.dtypes(a)}
-        self.integer = "Int64" if integers & {"int64", "uint32"} else "Int32"
-        self.groups = self.plan.groups
-        self.static = [p for p in self.spec.params if p.static]
-        self.dynamic = [p for p in self.spec.params if not p.static]
-        self.tensors = {a.name: f"m{camel(a.name)}" for a in self.spec.arrays}
-        # Parts that lie next to each other come in one fragment
-        self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
-
-    def values(self) -> dict:
-        spec = self.spec
-        chain, xla = self.chain(), self.xla()
+    def kernel(self) -> dict:
+        chain = self.chain()
         return {
-            "op": spec.op,
-            "path": f"specs/{spec.op}.yaml",
-            "template": "elementwise.py.jinja",
-            "summary": quoted(spec.summary),
             "chain": chain,
-            "xla": xla,
-            "reference": {
-                "params": [*(a.name for a in spec.inputs), *(p.name for p in spec.params)],
-                "lines": [row for line in self.op.reference.lines for row in line.split("\n")],
-            },
-            "tensors": self.tensor_lines(),
-            "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
             "ragged_means": self.ragged_means(),
             "at_words": self.at_words(),
             "extents": self.extents(),
@@ -104,42 +35,12 @@ class _Context:
             "results": self.result_lines(),
             "stores": self.stores(),
             "size": self.size_text(),
-            "byte_tensors": [self.tensors[a.name] for a in spec.arrays if spec.kind(a) == "bool"],
             "launch_arguments": self.launch_arguments(),
-            "result_class": self.result_class(),
-            "spec": quoted_block(spec.source.text),
-            "signature": self.signature(),
-            "returns": camel(spec.op) + "Outputs" if len(spec.outputs) > 1 else "jax.Array",
-            "doc": self.doc(),
         }
-
-    # The chain, twice
-
-    def target_names(self) -> dict[tuple[str, int | None], str]:
-        stores = {(s.array.name, s.part): s.name for s in self.plan.stores if s.array}
-        return {(s.name, s.part): stores.get((s.name, s.part), s.name) for s in self.statements}
-
-    def leaves(self) -> dict[tuple, str]:
-        params = {("param", p.name): p.name for p in self.spec.params}
-        return {**self.leaf_names, **params}
-
-    def vector_names(self) -> list[str]:
-        return [*dict.fromkeys(a.name for a in self.plan.loads), *(p.name for p in self.spec.params)]
-
-    def like(self) -> str:
-        return self.plan.loads[0].name
 
     def chain(self) -> dict:
         names = self.target_names()
-        approx = {"precise": "False", "fast": "True"}.get(self.spec.math, self.approx())
-        types = {d: f"cutlass.{t.cutlass}" for d, t in DTYPES.items()}
-        types |= {t: f"cutlass.{DTYPES[d[0]].cutlass}" if len(d) == 1 else t for t, d in self.spec.types}
-        floating = "compute" if self.wide else "cutlass.Float32"
-        dialect = emit.Dialect(
-            "cute", self.leaves(), floating, f"cutlass.{self.integer}", types, approx, self.spec.math == "precise",
-            self.spec.math == "fast", self.like(),
-        )  # fmt: skip
-        lines = emit.emit(self.statements, names, dialect)
+        lines = emit.emit(self.statements, names, self.dialect())
         extra = [n for n in ("compute", "approx", *dict(self.spec.types)) if self.mentions(lines, n)]
         returns = [s.name for s in self.plan.stores]
         return {
@@ -154,58 +55,6 @@ class _Context:
 
     def formula_doc(self) -> str:
         return "The chain, on one vector of each operand."
-
-    def approx(self) -> str:
-        """`math: auto`: decided at build where every type of every output agrees, else by the kernel."""
-        widths = {
-            DTYPES[d].kind == "float" and DTYPES[d].size < 4 for a in self.spec.outputs for d in self.spec.dtypes(a)
-        }
-        return str(widths.pop()) if len(widths) == 1 else "approx"
-
-    @staticmethod
-    def mentions(lines: list[str], name: str) -> bool:
-        return any(re.search(rf"\b{name}\b", line) for line in lines)
-
-    def extra_argument(self, name: str) -> str:
-        if name in ("compute", "approx"):
-            return name
-        array = next(a for a in self.spec.arrays if a.dtype == name)
-        return f"{self.tensors[array.name]}.element_type"
-
-    def xla(self) -> dict:
-        types = {d: f"jnp.{'bool_' if d == 'bool' else d}" for d in DTYPES}
-        types |= {t: f"jnp.{d[0]}" if len(d) == 1 else t for t, d in self.spec.types}
-        floating = "compute" if self.wide else "jnp.float32"
-        integer = "jnp.int64" if self.integer == "Int64" else "jnp.int32"
-        dialect = emit.Dialect("jnp", self.leaves(), floating, integer, types, like=self.like())
-        lines = emit.emit(self.statements, self.target_names(), dialect)
-        extra = [n for n in ("compute", *dict(self.spec.types)) if self.mentions(lines, n)]
-        return {
-            "params": [*self.vector_names(), *extra],
-            "extra": extra,
-            "doc": "The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate.",
-            "lines": lines,
-            "returns": ", ".join(s.name for s in self.plan.stores),
-        }
-
-    # Kernel text
-
-    def tensor_lines(self) -> list[dict]:
-        rows = []
-        for array in self.spec.inputs:
-            rows.append(self.tensor(array))
-        for p in self.dynamic:
-            rows.append({"name": f"m{camel(p.name)}", "hint": "cute.Tensor", "comment": f"(1) {p.name}"})
-        return rows + [self.tensor(a) for a in self.spec.outputs]
-
-    def tensor(self, array: Array) -> dict:
-        modes = [
-            self.groups[t].name if isinstance(t, int) else str(array.parts) if t == "parts" else t
-            for t in self.plan.view(array.name).tokens
-        ]
-        hint = "cute.Tensor" if array.default is None else "cute.Tensor | None"
-        shape = f"({', '.join(modes)})" if modes else "(1)"
-        return {"name": self.tensors[array.name], "hint": hint, "comment": f"{shape} {array.dtype}"}
 
     def ragged_means(self) -> str:
         if not self.plan.coordinates:
@@ -227,10 +76,6 @@ class _Context:
             if group in tokens:
                 return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
         raise AssertionError(f"no array has group {group}")
-
-    def size_text(self) -> str:
-        factors = [self.extent_source(i) for i in range(len(self.groups))]
-        return " * ".join([f"cutlass.Int64({factors[0]})", *factors[1:]]) if factors else "cutlass.Int64(1)"
 
     def extents(self) -> list[str]:
         """Names for the extents that coordinates need, and the element count."""
@@ -281,9 +126,6 @@ class _Context:
             self.fragments()
         )
 
-    def compute(self) -> str:
-        return "compute" if self.wide else "cutlass.Float32"
-
     # Fragments: one an access, shared by interleaved parts
 
     def fragment(self, access: Access) -> str:
@@ -331,10 +173,6 @@ class _Context:
             else:
                 lines[tile] = text
         return list(lines.values())
-
-    def guard(self, access: Access) -> str:
-        array = access.array
-        return self.tensors[array.name] if array is not None and array.default is not None else ""
 
     def at(self, access: Access, suffix: str, last: str | None = None) -> str:
         """The coordinates of an access; `last` replaces the innermost one."""
@@ -538,77 +376,4 @@ class _Context:
             value = self.converted(access)
             target = f"{name}[{access.part}, None]" if access.mode == "flat" and access.array.parts else name
             lines.append(f"{target}.store({value.format(access.name, f'{tensor}.element_type')})")
-        return lines
-
-    def converted(self, access: Access) -> str:
-        assert access.array is not None
-        kind = self.spec.kind(access.array)
-        return "device.cast({0}, {1})" if kind == "int" else "{0}.to({1})"
-
-    def launch_arguments(self) -> list[str]:
-        names = [t["name"] for t in self.tensor_lines()]
-        return [", ".join(names), ", ".join([*(p.name for p in self.static), "vec", "ragged", "threads"])]
-
-    # The JAX side
-
-    def imports(self, body: str) -> list[str]:
-        """What the module's body uses."""
-        lines = ["from typing import NamedTuple", ""] if len(self.spec.outputs) > 1 else []
-        lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
-        lines += ["import jax.numpy as jnp"] if re.search(r"\bjnp\.", body) else []
-        lines += ["", "from codegen import runtime"]
-        return [*lines, "from codegen.runtime import device"] if re.search(r"\bdevice\.", body) else lines
-
-    def result_class(self) -> dict | None:
-        if len(self.spec.outputs) == 1:
-            return None
-        return {"name": camel(self.spec.op) + "Outputs", "fields": [a.name for a in self.spec.outputs]}
-
-    def free_types(self) -> list[str]:
-        """Type variables that no input binds: keywords of the function."""
-        bound = {a.dtype for a in self.spec.inputs}
-        return [t for t, d in self.spec.types if t not in bound]
-
-    def signature(self) -> list[str]:
-        rows = []
-        for a in self.spec.inputs:
-            rows.append(f"{a.name}: jax.Array," if a.default is None else f"{a.name}: jax.Array | None = None,")
-        rows.append("*,")
-        for p in self.spec.params:
-            hint = p.kind if p.static else f"{p.kind} | jax.Array"
-            default = "" if p.default is None else f" = {emit.literal(p.default)}"
-            rows.append(f"{p.name}: {hint}{default},")
-        for t in self.free_types():
-            rows.append(f'{t}: str = "{dict(self.spec.types)[t][0]}",')
-        rows.append("implementation: runtime.Implementation = None,")
-        return rows
-
-    def doc(self) -> list[str]:
-        spec = self.spec
-        lines = [quoted(spec.summary), "", "Args:"]
-        for a in spec.inputs:
-            extra = "" if a.default is None else f"; {a.default!r} where it is left out or None"
-            lines.append(f"  {a.name}: {a}{extra}.")
-        for p in spec.params:
-            how = "compiled in" if p.static else "may be traced"
-            doc = f" {p.doc}" if p.doc else ""
-            text = f"{p.name}: {p.kind}, {how}.{doc}"
-            lines += map(quoted, textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    "))
-        for t in self.free_types():
-            lines.append(f"  {t}: the dtype of {', '.join(a.name for a in spec.outputs if a.dtype == t)}.")
-        lines.append(
-            '  implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.'
-        )
-        lines += ["", "Returns:"]
-        lines += [f"  {a.name}: {a}." for a in spec.outputs]
-        if spec.types:
-            names = "; ".join(
-                f"{t} is {' or '.join([', '.join(d[:-1]), d[-1]] if len(d) > 1 else d)}" for t, d in spec.types
-            )
-            lines += ["", *textwrap.wrap(names + ".", 112)]
-        lines += [
-            "",
-            "Raises:",
-            "  TypeError, ValueError: an argument's dtype or shape does not fit; the message says which.",
-        ]
         return lines

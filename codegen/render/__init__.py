@@ -1,0 +1,48 @@
+"""A checked spec and its plan to the text of `generated/<op>.py`.
+
+Everything a template shows is a line prepared here; templates hold the kernel's shape and no decisions.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import jinja2
+
+from codegen.pipeline import Op
+from codegen.plan import Elementwise
+from codegen.render.common import Context
+from codegen.render.elementwise import ElementwiseContext
+from codegen.render.rows import RowContext
+
+TEMPLATES = Path(__file__).parent.parent.parent / "templates"
+WIDTH = 120
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def context_of(op: Op) -> Context:
+    return ElementwiseContext(op) if isinstance(op.plan, Elementwise) else RowContext(op)
+
+
+def render_op(op: Op) -> str:
+    """The generated module of an op."""
+    context = context_of(op)
+    values = context.values()
+    template = environment().get_template(context.template)
+    text = template.render(values, imports=context.imports(template.render(values, imports=[])))
+    # The template's runs of empty lines, not the spec's
+    head, spec, rest = text.partition(values["spec"])
+    return re.sub(r"\n{4,}", "\n\n\n", head) + spec + re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"

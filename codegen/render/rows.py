@@ -1,0 +1,431 @@
+"""The kernel of an op that reduces along rows: its plan to what `templates/row.py.jinja` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from codegen import emit
+from codegen.ir import Node
+from codegen.pipeline import Op
+from codegen.plan import Access
+from codegen.reductions import Reduction, Statistic
+from codegen.render.common import Context, camel
+
+
+@dataclass(frozen=True)
+class Function:
+    """One of a kernel's functions: some of the chain's values, from vectors of what they need."""
+
+    name: str
+    doc: str
+    params: list[str]
+    lines: list[str]
+    results: list[str]
+
+    @property
+    def returns(self) -> str:
+        return ", ".join(self.results)
+
+
+class RowContext(Context):
+    """What the row template shows."""
+
+    plan: Reduction
+    template = "row.py.jinja"
+
+    def planned(self, op: Op) -> Reduction:
+        assert isinstance(op.plan, Reduction)
+        return op.plan
+
+    def kernel(self) -> dict:
+        return {
+            "functions": self.functions(),
+            "row_lines": self.row_lines(),
+            "extents": self.extents(),
+            "settings": self.kernel_settings(),
+            "fragments": self.kernel_fragments(),
+            "row_loads": self.row_loads(),
+            "loads": [self.load_row(a) for a in self.vector_loads()],
+            "stages": [self.stage(i) for i in range(len(self.plan.stages))],
+            "final": self.final(),
+            "row_outputs": self.row_outputs(),
+            "rows": self.rows_text(),
+            "columns": self.columns_text(),
+            "launch_extents": self.launch_extents(),
+            "launch_arguments": self.launch_arguments(),
+            "shifts": self.plan.shifts,
+        }
+
+    # The chain in pieces
+
+    def statistic_leaves(self) -> dict[tuple, str]:
+        return {emit.leaf_key(s.node): s.name for s in (*self.plan.rows, *self.plan.columns)}
+
+    def function(self, name: str, doc: str, values: list[Node], leaves: dict[tuple, str]) -> Function:
+        """A function of the values, which takes what they need."""
+        targets = self.target_names()
+        dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves})
+        lines, results = emit.emit_values(self.statements, targets, dialect, values)
+        names = [*self.vector_names(), *leaves.values(), "compute", "approx", *dict(self.spec.types)]
+        params = [n for n in dict.fromkeys(names) if self.mentions([*lines, *results], n)]
+        params = params or names[:1]
+        if params[0] != dialect.like:  # what constants take their shape from is always there
+            dialect = replace(dialect, like=params[0])
+            lines, results = emit.emit_values(self.statements, targets, dialect, values)
+        return Function(name, doc, params, lines, results)
+
+    def stage_function(self, stage: int) -> Function:
+        statistics = self.plan.stages[stage]
+        before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < stage}
+        what = ", ".join(f"{s.name} ({s.op})" for s in statistics)
+        doc = f"What is folded into {what}, on one vector of each operand."
+        name = f"{self.spec.op}_{statistics[0].name}" if len(statistics) == 1 else f"{self.spec.op}_stage{stage}"
+        if name in (f"{self.spec.op}_{suffix}" for suffix in ("chain", "row", "kernel", "launch", "xla", "reference")):
+            name = f"{self.spec.op}_stage{stage}"
+        return self.function(name, doc, [s.operand for s in statistics], before)
+
+    def vector_stores(self) -> list[Access]:
+        return [a for a in self.plan.stores if a.mode == "flat"]
+
+    def row_stores(self) -> list[Access]:
+        return [a for a in self.plan.stores if a.mode == "row"]
+
+    def values_of(self, stores: list[Access]) -> list[Node]:
+        values = {(s.name, s.part): s.value for s in self.statements}
+        return [values[(a.array.name, a.part)] for a in stores if a.array is not None]
+
+    def chain_function(self) -> Function | None:
+        stores = self.vector_stores()
+        if not stores:
+            return None
+        doc = "The chain, on one vector of each operand and the row's statistics."
+        return self.function(f"{self.spec.op}_chain", doc, self.values_of(stores), self.statistic_leaves())
+
+    def row_function(self) -> Function | None:
+        stores = self.row_stores()
+        if not stores:
+            return None
+        doc = "The row's own results, from its statistics."
+        return self.function(f"{self.spec.op}_row", doc, self.values_of(stores), self.statistic_leaves())
+
+    def functions(self) -> list[Function]:
+        stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
+        return [*stages, *(f for f in (self.chain_function(), self.row_function()) if f)]
+
+    def arguments(self, function: Function, width: str) -> list[str]:
+        """What a function is called with: vectors of `width` elements."""
+        statistics = {s.name: s for s in self.plan.rows}
+        texts = self.operand_texts(width)
+        return [
+            self.statistic_text(statistics[p], width) if p in statistics else texts.get(p) or self.extra_argument(p)
+            for p in function.params
+        ]
+
+    def statistic_type(self, statistic: Statistic) -> str:
+        return {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[statistic.kind]
+
+    def statistic_text(self, statistic: Statistic, width: str) -> str:
+        if statistic.kind == "bool":
+            return f"cute.full(({width},), {statistic.name}, cutlass.Int32) != 0"
+        return f"cute.full(({width},), {statistic.name}, {self.statistic_type(statistic)})"
+
+    def operand_texts(self, width: str) -> dict[str, str]:
+        """How each operand of the chain is read from its registers."""
+        texts = {}
+        for access in self.plan.loads:
+            texts[access.name] = self.operand_text(access, width)
+        for p in self.spec.params:
+            dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
+            value = p.name if p.static else f"m{camel(p.name)}[0]"
+            texts[p.name] = f"cute.full(({width},), {value}, {dtype})"
+        return texts
+
+    def operand_text(self, access: Access, width: str) -> str:
+        integer = f"cutlass.{self.integer}"
+        if access.mode in ("size", "index"):
+            assert access.group is not None
+            group = self.groups[access.group]
+            if access.mode == "size":
+                return f"cute.full(({width},), {group.name}, {integer})"
+            if access.group < self.plan.kept:
+                return f"cute.full(({width},), {group.coordinate}, {integer})"
+            if len(self.plan.column_groups) == 1:
+                return f"reduce.count_up(c, {width}).to({integer})"
+            return f"r{camel(access.name)}[None, v].load().to({integer})"
+        assert access.array is not None
+        name, kind = self.fragment(access), self.spec.kind(access.array)
+        if access.mode == "row":
+            load = f"cute.full(({width},), {name}[0], {name}.element_type)"
+        elif self.interleaved(access):
+            load = f"{name}[{access.part}, None, v].load()"
+        else:
+            load = f"{name}[None, v].load()"
+        return load + {"float": f".to({self.compute()})", "int": f".to({integer})", "bool": " != 0"}[kind]
+
+    # Where things are
+
+    def rows_text(self) -> str:
+        """The number of rows."""
+        names = [g.name for g in self.plan.row_groups]
+        return " * ".join(names) if names else "1"
+
+    def columns_text(self) -> str:
+        return " * ".join(g.name for g in self.plan.column_groups)
+
+    def extents(self) -> list[str]:
+        names = [g.name for g in self.groups]
+        sources = [self.extent_source(i) for i in range(len(self.groups))]
+        return [f"{', '.join(names)} = {', '.join(sources)}"]
+
+    def extent_source(self, group: int) -> str:
+        needed = [a for a in (*self.spec.inputs, *self.spec.outputs) if a.default is None]
+        for array in needed:
+            tokens = self.plan.view(array.name).tokens
+            if group in tokens:
+                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
+        raise AssertionError(f"no array has group {group}")
+
+    def launch_extents(self) -> list[str]:
+        """What the launcher needs to count the rows."""
+        groups = range(self.plan.kept)
+        if not groups:
+            return []
+        names, sources = [self.groups[i].name for i in groups], [self.extent_source(i) for i in groups]
+        return [f"{', '.join(names)} = {', '.join(sources)}"]
+
+    def launch_arguments(self) -> list[str]:
+        names = [t["name"] for t in self.tensor_lines()]
+        constants = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept")
+        return [", ".join(names), ", ".join([*(p.name for p in self.static), *constants])]
+
+    def row_lines(self) -> list[str]:
+        """The coordinates of the row, where several groups make its place."""
+        groups = self.plan.row_groups
+        if len(groups) == 1 and groups[0].coordinate != "row":
+            return [f"{groups[0].coordinate} = row"]
+        lines, rest = [], "row"
+        for i in range(len(groups) - 1, -1, -1):
+            if len(groups) == 1:
+                break
+            name = groups[i].coordinate
+            name = "iRows" if name == "row" else name
+            lines.append(f"{name} = {rest} % {groups[i].name}" if i else f"{name} = {rest}")
+            rest = f"({rest} // {groups[i].name})"
+        return lines
+
+    def coordinate(self, group: int) -> str:
+        name = self.groups[group].coordinate
+        return "iRows" if name == "row" and self.plan.kept > 1 else name
+
+    def place(self, access: Access, column: str = "0") -> str:
+        """The coordinates of a row in an array, at its first column."""
+        words: list[str] = []
+        for mode, token in enumerate(access.tokens):
+            if token == "parts":
+                words.append("0" if self.interleaved(access) else str(access.part or 0))
+            elif isinstance(token, int):
+                words.append(self.coordinate(token) if token < self.plan.kept else column)
+            else:
+                assert access.index_of and access.array
+                table = self.tensors[access.array.name]
+                words.append(f"device.clip_index(r{camel(access.name)}At[0], {table}.shape[{mode}])")
+        return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
+
+    def interleaved(self, access: Access) -> bool:
+        return access.mode == "flat" and access.tokens[-1:] == ("parts",)
+
+    def fragment(self, access: Access) -> str:
+        if access.array is not None and self.interleaved(access):
+            return f"r{camel(access.array.name)}"
+        return f"r{camel(access.name)}"
+
+    # Registers
+
+    def vector_loads(self) -> list[Access]:
+        """What is read in vectors; interleaved parts, which come together, once."""
+        found: dict[str, Access] = {}
+        for access in self.plan.loads:
+            indexed = access.mode == "index" and access.group is not None and access.group >= self.plan.kept
+            if access.mode in ("flat", "gather") or (indexed and len(self.plan.column_groups) > 1):
+                found.setdefault(self.fragment(access), access)
+        return list(found.values())
+
+    def kernel_fragments(self) -> list[dict]:
+        rows = []
+        for access in self.vector_loads():
+            rows.append(self.fragment_row(access, "vec, vectors"))
+        for access in self.plan.loads:
+            if access.mode == "row":
+                rows.append(self.fragment_row(access, "1,"))
+                if access.index_of:
+                    index = self.tensors[access.index_of[0]]
+                    rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
+                                 "tensor": index, "default": None, "default_type": ""})  # fmt: skip
+            elif access.index_of:
+                index = self.tensors[access.index_of[0]]
+                rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
+                             "tensor": index, "default": None, "default_type": ""})  # fmt: skip
+        seen: set[str] = set()
+        for access in self.plan.stores:
+            row = self.fragment_row(access, "vec," if access.mode == "flat" else "1,")
+            if row["name"] not in seen:
+                rows.append(row)
+            seen.add(row["name"])
+        return rows
+
+    def fragment_row(self, access: Access, shape: str) -> dict:
+        if access.array is None:
+            return {"name": self.fragment(access), "shape": f"({shape})", "dtype": "cutlass.Int32", "tensor": "",
+                    "default": None, "default_type": ""}  # fmt: skip
+        tensor = self.tensors[access.array.name]
+        parts = f"{access.array.parts}, " if self.interleaved(access) else ""
+        shape = f"({parts}{shape})" if not (parts and shape == "vec,") else f"({parts}vec)"
+        default = access.array.default if access in self.plan.loads else None
+        kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
+        types = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}
+        return {
+            "name": self.fragment(access), "shape": shape, "dtype": f"{tensor}.element_type", "tensor": tensor,
+            "default": None if default is None else emit.literal(default), "default_type": types[kind],
+        }  # fmt: skip
+
+    def row_loads(self) -> list[dict]:
+        """One value a row: loads at the row's place, indices of tables before them."""
+        rows = []
+        for access in self.plan.loads:
+            if access.index_of:
+                index = self.plan.view(access.index_of[0])
+                own = replace(access, array=index.array, tokens=index.tokens, index_of=None, mode="row", part=None)
+                text = f"reduce.load_one({self.tensors[index.array.name]}, {self.place(own)}, row < {self.rows_text()}, r{camel(access.name)}At)"
+                rows.append({"guard": "", "text": text})
+            if access.mode == "row":
+                assert access.array is not None
+                tensor = self.tensors[access.array.name]
+                text = f"reduce.load_one({tensor}, {self.place(access)}, row < {self.rows_text()}, {self.fragment(access)})"
+                rows.append({"guard": self.guard(access), "text": text})
+        return rows
+
+    def load_row(self, access: Access) -> dict:
+        name = self.fragment(access)
+        row = {"name": name, "guard": self.guard(access), "values": self.loaded_by(access)}
+        if access.mode == "flat":
+            assert access.array is not None
+            tensor = self.tensors[access.array.name]
+            parts = access.array.parts if self.interleaved(access) else 1
+            aligned = self.plan.shifts and self.plan.aligned(access)
+            start = f"cute.crd2idx({self.place(access)}, {tensor}.layout)"
+            return row | {
+                "text": f"reduce.load_row({tensor}, {start}, column, step, columns, {name}, {parts}, ragged, {aligned})"
+            }
+        extents = ", ".join(g.name for g in self.plan.column_groups)
+        if access.mode == "index":
+            assert access.group is not None
+            mode = access.group - self.plan.kept
+            return row | {"text": f"reduce.load_index({mode}, ({extents}), column, step, {name})"}
+        assert access.array is not None
+        tensor = self.tensors[access.array.name]
+        places = [t - self.plan.kept if isinstance(t, int) and t >= self.plan.kept else None for t in access.tokens]
+        where = self.place(access)
+        return row | {
+            "text": f"reduce.gather_row({tensor}, {where}, {tuple(places)}, ({extents},), column, step, columns, {name}, ragged)"
+        }
+
+    def loaded_by(self, access: Access) -> set[str]:
+        """The names in the chain of what one load brings."""
+        name = self.fragment(access)
+        return {a.name for a in self.plan.loads if a.mode == access.mode and self.fragment(a) == name}
+
+    # Passes over the row
+
+    def stage(self, number: int) -> dict:
+        statistics, function = self.plan.stages[number], self.stage_function(number)
+        running = [f"r{camel(s.name)}" for s in statistics]
+        types = [self.statistic_type(s) for s in statistics]
+        shared = f"s{camel(statistics[0].name)}" if len(statistics) == 1 else f"sStage{number}"
+        return {
+            "names": [s.name for s in statistics],
+            "ops": _tuple([f'"{s.op}"' for s in statistics]),
+            "running": running,
+            "types": types,
+            "type_tuple": _tuple(types),
+            "statistics": list(
+                zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
+            ),
+            "shared": shared,
+            "function": function,
+            "arguments": self.arguments(function, "vec"),
+            "loads": self.loads_for(function),
+            "means": [(s.name, self.statistic_type(s)) for s in statistics if s.op == "mean"],
+            "columns": self.columns_text(),
+        }
+
+    def loads_for(self, function: Function) -> list[dict]:
+        return [row for row in map(self.load_row, self.vector_loads()) if row["values"] & set(function.params)]
+
+    def final(self) -> dict | None:
+        function = self.chain_function()
+        if function is None:
+            return None
+        stores, done = [], set()
+        for access in self.vector_stores():
+            assert access.array is not None
+            name, tensor = self.fragment(access), self.tensors[access.array.name]
+            if name in done:
+                continue
+            done.add(name)
+            parts = access.array.parts if self.interleaved(access) else 1
+            aligned = self.plan.shifts and self.plan.aligned(access)
+            start = f"cute.crd2idx({self.place(access)}, {tensor}.layout)"
+            stores.append(
+                f"reduce.store_row({name}, {tensor}, {start}, c, columns, {parts}, ragged, {aligned}, per_row)"
+            )
+        return {
+            "function": function,
+            "results": ", ".join(a.name for a in self.vector_stores()),
+            "arguments": self.arguments(function, "vec"),
+            "loads": self.loads_for(function),
+            "converted": [self.result_line(a) for a in self.vector_stores()],
+            "stores": stores,
+        }
+
+    def result_line(self, access: Access) -> str:
+        assert access.array is not None
+        name, tensor = self.fragment(access), self.tensors[access.array.name]
+        target = f"{name}[{access.part}, None]" if self.interleaved(access) else name
+        return f"{target}.store({self.converted(access).format(access.name, f'{tensor}.element_type')})"
+
+    def row_outputs(self) -> dict | None:
+        function = self.row_function()
+        if function is None:
+            return None
+        rows = self.row_stores()
+        return {
+            "function": function,
+            "results": ", ".join(a.name for a in rows),
+            "arguments": self.arguments(function, "1"),
+            "converted": [self.result_line(a) for a in rows],
+            "stores": [
+                f"{self.tensors[a.array.name]}[{self.place(a)[1:-1].rstrip(',')}] = {self.fragment(a)}[0]"
+                for a in rows
+                if a.array is not None
+            ],
+        }
+
+    def kernel_settings(self) -> list[str]:
+        text = " ".join(self.arguments_text())
+        lines = []
+        if self.wide and "compute" in text:
+            floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
+            lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
+        if any("approx" in f.params for f in self.functions()):
+            outputs = ", ".join(self.tensors[a.name] for a in self.spec.outputs)
+            lines.append(f"approx = device.narrow({outputs})")
+        return lines
+
+    def arguments_text(self) -> list[str]:
+        return [t for f in self.functions() for t in self.arguments(f, "vec")] + [
+            self.statistic_type(s) for s in (*self.plan.rows, *self.plan.columns)
+        ]
+
+
+def _tuple(words: list[str]) -> str:
+    return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})"

@@ -126,6 +126,10 @@ class Reduction:
         tokens = access.tokens[:-1] if access.tokens[-1:] == ("parts",) else access.tokens
         return access.mode == "flat" and tokens == tuple(range(len(self.groups)))
 
+    def of_row(self, access: Access) -> bool:
+        """Whether each row has its own values in an array that is read in vectors; else all rows share them."""
+        return any(not isinstance(t, int) or t < self.kept for t in access.tokens if t != "parts")
+
     @property
     def shifts(self) -> bool:
         """Whether a ragged row's vectors start where memory is aligned, before the row itself: nothing may need its
@@ -145,24 +149,25 @@ class Reduction:
         return tuple(found.items())
 
     def column_bytes(self, dtypes: Mapping[str, str]) -> int:
-        """Bytes that one column of all the inputs read in vectors takes."""
+        """Bytes that one column of a row takes, of all the inputs that stay in registers."""
         loaded: dict[Array, int] = {}
         for access in self.loads:
-            if access.mode in ("flat", "gather") and access.array is not None and access.array.name in dtypes:
+            if access.array is not None and access.mode == "flat" and self.of_row(access):
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
 
     def launch(
         self,
         dtypes: Mapping[str, str],
+        inner: int | None,
         columns: int | None,
-        rows: int | None,
         schedule: Mapping[str, int],
         arch: str | None = None,
     ) -> RowLaunch:
-        """The launch for arrays of these dtypes (by name) and extents; None where one is unknown when compiling."""
+        """The launch for arrays of these dtypes (by name), the extent of the innermost axis and of a row; None where one is
+        unknown when compiling."""
         vec = vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
-        ragged = vec > 1 and (columns is None or columns % vec != 0)
+        ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
         if columns is None:
             return self._read_again(vec, ragged, width, schedule)

@@ -45,7 +45,7 @@ class RowContext(Context):
             "settings": self.kernel_settings(),
             "fragments": self.kernel_fragments(),
             "row_loads": self.row_loads(),
-            "loads": [self.load_row(a) for a in self.vector_loads()],
+            "loads": [row for row in map(self.load_row, self.vector_loads()) if row["of_row"]],
             "stages": [self.stage(i) for i in range(len(self.plan.stages))],
             "final": self.final(),
             "row_outputs": self.row_outputs(),
@@ -306,7 +306,12 @@ class RowContext(Context):
 
     def load_row(self, access: Access) -> dict:
         name = self.fragment(access)
-        row = {"name": name, "guard": self.guard(access), "values": self.loaded_by(access)}
+        row = {
+            "name": name,
+            "guard": self.guard(access),
+            "values": self.loaded_by(access),
+            "of_row": self.plan.of_row(access),
+        }
         if access.mode == "flat":
             assert access.array is not None
             tensor = self.tensors[access.array.name]

@@ -147,15 +147,38 @@ def gather_row(
     ragged: cutlass.Constexpr[bool],
 ):
     """A row of a tensor that has only some of its axes, element by element. `place` are the row's coordinates, `extents`
-    the extents of the axes that make a column, and `modes` says which of these each mode of the tensor is."""
+    the extents of the axes that make a column, and `modes` says which of these each mode of the tensor is. It lacks the
+    innermost one, or has it without its neighbours."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     dst.fill(0)
     for v in cutlass.range_constexpr(vectors):
-        for i in cutlass.range_constexpr(vec):
-            c = first + v * step + i
+        if cutlass.const_expr(not ragged and len(extents) - 1 not in modes):  # one value serves a vector
+            c = first + v * step
             if c < columns:
                 column = _coordinates(c, extents)
-                dst[i, v] = src[tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))]
+                value = src[tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))]
+                for i in cutlass.range_constexpr(vec):
+                    dst[i, v] = value
+        else:
+            _gather_vector(src, place, modes, extents, first + v * step, columns, dst[None, v])
+
+
+@cute.jit
+def _gather_vector(
+    src: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+):
+    """One vector of `gather_row`, element by element."""
+    for i in cutlass.range_constexpr(cute.size(dst)):
+        c = first + i
+        if c < columns:
+            column = _coordinates(c, extents)
+            dst[i] = src[tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))]
 
 
 def load_index(

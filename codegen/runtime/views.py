@@ -107,11 +107,11 @@ def alignment(plan: Elementwise | Reduction, array: Array, dtype: str) -> int:
 
 
 def known_extents(plan: Elementwise | Reduction, axes: Axes) -> tuple[int | None, int | None]:
-    """The innermost extent and the element count (of an op that reduces: the columns and the rows); where symbolic, the largest vector width known to divide them."""
+    """The innermost extent and the element count (of an op that reduces: of a row); where symbolic, the largest vector width known to divide them."""
     extents = group_extents(plan, axes)
     if isinstance(plan, Reduction):
-        columns, rows = _product(extents[plan.kept :]), _product(extents[: plan.kept])
-        return tuple(n if isinstance(n, int) else None for n in (columns, rows))  # type: ignore[return-value]
+        found = extents[-1] if plan.column_groups else 1, _product(extents[plan.kept :])
+        return tuple(n if isinstance(n, int) else None for n in found)  # type: ignore[return-value]
     if not extents:
         return 1, 1
     return _divisor(extents[-1]), _divisor(_product(extents))

@@ -163,7 +163,7 @@ class Op(Generic[P, R]):
                 arrays[array.name] = arguments.as_array(spec, array, given[array.name], bound)
         arrays = {a.name: arrays[a.name] for a in spec.inputs if a.name in arrays}
         types = arguments.bind_types(spec, arrays, {t: given[t] for t, _ in spec.types if t in given})
-        arguments.bind_axes(spec, arrays)
+        views.check_tables(spec, self.plan, arrays, arguments.bind_axes(spec, arrays))
         static = []
         for param in spec.params:
             value = given.get(param.name, param.default)

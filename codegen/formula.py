@@ -629,6 +629,11 @@ class Reader:
             raise self.fail(
                 tree, "'take' gathers from an input by an integer input", "as in take(cos, positions, axis=P)"
             )
+        for argument, node in (("table", table), ("i", place)):
+            assert isinstance(node.attr, Leaf)
+            if self.scope.inputs[node.attr.name].default is not None:
+                message = f"'take' needs arrays that are always there, and {node.attr.name!r} has a default"
+                raise self.fail(given[argument], message, "delete the default")
         if len(axes) != 1 or axes[0] == ROWS or axes[0] not in table.dims:
             has = f"it has {', '.join(table.dims)}" if table.dims else "it is a scalar"
             raise self.fail(given["axis"], "'take' gathers along one named axis of its table", has)

@@ -108,11 +108,10 @@ class Scope:
 
 
 def make_scope(spec: Spec) -> Scope:
-    dtypes = {d for a in spec.arrays for d in spec.dtypes(a)}
     scope = Scope(
         Graph(spec.axes),
         dict(spec.types),
-        DTYPES["int64" if dtypes & {"int64", "uint32"} else "int32"],
+        DTYPES[spec.integer],
         {a.name: a for a in spec.inputs},
         axes=frozenset(spec.axes),
         outputs=frozenset(a.name for a in spec.outputs),

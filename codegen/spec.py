@@ -134,6 +134,12 @@ class Spec:
         return DTYPES[self.dtypes(array)[0]].kind
 
     @property
+    def integer(self) -> str:
+        """What integers are computed in: the narrowest of int32 and int64 that holds every array's."""
+        wide = {"int64", "uint32"}
+        return "int64" if any(wide & set(self.dtypes(array)) for array in self.arrays) else "int32"
+
+    @property
     def extents(self) -> dict[str, int]:
         """Axes whose extent the spec fixes, such as G in `(B G=128)`."""
         return {n: e for a in self.arrays for d in a.dims for n, e in zip(d.names, d.extents, strict=False) if e}

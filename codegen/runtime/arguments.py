@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -93,7 +94,13 @@ def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str])
         if got not in allowed:
             raise TypeError(f"{spec.op}: {name} is {_either(allowed)}, not {got}")
         types[name] = got
-    return Types(tuple((name, types[name]) for name, _ in spec.types))
+    made = Types(tuple((name, types[name]) for name, _ in spec.types))
+    for array in spec.arrays:
+        dtype = made.dtype(array)
+        if (array.name in arrays or array in spec.outputs) and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            message = f"{array.name!r} is {array} with dtype {dtype}, which JAX has only with jax_enable_x64"
+            raise TypeError(f"{spec.op}: {message}")
+    return made
 
 
 def _dtype_name(spec: Spec, name: str, value: Any) -> str:

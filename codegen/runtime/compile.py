@@ -93,12 +93,6 @@ def bindings(spec: Spec, wanted: Mapping[str, str] | None = None) -> Iterator[Ty
             yield Types(tuple(bound.items()))
 
 
-def supports(spec: Spec, types: Types, arch: str) -> bool:
-    """Whether an architecture has every dtype: float8 begins with sm_89."""
-    number = int(re.sub(r"\D", "", arch))
-    return all(DTYPES[types.dtype(a)].min_arch <= number for a in spec.arrays)
-
-
 def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
     """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params."""
     some = any(a.default is not None for a in op.spec.inputs)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen import pipeline
+from codegen.arch import lacks
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import Launch, launch, overrides
 from codegen.runtime import arguments, interpreted, unsigned, views
@@ -331,13 +332,17 @@ class Op(Generic[P, R]):
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
-        """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold."""
+        """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold, and
+        for dtypes that the architecture lacks."""
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         problem = views.fits(plan, axes)
         if problem:
             raise ValueError(f"{spec.op}: {problem}")
+        missing = lacks(self, key.types, current_arch() or interpreted.DEFAULT_ARCH)
+        if missing:
+            raise ValueError(f"{missing}; implementation='xla' runs without")
         how = self.launch_for(key.types, axes)
 
         def tensor(array: Array) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from codegen.chain import read_chain
 from codegen.check import check
 from codegen.errors import SpecError
-from codegen.formula import read_chain
 from codegen.ir import Statement
 from codegen.plan import Elementwise, make_plan
 from codegen.reference import Reference, read_reference

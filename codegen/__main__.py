@@ -67,8 +67,8 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
 
     Example: codegen new my_bias_relu
     """
+    from codegen.names import op_name_mistake
     from codegen.scaffold import starter
-    from codegen.spec import op_name_mistake
 
     mistake = op_name_mistake(op)
     if mistake:

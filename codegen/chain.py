@@ -13,8 +13,9 @@ from collections.abc import Container, Iterator
 from codegen.errors import Diagnostic, Mistake, SpecError, shown
 from codegen.formula import functions, part_names, reader, with_article
 from codegen.ir import Node, Statement
+from codegen.names import RESERVED
 from codegen.scope import Scope, make_scope
-from codegen.spec import RESERVED, Array, Spec
+from codegen.spec import Array, Spec
 from codegen.statements import MAX_STATEMENTS, Line, Placed, read_lines
 
 

@@ -11,7 +11,8 @@ from codegen.errors import SpecError
 from codegen.ir import Statement
 from codegen.plan import Elementwise, make_plan
 from codegen.reference import Reference, read_reference
-from codegen.spec import Spec, read_spec
+from codegen.spec import Spec
+from codegen.specfile import read_spec
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from goldens import check_golden
 
 from codegen.chain import read_chain
 from codegen.ir import Graph, Node, Statement, print_statements, topological
-from codegen.spec import Spec, load_spec, parse_dims
+from codegen.notation import parse_dims
+from codegen.spec import Spec
+from codegen.specfile import load_spec
 
 GOOD = sorted((Path(__file__).parent / "good_specs").glob("*.yaml"))
 LIBRARY = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))

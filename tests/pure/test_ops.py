@@ -12,7 +12,7 @@ from codegen.ir import DTYPES, Node
 from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Op
 from codegen.prelude import prelude
 from codegen.scope import make_scope
-from codegen.spec import load_spec
+from codegen.specfile import load_spec
 from codegen.statements import Placed
 
 RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round"}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.errors import known
-from codegen.ir import ROWS
+from codegen.ir import DTYPES, ROWS
 from codegen.spec import Array, Param, Spec
 
 
@@ -95,9 +95,10 @@ def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str])
             raise TypeError(f"{spec.op}: {name} is {_either(allowed)}, not {got}")
         types[name] = got
     made = Types(tuple((name, types[name]) for name, _ in spec.types))
-    for array in spec.arrays:
+    there = [a for a in spec.arrays if a.name in arrays or a in spec.outputs]
+    for array in there if not jax.config.jax_enable_x64 else ():
         dtype = made.dtype(array)
-        if (array.name in arrays or array in spec.outputs) and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        if DTYPES[dtype].size == 8:
             message = f"{array.name!r} is {array} with dtype {dtype}, which JAX has only with jax_enable_x64"
             raise TypeError(f"{spec.op}: {message}")
     return made

@@ -67,8 +67,8 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
 
     Example: codegen new my_bias_relu
     """
+    from codegen.names import op_name_mistake
     from codegen.scaffold import starter
-    from codegen.spec import op_name_mistake
 
     mistake = op_name_mistake(op)
     if mistake:
@@ -267,7 +267,8 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
-    from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, supports, variants
+    from codegen.arch import lacks
+    from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, variants
 
     ops, wanted = _load(out, names), _types(types)
     archs = _architectures(arch)
@@ -277,9 +278,11 @@ def compile_ops(
         raise UsageError(f"--jobs {jobs}: a number of processes is 1 or more")
     found = [(op, v) for op in ops for v in variants(op, wanted)]
     _check_wanted(ops, wanted, bool(found))
-    tasks = [Task(op.spec.op, v, a) for op, v in found for a in archs if supports(op.spec, v.types, a)]
+    missing = {Task(op.spec.op, v, a): lacks(op, v.types, a) for op, v in found for a in archs}
+    tasks = [task for task, why in missing.items() if why is None]
+    left_out = [why for why in missing.values() if why is not None]
     if not tasks:
-        raise UsageError(f"no kernel for {arch}: float8 begins with sm_89")
+        raise UsageError(left_out[0])
     if ptx or sass:
         tasks = [next((t for t in tasks if t.variant.ragged == ragged), tasks[0])]
     order = {task: i for i, task in enumerate(tasks)}
@@ -300,6 +303,8 @@ def compile_ops(
     else:
         _print(as_table(outcomes))
         print(f"{len(outcomes) - len(failed)} kernels compiled, {len(failed)} failed; sizes in bytes")
+        if left_out:
+            print(f"{len(left_out)} left out, such as {left_out[0]}")
     if failed:
         sys.exit(1)
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.errors import Diagnostic, Mistake, known, shown
-from codegen.formula import Placed, make_scope, read_lines, reader
+from codegen.formula import reader
 from codegen.ir import ROWS
+from codegen.scope import make_scope
 from codegen.spec import Spec
+from codegen.statements import Placed, read_lines
 
 
 def check(spec: Spec) -> Iterator[Diagnostic]:

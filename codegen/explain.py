@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from codegen.arch import lacks
 from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, dims_text, topological
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, Launch, overrides
@@ -128,8 +129,7 @@ class Binding:
         """The bytes of a computed value: what the runtime computes a kind in."""
         if kind == "float":
             return 8 if any(self.dtype(a) == "float64" for a in self.spec.inputs) else 4
-        wide = {d for a in self.spec.arrays for d in self.spec.dtypes(a)} & {"int64", "uint32"}
-        return 1 if kind == "bool" else 8 if wide else 4
+        return 1 if kind == "bool" else DTYPES[self.spec.integer].size
 
 
 def bindings(spec: Spec) -> Iterator[Binding]:
@@ -310,10 +310,9 @@ def saved(op: Op) -> dict[str, Any]:
     }
 
 
-def _roofline(binding: Binding, moved: int, gpu: Gpu) -> float | None:
+def _roofline(op: Op, binding: Binding, moved: int, gpu: Gpu) -> float | None:
     """Microseconds to move the bytes; None where the architecture lacks a dtype."""
-    number = int("".join(c for c in gpu.arch if c.isdigit()))
-    if any(DTYPES[binding.dtype(a)].min_arch > number for a in binding.spec.arrays):
+    if lacks(op, binding, gpu.arch):
         return None
     return round(moved / gpu.bandwidth * 1e6, 3)
 
@@ -343,7 +342,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                     "unfused": unfused_bytes(op, binding, shape),
                     "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in spec.inputs if a.name in keeps),
                 },
-                "roofline_us": {g.name: _roofline(binding, fused, g) for g in GPUS},
+                "roofline_us": {g.name: _roofline(op, binding, fused, g) for g in GPUS},
             }
         )
     return {

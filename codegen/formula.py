@@ -1,61 +1,28 @@
-"""Formula text to the typed graph, through Python's own grammar.
+"""Expressions to the typed graph.
 
-`read_chain` turns a spec's chain into checked statements. What the language does not have is refused with its place;
-so is a name, a kind or an axis that does not fit. The prelude's composites are expanded here, argument nodes shared.
+`Reader` takes Python's tree of an expression. What the language does not have is refused with its place; so is a name,
+a kind or an axis that does not fit. The prelude's composites are expanded here, argument nodes shared.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import keyword
 import math
 import operator
-import re
-import warnings
-from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from codegen.errors import Diagnostic, Mistake, SpecError, known, shown
-from codegen.ir import DTYPES, ROWS, DType, Graph, Leaf, Node, Statement
+from codegen.errors import Mistake, known, shown
+from codegen.ir import DTYPES, ROWS, Leaf, Node
 from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS
-from codegen.spec import RESERVED, Array, Spec
-from codegen.text import Scalar
+from codegen.prelude import Composite, prelude
+from codegen.scope import Scope
+from codegen.spec import Array
+from codegen.statements import SPLIT, Follows, Placed, construct, literal, together
 
-MAX_FORMULA = 4000  # characters of one statement
-MAX_STATEMENTS = 500
-SPLIT = "split it in several names"
 MAX_EXPONENT = 64
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
-
-
-@dataclass(frozen=True)
-class Composite:
-    """A prelude definition."""
-
-    name: str
-    params: tuple[str, ...]
-    defaults: tuple[ast.expr | None, ...]
-    body: ast.expr
-
-
-@functools.cache
-def prelude() -> dict[str, Composite]:
-    found: dict[str, Composite] = {}
-    for line in (Path(__file__).parent / "prelude.txt").read_text().splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        match = re.fullmatch(r"(\w+)\(([^)]*)\) = (.+)", line)
-        assert match, line
-        name, params, body = match.groups()
-        pairs = [(p.strip().partition("=")) for p in params.split(",")]
-        defaults = tuple(ast.parse(d, mode="eval").body if d else None for _, _, d in pairs)
-        found[name] = Composite(name, tuple(p for p, _, _ in pairs), defaults, ast.parse(body, mode="eval").body)
-    return found
-
-
 SPECIAL = {"cast": ("e", "dtype"), "index": ("axis",), "size": ("axis",), "take": ("table", "i", "axis")}
 
 
@@ -64,333 +31,6 @@ def functions() -> tuple[str, ...]:
     """Every function a formula may call."""
     names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SPECIAL) | set(prelude())
     return tuple(sorted(name for name in names if not name.startswith("_")))
-
-
-class Placed(Exception):
-    """A mistake at an ast node, and `more` of them elsewhere in the same expression."""
-
-    def __init__(self, node: ast.AST, mistake: Mistake):
-        super().__init__(mistake.message)
-        self.node, self.mistake = node, mistake
-        self.more: list[Placed] = []
-
-
-class Follows(Placed):
-    """What follows from another mistake: nothing is said about it."""
-
-    def __init__(self, node: ast.AST):
-        super().__init__(node, Mistake("follows from another mistake"))
-
-
-@dataclass
-class Scope:
-    """What names mean while a formula is read."""
-
-    graph: Graph
-    types: dict[str, tuple[str, ...]]
-    integer: DType  # what integers are computed in
-    inputs: dict[str, Array] = field(default_factory=dict)
-    values: dict[str, Node] = field(default_factory=dict)  # params and the chain's names so far
-    axes: frozenset[str] = frozenset()
-    outputs: frozenset[str] = frozenset()
-    output_axes: frozenset[str] = frozenset()
-    later: frozenset[str] = frozenset()  # names that some line assigns
-    broken: set[str] = field(default_factory=set)  # names whose own line has a mistake
-    used: set[str] = field(default_factory=set)
-
-    @property
-    def example_axis(self) -> str:
-        """An axis for examples: the last one an output has."""
-        return next((a for a in reversed(self.graph.axes) if a in self.output_axes), "N")
-
-    def names(self) -> list[str]:
-        return [*self.inputs, *self.values]
-
-
-def make_scope(spec: Spec) -> Scope:
-    dtypes = {d for a in spec.arrays for d in spec.dtypes(a)}
-    scope = Scope(
-        Graph(spec.axes),
-        dict(spec.types),
-        DTYPES["int64" if dtypes & {"int64", "uint32"} else "int32"],
-        {a.name: a for a in spec.inputs},
-        axes=frozenset(spec.axes),
-        outputs=frozenset(a.name for a in spec.outputs),
-        output_axes=frozenset(axis for a in spec.outputs for axis in a.axes),
-    )
-    for p in spec.params:
-        scope.values[p.name] = scope.graph.node("param", attr=p.name, kind=p.kind, dims=())
-    return scope
-
-
-def read_chain(spec: Spec) -> tuple[Statement, ...]:
-    """The chain as statements, every one checked. Raises `SpecError` with all its mistakes."""
-    scope = make_scope(spec)
-    outputs = {a.name: a for a in spec.outputs}
-    lines, diagnostics = read_lines(spec.chain)
-    statements: list[Statement] = []
-    assigned: dict[tuple[str, int | None], Line] = {}
-    broken = scope.broken
-    scope.later = frozenset(line.first_name for line in lines)
-    for line in lines:
-        if line.tree is None:
-            broken |= {line.first_name} - set(scope.names())
-            continue
-        try:
-            target, part, tree = split_statement(line.tree)
-            check_target(spec, target, part, assigned)
-            assigned[target.id, part] = line
-            value = reader(scope)(tree)
-            output = outputs.get(target.id)
-            if output is not None:
-                value = stored(spec, scope, output, value, tree)
-            statements.append(Statement(target.id, part, value))
-            if part is None:
-                scope.values[target.id] = value
-        except Placed as error:
-            diagnostics += line.diagnostics(error)
-            broken |= {line.first_name} - set(scope.names())
-    if len(lines) <= MAX_STATEMENTS:
-        diagnostics += unassigned(spec, assigned, broken)
-    if not diagnostics:
-        diagnostics += unused(spec, scope, assigned)
-    if diagnostics:
-        raise SpecError(diagnostics)
-    return tuple(statements)
-
-
-# Statements and their places
-
-
-@dataclass(frozen=True)
-class Line:
-    """A statement of a scalar's text: `tree` is None where Python cannot read it."""
-
-    scalar: Scalar
-    line: int  # 0-based, in the scalar's text
-    text: str
-    tree: ast.stmt | None
-
-    @functools.cached_property
-    def first_name(self) -> str:
-        """What it assigns, if it assigns."""
-        if isinstance(self.tree, ast.Assign):
-            target = self.tree.targets[0]
-            target = target.value if isinstance(target, ast.Subscript) else target
-            return target.id if isinstance(target, ast.Name) else ""
-        found = re.match(r"\s*([A-Za-z_]\w*)", self.text)
-        return found[1] if found else ""
-
-    def at(self, row: int, column: int, length: int = 1, message: str = "", hint: str = "") -> Diagnostic:
-        return self.scalar.source.diagnostic(self.scalar.at(self.line + row, column, length), message, hint)
-
-    def diagnostics(self, error: Placed) -> list[Diagnostic]:
-        own = [] if isinstance(error, Follows) else [self.diagnostic(error)]
-        return [*own, *(d for more in error.more for d in self.diagnostics(more))]
-
-    def diagnostic(self, error: Placed) -> Diagnostic:
-        node: Any = error.node
-        row = getattr(node, "lineno", 1) - 1
-        text = self.text.split("\n")[row]
-        # ast counts bytes
-        column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
-        end = len(text)
-        if getattr(node, "end_lineno", None) == row + 1:
-            end = len(text.encode()[: node.end_col_offset].decode(errors="ignore"))
-        return self.at(row, column, max(1, end - column), error.mistake.message, error.mistake.hint)
-
-
-# A string or a comment: brackets inside count for nothing
-_NO_CODE = re.compile(r"'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\"|#.*")
-
-
-def _chunks(text: str) -> Iterator[tuple[int, str]]:
-    """Statements with their first line: a line that leaves a bracket open goes on in the next."""
-    first, depth = 0, 0
-    chunk: list[str] = []
-    for i, row in enumerate(text.split("\n")):
-        code = _NO_CODE.sub("", row)
-        if not chunk and not code.strip() and code == row.partition("#")[0]:
-            continue
-        if not chunk:
-            first = i
-        chunk.append(row)
-        depth += sum(code.count(c) for c in "([{") - sum(code.count(c) for c in ")]}")
-        if depth <= 0:
-            yield first, "\n".join(chunk)
-            chunk, depth = [], 0
-    if chunk:
-        yield first, "\n".join(chunk)
-
-
-def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`") -> tuple[list[Line], list[Diagnostic]]:
-    """The statements of a text, and why those without a tree have none. `form` says what a text holds."""
-    lines: list[Line] = []
-    diagnostics: list[Diagnostic] = []
-    for first, text in _chunks(scalar.value):
-        if len(lines) == MAX_STATEMENTS:
-            message = f"more than {MAX_STATEMENTS} statements"
-            lines.append(Line(scalar, first, text, None))
-            diagnostics.append(lines[-1].at(0, 0, len(text), message, "make it several ops"))
-            break
-        unread = Line(scalar, first, text, None)
-        try:
-            tree, *more = parse_python(text).body
-        except Mistake as error:
-            place = error.place or (0, len(text) - len(text.lstrip()), 1)
-            lines.append(unread)
-            diagnostics.append(unread.at(*place, error.message, error.hint or form))
-            continue
-        lines.append(Line(scalar, first, text, None if more else tree))
-        if more:
-            mistake = Mistake("one statement a line", "write each `name = expression` on a line of its own")
-            diagnostics.append(unread.diagnostic(Placed(more[0], mistake)))
-    return lines, diagnostics
-
-
-def parse_python(text: str) -> ast.Module:
-    """Python's parse of a statement. Raises `Mistake`, with `place` where Python gives one."""
-    if len(text) > MAX_FORMULA:
-        raise Mistake(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", SPLIT)
-    lead = len(text) - len(text.lstrip(" \t"))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what Python only warns of, such as 1if, is no part of the language
-            return _shifted(ast.parse(text[lead:]), lead)
-    except SyntaxError as error:
-        row = max(0, (error.lineno or 1) - 1)
-        column = max(0, (error.offset or 1) - 1) + (lead if row == 0 else 0)
-        message = f"cannot read this: {_plain(error.msg)}"
-        raise Mistake(message, SPLIT if "too many" in message else "", (row, column, 1)) from None
-    except (RecursionError, MemoryError):
-        raise Mistake("nested too deeply", SPLIT) from None
-
-
-# Python's messages that are kept: the others differ between its versions
-_KEPT = (
-    "'(' was never closed", "'[' was never closed", "'{' was never closed", "unmatched", "unterminated string",
-    "invalid character", "invalid non-printable", "too many nested",
-)  # fmt: skip
-
-
-def _plain(message: str) -> str:
-    return message.partition(" (detected")[0] if message.startswith(_KEPT) else "invalid syntax"
-
-
-def _shifted(tree: ast.Module, lead: int) -> ast.Module:
-    if lead:
-        for node in ast.walk(tree):
-            if getattr(node, "lineno", 0) == 1:
-                node.col_offset += lead  # type: ignore[attr-defined]
-            if getattr(node, "end_lineno", 0) == 1:
-                node.end_col_offset += lead  # type: ignore[attr-defined]
-    return tree
-
-
-def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:
-    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-        raise Placed(node, Mistake("not a statement of the form `name = expression`", "as in z = x + bias"))
-    target = node.targets[0]
-    if isinstance(target, ast.Name):
-        return target, None, node.value
-    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-        part = target.slice
-        if isinstance(part, ast.Constant) and type(part.value) is int:
-            return target.value, part.value, node.value
-    hint = "assign a name, or an output's part such as y[0]"
-    raise Placed(target, Mistake("only a name or a part of an output can be assigned", hint))
-
-
-def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Container[tuple[str, int | None]]) -> None:
-    name = target.id
-    output = next((a for a in spec.outputs if a.name == name), None)
-    if (name, part) in assigned:
-        text = name if part is None else f"{name}[{part}]"
-        raise Placed(target, Mistake(f"{text!r} is assigned twice", "give the second value a name of its own"))
-    if any(a.name == name for a in spec.inputs) or any(p.name == name for p in spec.params):
-        hint = "give the value a name of its own"
-        raise Placed(target, Mistake(f"{name!r} is an input or a parameter and cannot be assigned", hint))
-    if output is None:
-        if part is not None:
-            raise Placed(target, Mistake(f"{shown(name)} has no parts: it is no output", "assign a plain name"))
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 64:
-            hint = "names are lower-case letters, digits and underscores, at most 64, a letter first"
-            raise Placed(target, Mistake(f"{shown(name)} is no name for a value", hint))
-        if name in RESERVED or name in functions() or keyword.iskeyword(name):
-            message = f"{name!r} cannot name a value: the language or the generated file uses it"
-            raise Placed(target, Mistake(message, "pick another name"))
-    elif output.parts is None and part is not None:
-        raise Placed(target, Mistake(f"{name!r} is {output} and has no parts", f"assign it whole: {name} = ..."))
-    elif output.parts is not None and (part is None or not 0 <= part < output.parts):
-        raise Placed(target, Mistake(f"{name!r} is {output}; its parts are assigned one by one", _part_names(output)))
-
-
-def _part_names(array: Array) -> str:
-    count = array.parts or 0
-    names = [f"{array.name}[{i}]" for i in range(count)]
-    return f"its parts are {', '.join(names if count <= 4 else [*names[:2], '...', names[-1]])}"
-
-
-def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr) -> Node:
-    """The value as an output stores it: its kind brought to the output's, its axes checked."""
-    kind = spec.kind(output)
-    extra = [axis for axis in value.dims if axis not in output.axes]
-    if extra:
-        hint = f"reduce over {', '.join(extra)}, or declare {output.name!r} with {'it' if len(extra) == 1 else 'them'}"
-        message = f"{output.name!r} is {output} but this varies along {', '.join(extra)}"
-        raise Placed(tree, Mistake(message, hint))
-    if "bool" in (kind, value.kind) and kind != value.kind:
-        hint = "write where(condition, 1, 0) to get numbers, a comparison to get a bool"
-        raise Placed(tree, Mistake(f"{output.name!r} is {output} but this is {_a(value.kind)}", hint))
-    if value.is_const and kind == "float":
-        value = scope.graph.const(float(value.attr))  # type: ignore[arg-type]
-    elif value.is_const and kind == "int":
-        reader(scope).fitting(tree, [value])
-    return value
-
-
-def _a(kind: str) -> str:
-    return f"an {kind}" if kind == "int" else f"a {kind}"
-
-
-def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: set[str]) -> Iterator[Diagnostic]:
-    """Outputs never assigned, other than the `broken` ones."""
-    for output in spec.outputs:
-        missing = [p for p in output_parts(output) if (output.name, p) not in assigned and output.name not in broken]
-        if missing:
-            texts = [output.name if p is None else f"{output.name}[{p}]" for p in missing]
-            named = ", ".join(map(repr, texts[:4])) + (", ..." if len(texts) > 4 else "")
-            assert output.span
-            hint = f"add a line `{texts[0]} = ...`"
-            yield spec.source.diagnostic(output.span, f"the chain never assigns {named}", hint)
-
-
-def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line]) -> Iterator[Diagnostic]:
-    """Names, inputs and parameters never used."""
-    source = spec.source
-    for (name, _), line in assigned.items():
-        if name not in scope.outputs | scope.used:
-            target = line.tree.targets[0]  # type: ignore[union-attr]
-            yield line.diagnostic(Placed(target, Mistake(f"{name!r} is never used", "use it, or delete the line")))
-    for array in spec.inputs:
-        if array.name not in scope.used:
-            hint = "use it in the chain, or delete it"
-            assert array.span
-            yield source.diagnostic(array.span, f"the input {array.name!r} is never used", hint)
-    for param in spec.params:
-        if param.name not in scope.used:
-            hint = "use it in the chain, or delete it"
-            yield source.diagnostic(
-                spec.place("params", param.name), f"the parameter {param.name!r} is never used", hint
-            )
-
-
-def output_parts(output: Array) -> list[int | None]:
-    """What of an output is assigned: its parts, or the whole of it (None)."""
-    return [None] if output.parts is None else [*range(output.parts)]
-
-
-# Expressions
 
 
 def reader(scope: Scope) -> Reader:
@@ -453,7 +93,7 @@ class Reader:
             array = scope.inputs[name]
             scope.used.add(name)
             if array.parts is not None:
-                raise self.fail(tree, f"{name!r} is {array}: name its part", _part_names(array))
+                raise self.fail(tree, f"{name!r} is {array}: name its part", part_names(array))
             return self.leaf(array, None)
         if name in CONSTANTS:
             return self.graph.const(CONSTANTS[name])
@@ -484,7 +124,7 @@ class Reader:
         if array.parts is None:
             raise self.fail(tree, f"{array.name!r} is {array} and has no parts", f"write {array.name}")
         if not isinstance(index, ast.Constant) or type(index.value) is not int or not 0 <= index.value < array.parts:
-            raise self.fail(index, f"{array.name!r} is {array} and has no such part", _part_names(array))
+            raise self.fail(index, f"{array.name!r} is {array} and has no such part", part_names(array))
         return self.leaf(array, index.value)
 
     def read_UnaryOp(self, tree: ast.UnaryOp) -> Node:
@@ -629,6 +269,11 @@ class Reader:
             raise self.fail(
                 tree, "'take' gathers from an input by an integer input", "as in take(cos, positions, axis=P)"
             )
+        for argument, node in (("table", table), ("i", place)):
+            assert isinstance(node.attr, Leaf)
+            if self.scope.inputs[node.attr.name].default is not None:
+                message = f"'take' needs arrays that are always there, and {node.attr.name!r} has a default"
+                raise self.fail(given[argument], message, "delete the default")
         if len(axes) != 1 or axes[0] == ROWS or axes[0] not in table.dims:
             has = f"it has {', '.join(table.dims)}" if table.dims else "it is a scalar"
             raise self.fail(given["axis"], "'take' gathers along one named axis of its table", has)
@@ -644,7 +289,9 @@ class Reader:
         self.along(given["axis"], name, axes, value)
         rule = REDUCTIONS[name][0]
         if rule == "logic" and value.kind != "bool":
-            raise self.fail(tree, f"{name!r} takes a bool, not {_a(value.kind)}", "compare first, as in x > 0")
+            raise self.fail(
+                tree, f"{name!r} takes a bool, not {with_article(value.kind)}", "compare first, as in x > 0"
+            )
         if rule != "logic" and value.kind == "bool":
             raise self.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
         if rule == "float":
@@ -744,13 +391,17 @@ class Reader:
         if op.rule == "logic" or (name in ("eq", "ne") and kinds == ["bool", "bool"]):
             if set(kinds) != {"bool"}:
                 other = next(k for k in kinds if k != "bool")
-                raise self.fail(tree, f"{sign} takes bools, not {_a(other)}", "compare first, as in (x > 0) & (x < 1)")
+                raise self.fail(
+                    tree, f"{sign} takes bools, not {with_article(other)}", "compare first, as in (x > 0) & (x < 1)"
+                )
             return self.fold(tree, name, args)
         if op.rule == "select":
             condition, *rest = args
             if condition.kind != "bool":
                 raise self.fail(
-                    tree, f"{name!r} takes a bool first, not {_a(condition.kind)}", "compare first, as in x > 0"
+                    tree,
+                    f"{name!r} takes a bool first, not {with_article(condition.kind)}",
+                    "compare first, as in x > 0",
                 )
             if [n.kind for n in rest] == ["bool", "bool"]:
                 return self.fold(tree, name, args)
@@ -809,18 +460,14 @@ class Reader:
         return self.graph.node("float", (node,), kind="float", dims=node.dims)
 
 
-def together(makers: Iterable[Callable[[], Any]]) -> list[Any]:
-    """What each of them makes. Raises the mistakes of all as one."""
-    made, errors = [], []
-    for make in makers:
-        try:
-            made.append(make())
-        except Placed as error:
-            errors.append(error)
-    if errors:
-        errors[0].more += errors[1:]
-        raise errors[0]
-    return made
+def part_names(array: Array) -> str:
+    count = array.parts or 0
+    names = [f"{array.name}[{i}]" for i in range(count)]
+    return f"its parts are {', '.join(names if count <= 4 else [*names[:2], '...', names[-1]])}"
+
+
+def with_article(kind: str) -> str:
+    return f"an {kind}" if kind == "int" else f"a {kind}"
 
 
 # What is computed while a formula is read, where every argument is a constant
@@ -832,19 +479,3 @@ FOLDED: dict[str, Callable] = {
     "neg": operator.neg,
     "sqrt": math.sqrt,
 }
-
-
-def literal(value: object) -> str:
-    """A literal as a message shows it."""
-    return "..." if value is ... else shown(value) if isinstance(value, str) else shown(str(value))
-
-
-def construct(tree: ast.AST) -> str:
-    """What a piece of Python is, in words."""
-    names = {
-        "Lambda": "lambda", "List": "a list", "Dict": "a dict", "Set": "a set", "Tuple": "a tuple", "Slice": "a slice",
-        "Attribute": "an attribute", "NamedExpr": "':='", "JoinedStr": "an f-string", "Starred": "'*'", "Await": "await",
-        "ListComp": "a comprehension", "SetComp": "a comprehension", "DictComp": "a comprehension",
-        "GeneratorExp": "a comprehension", "Yield": "yield", "YieldFrom": "yield", "BoolOp": "'and' or 'or'",
-    }  # fmt: skip
-    return names.get(type(tree).__name__, f"this ({type(tree).__name__})")

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codegen import plan, reductions
+from codegen.chain import read_chain
 from codegen.check import check
 from codegen.errors import SpecError
-from codegen.formula import read_chain
 from codegen.ir import Statement, topological
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise
 from codegen.reductions import Reduction
 from codegen.reference import Reference, read_reference
-from codegen.spec import Spec, read_spec
+from codegen.spec import Spec
+from codegen.specfile import read_spec
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, Mistake, SpecError
-from codegen.formula import Placed, read_lines
 from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, topological
 from codegen.spec import Array, Spec
+from codegen.statements import Placed, read_lines
 
 INT_MAX = 2**31 - 1
 THREADS = 512  # of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers

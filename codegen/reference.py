@@ -12,8 +12,8 @@ import keyword
 import warnings
 
 from codegen.errors import Mistake, SpecError, known, shown
-from codegen.formula import MAX_STATEMENTS, SPLIT, Line, Placed, construct, literal, read_lines, together
 from codegen.spec import Spec
+from codegen.statements import MAX_STATEMENTS, SPLIT, Line, Placed, construct, literal, read_lines, together
 
 _EXPRESSIONS = (
     ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.ir import DTYPES
-from codegen.spec import KEYS, REQUIRED
+from codegen.specfile import KEYS, REQUIRED
 
 STARTER = """\
 # A fused op: what it takes, what it gives, how it is computed, and what it is held to.

@@ -20,10 +20,11 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from codegen.arch import lacks
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
 from codegen.runtime import Implementation, Op, interpreted
-from codegen.runtime.compile import Compiled, Variant, bindings, compile_kernel, supports
+from codegen.runtime.compile import Compiled, Variant, bindings, compile_kernel
 from generated import bias_relu, silu_mul_fp8
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ def implementation(op: Op) -> Implementation:
     if not GPU:
         return "interpret"
     number = jax.devices()[0].compute_capability.replace(".", "")
-    return "cute" if all(supports(op.spec, types, f"sm_{number}") for types in bindings(op.spec)) else "xla"
+    return "xla" if any(lacks(op, types, f"sm_{number}") for types in bindings(op.spec)) else "cute"
 
 
 def main() -> None:

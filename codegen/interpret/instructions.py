@@ -148,7 +148,19 @@ def _integer2(scalar: Callable, words, operands) -> Execute:
     kind = words[-1]
     _only(words[:-1], ())
     target, *sources = operands
-    return lambda m: m.write(target, scalar(*(m.read(s, kind) for s in sources)).astype(DTYPES[kind]))
+    pairs = kind in ("s16x2", "u16x2") and scalar in (np.add, np.minimum, np.maximum)
+    if not pairs and kind not in DTYPES:
+        raise Unknown("." + kind)
+    dtype = DTYPES[kind.removesuffix("x2")]
+
+    def run(m: Machine) -> None:
+        if pairs:
+            halves = scalar(*(a.view(dtype) for a in _wide([m.read(s, "u32") for s in sources])))
+            m.write(target, halves.view(np.uint32))
+        else:
+            m.write(target, scalar(*(m.read(s, kind) for s in sources)).astype(dtype))
+
+    return run
 
 
 def _arith(floating: Callable, integer: Callable, words, operands) -> Execute:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from codegen.errors import known
-from codegen.ir import ROWS
+from codegen.ir import DTYPES, ROWS
 from codegen.spec import Array, Param, Spec
 
 
@@ -93,7 +94,14 @@ def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str])
         if got not in allowed:
             raise TypeError(f"{spec.op}: {name} is {_either(allowed)}, not {got}")
         types[name] = got
-    return Types(tuple((name, types[name]) for name, _ in spec.types))
+    made = Types(tuple((name, types[name]) for name, _ in spec.types))
+    there = [a for a in spec.arrays if a.name in arrays or a in spec.outputs]
+    for array in there if not jax.config.jax_enable_x64 else ():
+        dtype = made.dtype(array)
+        if DTYPES[dtype].size == 8:
+            message = f"{array.name!r} is {array} with dtype {dtype}, which JAX has only with jax_enable_x64"
+            raise TypeError(f"{spec.op}: {message}")
+    return made
 
 
 def _dtype_name(spec: Spec, name: str, value: Any) -> str:

@@ -30,7 +30,7 @@ from codegen.plan import Launch, overrides
 from codegen.runtime import views
 from codegen.runtime.arguments import Types
 from codegen.runtime.op import Op
-from codegen.runtime.platform import COMPILE_OPTIONS
+from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 from codegen.spec import Spec
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
@@ -93,12 +93,6 @@ def bindings(spec: Spec, wanted: Mapping[str, str] | None = None) -> Iterator[Ty
             yield Types(tuple(bound.items()))
 
 
-def supports(spec: Spec, types: Types, arch: str) -> bool:
-    """Whether an architecture has every dtype: float8 begins with sm_89."""
-    number = int(re.sub(r"\D", "", arch))
-    return all(DTYPES[types.dtype(a)].min_arch <= number for a in spec.arrays)
-
-
 def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
     """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params."""
     some = any(a.default is not None for a in op.spec.inputs)
@@ -148,11 +142,9 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     arguments = [*tensors.values(), *constants, *how.constants.values()]
 
     def compiled(options: str):
-        return cute.compile(
-            op._launch, make_fake_stream(), *arguments, options=f"--gpu-arch {arch} {COMPILE_OPTIONS} {options}"
-        )
+        return cute.compile(op._launch, make_fake_stream(), *arguments, options=f"{COMPILE_OPTIONS} {options}")
 
-    with _kept_files_elsewhere():
+    with compiling_for(arch):
         result = compiled("--keep-ptx --keep-cubin")
         ptx, cubin = result.__ptx__, result.__cubin__
         registers, stack, shared = read_cubin(cubin)
@@ -160,21 +152,6 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
         spills = _spills(lambda: compiled("remarks{ptx}")) if stack else 0
     names = [name for name, value in tensors.items() if value is not None]
     return Compiled(ptx, cubin, registers, stack, spills, shared, operands(ptx, names))
-
-
-@contextlib.contextmanager
-def _kept_files_elsewhere() -> Iterator[None]:
-    """The compiler hands PTX and cubin over through files: not in the user's folder."""
-    from cutlass.cutlass_dsl.cutlass import CuTeDSL
-
-    environment = CuTeDSL._get_dsl().envar
-    before = environment.dump_dir
-    with tempfile.TemporaryDirectory(prefix="codegen-") as folder:
-        environment.dump_dir = folder
-        try:
-            yield
-        finally:
-            environment.dump_dir = before
 
 
 def _spills(compile_verbosely) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from codegen.arch import lacks
 from codegen.explain import Binding, bindings
 from codegen.ir import DTYPES
 from codegen.runtime import interpreted
 from codegen.runtime.bench import _wide_types, make_inputs
-from codegen.runtime.compile import supports
 from codegen.runtime.op import Op
 from codegen.runtime.platform import current_arch
 from codegen.sizes import Shape, array_bytes, elements
@@ -31,7 +31,7 @@ def small(spec: Spec, shape: Shape) -> dict[str, int]:
 def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
     """For each choice of dtypes that the architecture has: the kernel's report and the fewest bytes each array takes."""
     arch = current_arch() or interpreted.DEFAULT_ARCH
-    return [_call(op, b, shape) for b in bindings(op.spec) if supports(op.spec, b, arch)]  # type: ignore[arg-type]
+    return [_call(op, b, shape) for b in bindings(op.spec) if not lacks(op, b, arch)]
 
 
 def _call(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:

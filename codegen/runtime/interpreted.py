@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,14 +21,12 @@ import numpy as np
 from codegen.interpret import host, memory, ptx
 from codegen.interpret.machine import InterpretError, Kernel, Machine
 from codegen.interpret.report import Report
-from codegen.runtime.platform import COMPILE_OPTIONS
+from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 
 DEFAULT_ARCH = "sm_90a"
 _mode = jax.make_user_context(False)  # part of jax.jit's cache keys
-_lock = threading.Lock()
 # Kernels run in a thread of their own: XLA's threads flush denormals to zero, and NumPy in them would too.
 _thread = ThreadPoolExecutor(1, "interpret")
-_local = threading.local()
 
 
 @contextlib.contextmanager
@@ -80,7 +76,7 @@ def compile_call(call: Call) -> Compiled:
     ]
     outs = tuple(jax.ShapeDtypeStruct(divisors, dtype) for dtype, divisors, _ in call.outputs)
     # JAX's setting belongs to a thread, and this is another than the caller's
-    with jax.enable_x64(True), _compiling_for(call.arch) as folder:
+    with jax.enable_x64(True), compiling_for(call.arch) as folder:
         function = build_function_spec(
             [jnp.zeros(divisors, dtype) for dtype, divisors, _ in present], structure, outs, jax.tree.structure(outs),
             *specs, {}, f"{COMPILE_OPTIONS} --keep-ptx --generate-line-info", False, dict(call.constants),
@@ -90,21 +86,6 @@ def compile_call(call: Call) -> Compiled:
         with open(os.path.join(folder, file)) as text:
             programs = ptx.parse(text.read().rstrip("\0"))
     return Compiled(host.Launcher(module, programs), {name: Kernel(p) for name, p in programs.items()})
-
-
-@contextlib.contextmanager
-def _compiling_for(arch: str) -> Iterator[str]:
-    """The compiler set for an architecture, and where it leaves the PTX."""
-    from cutlass.cutlass_dsl.cutlass import CuTeDSL
-
-    environment = CuTeDSL._get_dsl().envar
-    with _lock, tempfile.TemporaryDirectory(prefix="codegen-") as folder:
-        before = environment.dump_dir, environment.arch
-        environment.dump_dir, environment.arch = folder, arch
-        try:
-            yield folder
-        finally:
-            environment.dump_dir, environment.arch = before
 
 
 Shapes = Sequence[tuple[int, ...]]

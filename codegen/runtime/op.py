@@ -11,6 +11,7 @@ which inputs are there, static params). That function is, outermost first,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -22,10 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen import pipeline
+from codegen.arch import lacks
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch
-from codegen.runtime import arguments, interpreted, views
+from codegen.runtime import arguments, interpreted, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast as store
 from codegen.runtime.platform import COMPILE_OPTIONS, choose, current_arch
@@ -59,6 +61,7 @@ class Tensor(NamedTuple):
 class KernelCall:
     """A call of the launcher: what goes in (None where an input is left out), as which tensors, and what comes out."""
 
+    launch: Callable[..., None]
     operands: tuple[Any, ...]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -164,7 +167,7 @@ class Op(Generic[P, R]):
                 arrays[array.name] = arguments.as_array(spec, array, given[array.name], bound)
         arrays = {a.name: arrays[a.name] for a in spec.inputs if a.name in arrays}
         types = arguments.bind_types(spec, arrays, {t: given[t] for t, _ in spec.types if t in given})
-        arguments.bind_axes(spec, arrays)
+        views.check_tables(spec, self.plan, arrays, arguments.bind_axes(spec, arrays))
         static = []
         for param in spec.params:
             value = given.get(param.name, param.default)
@@ -253,13 +256,19 @@ class Op(Generic[P, R]):
 
     def _run_xla(self, key: Key, *operands) -> tuple:
         """The jnp form: operands brought to the compute type and broadcast by name, results stored."""
+        # uint32 arrays exist without x64, the int64 they are computed in does not
+        wide = jax.enable_x64(True) if self.spec.integer == "int64" else contextlib.nullcontext()
+        with wide:
+            return self._evaluate_xla(key, operands)
+
+    def _evaluate_xla(self, key: Key, operands: tuple) -> tuple:
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         compute = self._compute(key)
         values: dict[str, Any] = {}
         for access in plan.loads:
-            values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, self._integer)
+            values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, spec.integer)
         values.update(key.static)
         for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
             values[param.name] = value
@@ -272,11 +281,6 @@ class Op(Generic[P, R]):
             value = jnp.broadcast_to(store(value, key.types.dtype(access.array)), axes.shape(access.array.axes))
             parts.setdefault(access.array, {})[access.part] = value
         return tuple(views.join_parts(array, parts[array], axes) for array in spec.outputs)
-
-    @functools.cached_property
-    def _integer(self) -> str:
-        names = {d for a in self.spec.arrays for d in self.spec.dtypes(a)}
-        return "int64" if names & {"int64", "uint32"} else "int32"
 
     def _run_cute(self, key: Key, *operands) -> tuple:
         """The kernel, over canonical views of the operands."""
@@ -291,7 +295,7 @@ class Op(Generic[P, R]):
             return cutlass.jax.TensorSpec(divisibility=tensor.divisors, ptr_assumed_align=tensor.alignment)
 
         run = cutlass.jax.cutlass_call(
-            self._launch,
+            call.launch,
             output_shape_dtype=tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs),
             input_spec=tuple(spec(None if x is None else t) for x, t in zip(call.operands, call.inputs, strict=True)),
             output_spec=tuple(spec(t) for t in call.outputs),
@@ -304,7 +308,7 @@ class Op(Generic[P, R]):
         """The compiled kernel's PTX, on the CPU."""
         call = self._kernel_call(key, operands)
         described = interpreted.Call(
-            self._launch,
+            call.launch,
             tuple(None if x is None else t[1:] for x, t in zip(call.operands, call.inputs, strict=True)),
             tuple(t[1:] for t in call.outputs),
             tuple(call.constants.items()),
@@ -329,13 +333,17 @@ class Op(Generic[P, R]):
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
-        """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold."""
+        """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold, and
+        for dtypes that the architecture lacks."""
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         problem = views.fits(plan, axes)
         if problem:
             raise ValueError(f"{spec.op}: {problem}")
+        missing = lacks(self, key.types, current_arch() or interpreted.DEFAULT_ARCH)
+        if missing:
+            raise ValueError(f"{missing}; implementation='xla' runs without")
         how = self.launch_for(key.types, axes)
 
         def tensor(array: Array) -> Tensor:
@@ -345,10 +353,12 @@ class Op(Generic[P, R]):
 
         kinds = [self._scalar_dtype(key, p.kind) for p in self._dynamic]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds]
+        inputs, outputs = (*map(tensor, spec.inputs), *scalars), tuple(map(tensor, spec.outputs))
         return KernelCall(
+            unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (*(arrays.get(a.name) for a in spec.inputs), *operands[len(key.present) :]),
-            (*(tensor(a) for a in spec.inputs), *scalars),
-            tuple(tensor(a) for a in spec.outputs),
+            inputs,
+            outputs,
             tuple(views.user_shape(a, axes) for a in spec.outputs),
             {**dict(key.static), **how.constants},
         )

@@ -1,4 +1,4 @@
-"""One primitive that is lowered differently on CUDA and elsewhere.
+"""What kernels are compiled for and how, and one primitive that is lowered differently on CUDA and elsewhere.
 
 `jax.lax.platform_dependent` would do, were every branch not lowered for every platform of a multi-platform export: a
 kernel has no lowering for a CPU. A primitive's rules are lowered for their own platform alone.
@@ -6,8 +6,11 @@ kernel has no lowering for a CPU. A primitive's rules are lowered for their own 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +32,25 @@ def current_arch() -> str | None:
     major, minor = str(jax.devices()[0].compute_capability).split(".")
     number = f"{major}{minor}"
     return f"sm_{number}a" if int(major) >= 9 else f"sm_{number}"
+
+
+_compiling = threading.Lock()  # the compiler's settings are those of the process
+
+
+@contextlib.contextmanager
+def compiling_for(arch: str) -> Iterator[str]:
+    """The compiler set for an architecture, and the folder in which it leaves the PTX and cubin that it is told to keep:
+    not the user's own."""
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL
+
+    environment = CuTeDSL._get_dsl().envar
+    with _compiling, tempfile.TemporaryDirectory(prefix="codegen-") as folder:
+        before = environment.dump_dir, environment.arch
+        environment.dump_dir, environment.arch = folder, arch
+        try:
+            yield folder
+        finally:
+            environment.dump_dir, environment.arch = before
 
 
 _choose_p = jax.extend.core.Primitive("codegen_op")

@@ -12,7 +12,7 @@ from codegen.ir import DTYPES, ROWS
 from codegen.plan import INT_MAX, Access, Elementwise, Launch
 from codegen.reductions import Reduction
 from codegen.runtime.arguments import Axes
-from codegen.spec import Array
+from codegen.spec import Array, Spec
 
 # The largest extent of a group: a vector may run past it without leaving int32
 LIMIT = INT_MAX - 64
@@ -77,6 +77,20 @@ def fits(plan: Elementwise | Reduction, axes: Axes) -> str | None:
             if isinstance(extent, int) and extent > LIMIT:
                 return f"{extent} {words} are more than the {LIMIT} that a kernel's coordinate holds; split the array"
     return None
+
+
+def check_tables(spec: Spec, plan: Elementwise | Reduction, arrays: Mapping[str, Any], axes: Axes) -> None:
+    """Raises ValueError where an output that is not empty would gather from a table that is."""
+    if any(0 in user_shape(output, axes) for output in spec.outputs):
+        return  # an element-wise op's outputs share their axes
+    for access in plan.loads:
+        if access.index_of and access.array is not None and access.array.name in arrays:
+            (index, axis), table = access.index_of, access.array
+            extent = axes.extents[axis]
+            if isinstance(extent, int) and extent == 0:
+                shape = tuple(arrays[table.name].shape)
+                message = f"{axis} is 0, and {index!r} has no value to take from an empty axis"
+                raise ValueError(f"{spec.op}: {table.name!r} has shape {shape} for {table}: {message}")
 
 
 def kernel_shape(plan: Elementwise | Reduction, array: Array, axes: Axes) -> tuple[Any, ...]:
@@ -161,16 +175,37 @@ def jnp_value(
     value, own = named_axes(array, jnp.asarray(value), axes, access.part), array.axes
     if access.index_of:
         index, axis = access.index_of
-        place = own.index(axis)
-        lead = len(axes.rows) - 1 if ROWS in own[:place] else 0
-        indices = named_index(plan, index, arrays, axes)
-        value = jnp.take(value, jnp.maximum(indices, 0), axis=place + lead, mode="clip")
-        own = (*own[:place], *plan.view(index).array.axes, *own[place + 1 :])
+        indices = named_index(plan, index, arrays, axes).astype(integer)
+        value, own = _gather(value, own, indices, plan.view(index).array.axes, axis, order, len(axes.rows)), order
     if jnp.issubdtype(value.dtype, jnp.floating):
         value = value.astype(compute)
     elif value.dtype != jnp.bool_:
         value = value.astype(integer)
     return _spread(value, own, order, len(axes.rows))
+
+
+def _gather(
+    table: jax.Array,
+    own: tuple[str, ...],
+    indices: jax.Array,
+    indices_own: tuple[str, ...],
+    axis: str,
+    order: tuple[str, ...],
+    rows: int,
+) -> jax.Array:
+    """A table's values along one axis, shaped to broadcast by position against the outputs. Table and indices meet by
+    name: an axis that both have is walked along together."""
+    place = own.index(axis)
+    lead = rows - 1 if ROWS in own[:place] else 0
+    taken = ""  # the table's axis, ahead of the outputs': they may have one of the same name
+    table = jnp.moveaxis(table, place + lead, 0)
+    extent = table.shape[0]
+    table = _spread(table, (taken, *own[:place], *own[place + 1 :]), (taken, *order), rows)
+    indices = _spread(indices[None], (taken, *indices_own), (taken, *order), rows)
+    if isinstance(extent, int) and extent == 0:  # only where the outputs are empty too
+        return jnp.zeros(jnp.broadcast_shapes(table.shape[1:], indices.shape[1:]), table.dtype)
+    indices = jnp.clip(indices, jnp.asarray(0, indices.dtype), jnp.asarray(extent - 1, indices.dtype))
+    return jnp.take_along_axis(table, indices, axis=0, mode="promise_in_bounds")[0]
 
 
 def named_index(plan: Elementwise | Reduction, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:

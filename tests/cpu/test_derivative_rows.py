@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.formula import prelude
 from codegen.ops import OPS
+from codegen.prelude import prelude
 from tests.making import make_op
 
 SMOOTH = [name for name, op in OPS.items() if op.rule in ("arith", "float", "round", "select")]

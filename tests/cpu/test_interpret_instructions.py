@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ptx_running import apply, result, run, source, values, words
 
+from codegen.interpret import ptx
+
 # Floating formats, from their definitions
 
 
@@ -552,6 +554,23 @@ def test_integer_arithmetic(kind):
     if kind[0] == "s":
         check_integers(f"neg.{kind} %d, %a;", bits, 1, lambda a: -see(a))
         check_integers(f"abs.{kind} %d, %a;", bits, 1, lambda a: abs(see(a)))
+
+
+@pytest.mark.parametrize("kind", ["s16x2", "u16x2"])
+def test_integer_pairs(kind):
+    def see(x):
+        return signed(x, 16) if kind[0] == "s" else x
+
+    for name, one in {"add": lambda a, b: a + b, "min": min, "max": max}.items():
+
+        def both(a, b, one=one):
+            low, high = (one(see(a >> shift & 0xFFFF), see(b >> shift & 0xFFFF)) & 0xFFFF for shift in (0, 16))
+            return high << 16 | low
+
+        check_integers(f"{name}.{kind} %d, %a, %b;", 32, 2, both)
+    for text in (f"sub.{kind}", f"mul.lo.{kind}", "add.u8x4"):
+        with pytest.raises(ptx.PtxError, match=rf"unknown instruction '{text}' \(its .{text.rpartition('.')[2]} is"):
+            apply(f"{text} %d, %a, %b;", 32, (32, [1]), (32, [1]))
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])

@@ -1,5 +1,8 @@
-"""Gathering along a named axis: the kernel, interpreted, against its reference."""
+"""Gathering along a named axis: the kernel, interpreted, and the jnp form against their reference."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from codegen.runtime.testing import check_op
@@ -28,3 +31,55 @@ grad: none
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_a_gather_agrees_with_its_reference(implementation, tmp_path):
     check_op(make_op(tmp_path, SPEC), implementation, examples=10)
+
+
+# The same, with the table's axes and the positions' in other places: what `y` adds to x = 0, in NumPy
+PLACES = {
+    ("N, P", "..."): lambda table, i: table[:, i].T,
+    ("P, N", "N"): lambda table, i: np.broadcast_to(table[i, np.arange(4)], (3, 4)),
+    ("P, N", "..., N"): lambda table, i: table[i, np.arange(4)],
+    ("..., P, N", "..."): lambda table, i: table[np.arange(3), i],
+    ("P", "..., N"): lambda table, i: table[i],
+    ("..., P", ""): lambda table, i: np.broadcast_to(table[:, i, None], (3, 4)),
+}
+EXTENTS = {"...": 3, "N": 4, "P": 5}
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("places", PLACES, ids=" by ".join)
+def test_table_and_positions_meet_by_name(places, implementation, tmp_path, strict_jax):
+    text = SPEC.replace("float32[P, N]", f"float32[{places[0]}]").replace("int32[...]", f"int32[{places[1]}]")
+    table, i = (tuple(EXTENTS[axis] for axis in place.split(", ") if axis) for place in places)
+    table = np.arange(np.prod(table), dtype=np.float32).reshape(table)
+    i = np.random.default_rng(0).integers(-2, 8, i).astype(np.int32)  # clipped to 0 .. 4
+    y = make_op(tmp_path, text)(np.zeros((3, 4), np.float32), table, i, implementation=implementation)
+    np.testing.assert_array_equal(y, PLACES[places](table, np.clip(i, 0, 4)))
+
+
+# A table without rows
+
+
+def empty(rows: tuple[int, ...], n: int):
+    return jnp.zeros((*rows, n)), jnp.zeros((0, n)), jnp.zeros(rows, "int32")
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret", "cute", None])
+def test_an_empty_table_has_no_value_to_give(implementation, tmp_path):
+    op = make_op(tmp_path, SPEC)
+    message = (
+        r"^embed: 'table' has shape \(0, 3\) for float32\[P, N\]: P is 0, "
+        "and 'positions' has no value to take from an empty axis"
+    )
+    with pytest.raises(ValueError, match=message):
+        op(*empty((2,), 3), implementation=implementation)
+    with pytest.raises(ValueError, match=message):
+        jax.jit(lambda *arrays: op(*arrays, implementation=implementation))(*empty((2,), 3))
+    with pytest.raises(ValueError, match=message):
+        jax.vmap(lambda x, t, i: op(x, t, i, implementation=implementation), (0, None, 0))(*empty((2,), 3))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret", None])
+@pytest.mark.parametrize(("rows", "n"), [((0,), 3), ((2,), 0), ((0, 3), 3), ((3, 0), 3)])
+def test_an_empty_output_takes_nothing_from_an_empty_table(rows, n, implementation, tmp_path):
+    y = make_op(tmp_path, SPEC)(*empty(rows, n), implementation=implementation)
+    assert y.shape == (*rows, n)

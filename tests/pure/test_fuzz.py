@@ -17,7 +17,7 @@ from codegen.formula import functions
 from codegen.ir import DTYPES
 from codegen.pipeline import Op, read_op
 from codegen.render import render_op
-from codegen.spec import KEYS
+from codegen.specfile import KEYS
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ROOT / "specs", Path(__file__).parent / "good_specs"

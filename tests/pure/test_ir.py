@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from goldens import check_golden
 
-from codegen.formula import read_chain
+from codegen.chain import read_chain
 from codegen.ir import Graph, Node, Statement, print_statements, topological
-from codegen.spec import Spec, load_spec, parse_dims
+from codegen.notation import parse_dims
+from codegen.spec import Spec
+from codegen.specfile import load_spec
 
 GOOD = sorted((Path(__file__).parent / "good_specs").glob("*.yaml"))
 LIBRARY = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
@@ -70,7 +72,9 @@ INPUTS = """
 def value(formula: str) -> Node:
     text = f"op: f\nsummary: One formula.\ninputs:{INPUTS}\noutputs:\n  y: float32[..., N]\nparams:\n  alpha: 1.0\n"
     text += "  k: {type: int}\n  on: {type: bool}\nreference: x\nchain: |\n  v = " + formula
-    from codegen.formula import make_scope, read_lines, reader
+    from codegen.formula import reader
+    from codegen.scope import make_scope
+    from codegen.statements import read_lines
 
     spec: Spec = load_spec("f.yaml", text)
     (line,), problems = read_lines(spec.chain)

@@ -9,13 +9,13 @@ from types import FrameType
 import pytest
 from goldens import check_golden
 
-from codegen import check, formula, ir, plan, reference, spec, text
+from codegen import chain, check, formula, ir, names, notation, plan, reference, specfile, statements, text
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
 
 FOLDER = Path(__file__).parent / "bad_specs"
 BAD = sorted(FOLDER.glob("*.yaml"))
-MODULES = (text, spec, formula, check, reference, plan, ir)
+MODULES = (text, names, notation, specfile, statements, formula, chain, check, reference, plan, ir)
 
 # Mistakes that need a file too long to be read as a golden, or none
 LONG = {
@@ -146,4 +146,4 @@ def test_every_message_has_an_example():
 def test_messages_are_found():
     """The search above would prove nothing if it found none."""
     assert sum(len(messages(module)) for module in MODULES) > 150
-    assert any("is never used" in text for _, _, text in messages(formula))
+    assert any("is never used" in text for _, _, text in messages(chain))

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from codegen import ops
-from codegen.formula import CONSTANTS, FOLDED, SPECIAL, Placed, functions, make_scope, prelude, reader
+from codegen.formula import CONSTANTS, FOLDED, SPECIAL, functions, reader
 from codegen.ir import DTYPES, Node
 from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Op
-from codegen.spec import load_spec
+from codegen.prelude import prelude
+from codegen.scope import make_scope
+from codegen.specfile import load_spec
+from codegen.statements import Placed
 
 RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round"}
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}

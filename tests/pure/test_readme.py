@@ -12,7 +12,7 @@ from codegen.formula import functions
 from codegen.ir import DTYPES
 from codegen.pipeline import read_op
 from codegen.render import render_op
-from codegen.spec import KEYS
+from codegen.specfile import KEYS
 
 ROOT = Path(__file__).parent.parent.parent
 README, LANGUAGE = ROOT / "README.md", ROOT / "docs/language.md"

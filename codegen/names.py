@@ -1,0 +1,39 @@
+"""Names that users choose: which are taken already, and what one looks like."""
+
+from __future__ import annotations
+
+import keyword
+import re
+
+from codegen.errors import Mistake, shown
+
+# Names that generated files use at module level, and Python's own that must keep their meaning there.
+RESERVED = frozenset("""
+    cuda cutlass cute jax jnp device runtime compute int_compute approx vec stream implementation NamedTuple SPEC
+    print range len tuple list dict set int float bool str bytes object type super self None True False
+""".split())  # fmt: skip
+# Those of a kernel's own variables that a parameter or an output would stand beside.
+KERNEL_NAMES = frozenset("""
+    tidx bidx bdim size start valid i row row_i rows cols rest rest_i ragged threads blocks
+""".split())  # fmt: skip
+# Those of the package and of the test module that an op would stand beside.
+PACKAGE_NAMES = frozenset("importlib sys types pytest check_op check_gradient".split())
+SUFFIXES = ("chain", "kernel", "launch", "xla", "reference")  # of the functions in an op's module
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+AXIS = re.compile(r"[A-Z][A-Za-z0-9_]*")
+MAX_NAME = 64
+
+
+def op_name_mistake(name: str) -> Mistake | None:
+    """Why a name cannot be an op's, if so."""
+    return name_mistake(name, "an op", PACKAGE_NAMES)
+
+
+def name_mistake(name: str, what: str, also: frozenset[str] = frozenset()) -> Mistake | None:
+    """Why a name cannot be that of `what`, if so; `also` is taken where `what` stands."""
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME:
+        hint = f"names are lower-case letters, digits and underscores, at most {MAX_NAME}, a letter first"
+        return Mistake(f"{shown(name)} is no name for {what}", hint)
+    if keyword.iskeyword(name) or name in RESERVED or name in also:
+        return Mistake(f"{name!r} cannot name {what}: Python or the generated file uses it", "pick another name")
+    return None

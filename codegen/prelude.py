@@ -1,0 +1,34 @@
+"""The composite functions of the language, read from `prelude.txt`."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A prelude definition."""
+
+    name: str
+    params: tuple[str, ...]
+    defaults: tuple[ast.expr | None, ...]
+    body: ast.expr
+
+
+@functools.cache
+def prelude() -> dict[str, Composite]:
+    found: dict[str, Composite] = {}
+    for line in (Path(__file__).parent / "prelude.txt").read_text().splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = re.fullmatch(r"(\w+)\(([^)]*)\) = (.+)", line)
+        assert match, line
+        name, params, body = match.groups()
+        pairs = [(p.strip().partition("=")) for p in params.split(",")]
+        defaults = tuple(ast.parse(d, mode="eval").body if d else None for _, _, d in pairs)
+        found[name] = Composite(name, tuple(p for p, _, _ in pairs), defaults, ast.parse(body, mode="eval").body)
+    return found

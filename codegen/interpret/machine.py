@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.instructions import DTYPES, Execute, decode
+from codegen.interpret.decoding import DTYPES, Execute
+from codegen.interpret.instructions import decode
 from codegen.interpret.memory import Array, Fault, Global, Local
 from codegen.interpret.ptx import Address, Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector
 from codegen.interpret.report import Report

@@ -48,7 +48,7 @@ def multiply(words, operands) -> Execute:
 
 
 def nothing(words, operands) -> Execute:
-    """Fences and hints: lanes step together, so memory is always in order."""
+    """Hints."""
     return lambda m: None
 
 
@@ -96,7 +96,13 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "red": partial(accesses.atomic, result=False),
     "shfl": warps.shuffle,
     "vote": warps.vote,
-    "membar": nothing,
-    "fence": nothing,
+    "mapa": accesses.map_address,
+    "getctarank": accesses.rank_of,
+    "cp": accesses.copy_async,
+    "redux": warps.reduce,
+    "activemask": warps.active_mask,
+    "elect": warps.elect,
+    "membar": accesses.fence,
+    "fence": accesses.fence,
     "griddepcontrol": nothing,
 }

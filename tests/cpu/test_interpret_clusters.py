@@ -120,6 +120,13 @@ def test_blocks_read_each_others_memory():
     assert pair(WRITE + SYNC + READ + SYNC + again + WRITE + SYNC + READ + SYNC + OUT) == [i + 100 for i in range(64)]
 
 
+def test_a_write_after_another_blocks_read():
+    assert pair(WRITE + SYNC + READ + SYNC + WRITE + OUT) == SWAPPED
+    message = "race: write of byte 0 of shared memory that another thread read, with no barrier between"
+    assert message in caught(WRITE + SYNC + READ + WRITE + SYNC + OUT)
+    assert message in caught(WRITE + SYNC + READ + "  bar.sync 0;\n" + WRITE + SYNC + OUT)
+
+
 def test_blocks_write_each_others_memory():
     store = "  st.shared::cluster.u32 [%r3], %r8;\n"
     own = "  ld.shared.u32 %r9, [%r2];\n"

@@ -172,3 +172,34 @@ def cluster_sum(
     cluster_sum_kernel(mX, mY, fault).launch(
         grid=(blocks, mY.shape[0], 1), block=(THREADS, 1, 1), cluster=(blocks, 1, 1), stream=stream
     )
+
+
+# A block stages its vectors in shared memory, then each thread doubles another's
+
+
+@cute.kernel
+def staged_kernel(mX: cute.Tensor, mY: cute.Tensor, fault: cutlass.Constexpr[str]):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    layout = cute.make_layout((4,))
+    sX = cutlass.memory.SmemAllocator().allocate_tensor(
+        cutlass.Float32, cute.make_layout((4 * THREADS,)), byte_alignment=16
+    )
+    start = cute.assume((bidx * THREADS + tidx) * 4, divby=4)
+    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(), cutlass.Float32, num_bits_per_copy=128)
+    mine = cute.assume(tidx * 4, divby=4)
+    cute.copy(atom, cute.make_tensor(mX.iterator + start, layout), cute.make_tensor(sX.iterator + mine, layout))
+    cute.arch.cp_async_commit_group()
+    if cutlass.const_expr(fault != "no wait"):
+        cute.arch.cp_async_wait_group(0)
+    if cutlass.const_expr(fault != "no barrier"):
+        cute.arch.sync_threads()
+    other = (THREADS - 1 - tidx) * 4
+    for i in cutlass.range_constexpr(4):
+        mY[start + i] = sX[other + i] * 2.0  # another's
+
+
+@cute.jit
+def staged(stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, fault: cutlass.Constexpr[str]):
+    blocks = mY.shape[0] // (4 * THREADS)
+    staged_kernel(mX, mY, fault).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)

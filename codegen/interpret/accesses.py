@@ -145,7 +145,8 @@ def copy_async(words, operands) -> Execute:
             m.shared.wait(m.active(), 0)
 
         return everything
-    only(tuple(w for w in words if not w.startswith("L2::")), ("async", "ca", "cg", "shared", "shared::cta", "global"))
+    prefetches = ("L2::64B", "L2::128B", "L2::256B")
+    only(words, (*prefetches, "async", "ca", "cg", "shared", "shared::cta", "global"))
     if words[:1] != ("async",) or not {"ca", "cg"} & set(words) or "global" not in words:
         raise Unknown("." + words[0])
     target, source, size, *rest = operands

@@ -495,10 +495,16 @@ class Machine:
         return np.where(rank < 0, own, rank).astype(np.uint32)
 
     def copy_async(self, target: Address, source: Address, size: int, given: Operand | None) -> None:
-        """cp.async of `size` bytes, of which only the first `given` are read and the rest are zeros."""
+        """cp.async of `size` bytes, of which only the first `given` are read (none if it is a predicate that holds) and
+        the rest are zeros."""
         lanes, where = self.active(), self.place(source)
         row, offset = self.shared_place("shared", self.place(target), lanes)
-        read = np.full(lanes.shape, size) if given is None else np.broadcast_to(self.read(given, "u32"), lanes.shape)
+        if given is None:
+            read = np.full(lanes.shape, size)
+        elif isinstance(given, Reg) and self.program.register_class(given.name) == "pred":  # which ignores the source
+            read = np.broadcast_to(np.where(self.read(given, "pred"), 0, size), lanes.shape)
+        else:
+            read = np.broadcast_to(self.read(given, "u32"), lanes.shape)
         if (read > size).any():
             raise Fault(int(lanes[read > size][0]), f"cp.async of {size} bytes that takes more of its source")
         misaligned = where % size != 0

@@ -17,22 +17,31 @@ REGISTERS = """
 
 
 @functools.cache
-def kernel_of(body: str, parameters: int, declarations: str = "") -> Kernel:
-    """A kernel whose %rd0, %rd1, ... hold the addresses of its arrays and whose %r0 is the thread's number."""
+def kernel_of(body: str, parameters: int, declarations: str = "", outside: str = "", directives: str = "") -> Kernel:
+    """A kernel whose %rd0, %rd1, ... hold the addresses of its arrays and whose %r0 is the thread's number. `outside`
+    stands before it, `directives` behind its parameters."""
     names = [f"parameter_{i}" for i in range(parameters)]
     loads = "".join(f"  ld.param.b64 %rd{i}, [{name}];\n" for i, name in enumerate(names))
     head = ", ".join(f".param .b64 {name}" for name in names)
-    text = f".visible .entry made({head})\n{{{REGISTERS}{declarations}\n{loads}  mov.u32 %r0, %tid.x;\n{body}\n  ret;\n}}\n"
+    text = f"{outside}.visible .entry made({head})\n{directives}{{{REGISTERS}{declarations}\n{loads}  mov.u32 %r0, %tid.x;\n{body}\n  ret;\n}}\n"
     return Kernel(ptx.parse(text)["made"])
 
 
 def run(
-    body: str, arrays: list[Array], threads: int = 32, blocks: int = 1, shared: int = 0, declarations: str = ""
+    body: str,
+    arrays: list[Array],
+    threads: int = 32,
+    blocks: int | tuple[int, int, int] = 1,
+    shared: int = 0,
+    declarations: str = "",
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    **text: str,
 ) -> Machine:
     """Run a kernel over arrays."""
-    kernel = kernel_of(body, len(arrays), declarations)
+    kernel = kernel_of(body, len(arrays), declarations, **text)
     addresses = tuple(int(a.address).to_bytes(8, "little") for a in arrays)
-    machine = Machine(kernel, LaunchConfig("made", (blocks, 1, 1), (threads, 1, 1), shared, addresses), arrays)
+    grid = blocks if isinstance(blocks, tuple) else (blocks, 1, 1)
+    machine = Machine(kernel, LaunchConfig("made", grid, (threads, 1, 1), shared, addresses, cluster), arrays)
     machine.run()
     return machine
 

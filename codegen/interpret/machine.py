@@ -1,7 +1,8 @@
 """A SIMT machine: all threads of a batch of blocks step together as NumPy lanes.
 
 Each lane is at a basic block; the lowest one any lane is at runs next, for the lanes that are there, so diverged lanes
-meet again as early as they can. A barrier holds lanes back until every lane of their block is at it.
+meet again as early as they can. A barrier holds lanes back until all that it takes are at it. Blocks come cluster after
+cluster, in the order of their ranks, and the blocks of a cluster are always in one batch.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.instructions import DTYPES, Execute, decode
-from codegen.interpret.memory import Array, Fault, Global, Local
+from codegen.interpret import barriers
+from codegen.interpret.barriers import DONE, WAIT, Barrier, Barriers
+from codegen.interpret.decoding import DTYPES, Execute, Unknown
+from codegen.interpret.instructions import decode
+from codegen.interpret.memory import Array, Fault, Global
+from codegen.interpret.onchip import Rows, Shared
+from codegen.interpret.ordering import Ordering
 from codegen.interpret.ptx import Address, Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector
 from codegen.interpret.report import Report
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop
-DONE, WAIT = 1 << 30, 1 << 29
+SHARED = 8 << 20  # bytes of shared memory in one batch: each is remembered in about thirty
+RANK = 24  # addresses of a cluster's shared memory: a block's rank and one above these bits, 0 for the block's own
 
 Dim = tuple[int, int, int]
 
@@ -45,6 +52,7 @@ class Decoded:
 
     body: tuple[tuple[Execute, Instruction], ...]
     end: Instruction | None
+    barrier: Barrier | None  # where that is one
 
 
 class Kernel:
@@ -53,33 +61,32 @@ class Kernel:
     def __init__(self, program: Program):
         self.program = program
         self.blocks: list[Decoded] = []
-        control = ("bra", "ret", "exit", "bar", "barrier", "trap", "call", "brx")
+        control = ("bra", "ret", "exit", "bar", "barrier", "trap", "brx")
         for block in program.blocks:
             end = block[-1] if block and block[-1].words[0] in control else None
             body = block[:-1] if end is not None else block
-            self.blocks.append(Decoded(tuple((decode(i, program.name), i) for i in body), end))
-            if end is not None:
-                self.check_control(end)
+            barrier = None if end is None else self.control(end)
+            self.blocks.append(Decoded(tuple((decode(i, program.name), i) for i in body), end, barrier))
         self.shared = _layout(program, "shared")
         self.local = _layout(program, "local")
 
-    def check_control(self, instruction: Instruction) -> None:
-        words = instruction.words
-        good = words[0] in ("bra", "ret", "exit", "trap") or words[:2] in (
-            ("bar", "sync"),
-            ("barrier", "sync"),
-            ("bar", "warp"),
-        )
-        if words[0] in ("bar", "barrier") and words[1] == "sync" and len(instruction.operands) != 1:
-            raise PtxError(f"{self.program.name}: a barrier of part of a block is not interpreted: {instruction.text}")
-        if not good:
-            raise PtxError(f"{self.program.name}: unknown instruction {instruction.op!r}: {instruction.text}")
+    def control(self, instruction: Instruction) -> Barrier | None:
+        """The barrier that an instruction of control flow is. Raises `PtxError` for one that is not known."""
+        if instruction.words[0] in ("bra", "ret", "exit", "trap"):
+            return None
+        try:
+            if instruction.words[0] not in ("bar", "barrier"):
+                raise Unknown
+            return barriers.decode(instruction)
+        except Unknown:
+            op = instruction.op
+            raise PtxError(f"{self.program.name}: unknown instruction {op!r}: {instruction.text}") from None
 
 
 def _layout(program: Program, space: str) -> int:
     """Offsets of a space's variables; its size."""
     size = 0
-    for variable in program.variables.values():
+    for variable in sorted(program.variables.values(), key=lambda v: v.size == 0):  # dynamic shared memory comes last
         if variable.space == space:
             size = -(-size // variable.align) * variable.align
             variable.offset = size
@@ -99,15 +106,30 @@ class Machine:
         self.memory = Global([*arrays, *self.constants])
         self.report = report or Report(launch.kernel)
         self.params = {name: launch.params[place] for name, (place, _) in self.program.params.items()}
-        if launch.cluster != (1, 1, 1):
-            raise PtxError(f"{launch.kernel}: launches with thread-block clusters are not interpreted")
+        self.cluster = self.program.cluster or launch.cluster
+        self.cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        self.check_cluster()
+        x, y, z = (g // c for g, c in zip(launch.grid, self.cluster, strict=True))
+        self.clusters: Dim = (x, y, z)
+
+    def check_cluster(self) -> None:
+        """What a launch on a GPU would refuse."""
+        grid, asked, cluster = self.launch.grid, self.launch.cluster, self.cluster
+        for bad, why in (
+            (asked not in ((1, 1, 1), cluster), f"is launched with clusters of {asked}, but compiled for {cluster}"),
+            (any(g % c for g, c in zip(grid, cluster, strict=True)), f"has a grid of {grid}, not whole clusters of {cluster}"),
+            (self.cluster_size > 16, f"has clusters of {self.cluster_size} blocks, and 16 are the most"),
+        ):  # fmt: skip
+            if bad:
+                raise InterpretError(f"{self.launch.kernel}: the kernel {why}")
 
     def run(self) -> Report:
         """Run every block, a batch after another; then check that every output was written."""
         grid, block = self.launch.grid, self.launch.block
         threads, blocks = block[0] * block[1] * block[2], grid[0] * grid[1] * grid[2]
         self.report.start(blocks, threads)
-        batch = max(1, LANES // threads)
+        shared = max(1, self.kernel.shared + self.launch.shared)
+        batch = max(1, min(LANES // threads, SHARED // shared) // self.cluster_size) * self.cluster_size
         with np.errstate(all="ignore"):
             for first in range(0, blocks, batch):
                 self.batch(first, min(batch, blocks - first), threads)
@@ -127,15 +149,16 @@ class Machine:
         self.specials: dict[str, np.ndarray] = {}
         self.at = np.zeros(self.lanes, np.int32)
         self.select: np.ndarray | None = None
-        rows = blocks
-        self.shared = Local(rows, self.kernel.shared + self.launch.shared, shared=True)
-        self.local = Local(self.lanes, self.kernel.local, shared=False) if self.kernel.local else None
+        self.ordering = Ordering(blocks, threads, self.cluster_size)
+        self.barriers = Barriers(self.ordering)
+        self.shared = Shared(blocks, self.kernel.shared + self.launch.shared, self.ordering)
+        self.local = Rows(self.lanes, self.kernel.local) if self.kernel.local else None
         for _ in range(STEPS):
             here = int(self.at.min())
             if here == DONE:
                 return
             if here >= WAIT:
-                self.release()
+                self.checked(None, self.barriers.release, self)
                 continue
             there = self.at == here
             whole = bool(there.all())
@@ -161,7 +184,16 @@ class Machine:
             except Fault as fault:
                 raise self.error(fault.lane, instruction, fault.message) from None
         self.select = select
-        self.leave(here, block.end)
+        self.checked(block.end, self.leave, here, block)
+
+    def checked(self, instruction: Instruction | None, action, *arguments) -> None:
+        """An action whose faults get their thread's place; with no instruction given, that is the thread's own."""
+        try:
+            action(*arguments)
+        except Fault as fault:
+            if instruction is None:
+                instruction = self.kernel.blocks[int(self.at[fault.lane]) % WAIT].end
+            raise self.error(fault.lane, instruction, fault.message) from None
 
     def warps(self, select: np.ndarray | None) -> int:
         if select is None:
@@ -187,56 +219,48 @@ class Machine:
         value = self.read(Reg(name), "pred")
         return ~value if negated else value
 
-    def leave(self, here: int, end: Instruction | None) -> None:
+    def leave(self, here: int, block: Decoded) -> None:
         """Where the lanes go next."""
-        select = slice(None) if self.select is None else self.select
+        end, lanes = block.end, self.active()
         word = end.words[0] if end is not None else ""
-        if end is None or word in ("bra", "ret", "exit"):
-            target = here + 1 if end is None else DONE
-            if end is not None and word == "bra":
-                label = end.operands[0]
-                assert isinstance(label, Symbol)
-                target = self.program.labels[label.name]
-            if target >= len(self.kernel.blocks):
-                target = DONE
-            if end is None or end.guard is None:
-                self.at[select] = target
-                return
-            after = here + 1 if here + 1 < len(self.kernel.blocks) else DONE
-            self.at[select] = np.where(self.predicate(end), target, after)
-            return
+        after = np.int32(here + 1 if here + 1 < len(self.kernel.blocks) else DONE)
+        taken = None if end is None or end.guard is None else np.broadcast_to(self.predicate(end), lanes.shape)
         if word == "trap":
-            hit = self.active()
-            if end.guard is not None:
-                hit = hit[np.broadcast_to(self.predicate(end), hit.shape)]
+            hit = lanes if taken is None else lanes[taken]
             if len(hit):
-                raise self.error(int(hit[0]), end, "trap")
-            self.at[select] = here + 1
-            return
-        if end.words[:2] == ("bar", "warp"):
-            self.at[select] = here + 1
-            return
-        self.at[select] = WAIT + here
-        if end.guard is not None:
-            self.at[select] = np.where(self.predicate(end), WAIT + here, here + 1)
+                raise Fault(int(hit[0]), "trap")
+        target = after
+        if word in ("ret", "exit"):
+            target = np.int32(DONE)
+        elif word == "bra":
+            assert end is not None and isinstance(end.operands[0], Symbol)
+            target = np.int32(self.program.labels[end.operands[0].name])
+            target = np.int32(DONE) if target >= len(self.kernel.blocks) else target
+        elif block.barrier is not None:
+            outer, self.select = self.select, self.select if taken is None else lanes[taken]
+            if self.width():
+                self.barriers.reach(self, block.barrier, self.active())
+            self.select = outer
+            target = np.int32(WAIT + here) if block.barrier.waits else after
+        self.at[slice(None) if self.select is None else lanes] = (
+            target if taken is None else np.where(taken, target, after)
+        )
+        if self.cluster_size > 1 and DONE in (target, after):
+            self.exits(lanes)
 
-    def release(self) -> None:
-        """Every lane is done or at a barrier: each block's lanes must all be at the same one."""
-        at = self.at.reshape(-1, self.per_block)
-        waiting = at >= WAIT
-        waiting &= at < DONE
-        rows = np.flatnonzero(waiting.any(axis=1))
-        for row in rows:
-            places = np.unique(at[row])
-            if len(places) > 1:
-                lane = int(row) * self.per_block + int(np.flatnonzero(at[row] != places[0])[0])
-                first = int(np.flatnonzero(waiting[row])[0]) + int(row) * self.per_block
-                end = self.kernel.blocks[int(self.at[first]) - WAIT].end
-                gone = bool((at[row] == DONE).any())
-                what = "other threads of its block have exited" if gone else "other threads wait at another barrier"
-                raise self.error(first, end, f"divergent barrier: {what} ({self.where(lane)})")
-        self.shared.barrier(rows)
-        self.at = np.where(self.at >= DONE, self.at, self.at - WAIT + 1).astype(np.int32)
+    def exits(self, lanes: np.ndarray) -> None:
+        """Blocks all of whose threads have exited now: nobody may need their shared memory any more."""
+        rows = np.unique(self.block_of[lanes])
+        rows = rows[(self.at.reshape(-1, self.per_block)[rows] == DONE).all(axis=1)]
+        self.shared.gone[rows] = True
+        waited = self.ordering.waited.reshape(-1, self.per_block)[rows].max(axis=1, initial=0)
+        early = rows[waited < self.shared.until[rows]]
+        if len(early):
+            block = int(early[0])
+            lane, instruction = self.shared.because[block]
+            name = self.shared.name(block, lane)
+            what = f"race: access to {name}, which may have exited: it waits for no cluster barrier after"
+            raise self.error(lane, instruction, what)
 
     # Registers and operands
 
@@ -340,22 +364,44 @@ class Machine:
 
     def special_value(self, name: str) -> np.ndarray:
         base, _, axis = name[1:].partition(".")
-        place = "xyz".find(axis)
-        inside = np.arange(self.lanes, dtype=np.int64) % self.per_block
-        if base == "laneid":
-            return inside % 32
-        if base == "warpid":
-            return inside // 32
-        if base in ("ntid", "nctaid"):
-            return np.array([(self.launch.block if base == "ntid" else self.launch.grid)[place]])
-        shape, index = (self.launch.block, inside) if base == "tid" else (self.launch.grid, self.block_of + self.first)
-        if base not in ("tid", "ctaid"):
+        lane = np.arange(self.lanes, dtype=np.int64)
+        inside, block = lane % self.per_block, self.block_of + self.first
+        within = block % self.cluster_size  # the cluster
+        bit = np.int64(1) << (inside % 32)
+        plain = {
+            "laneid": inside % 32, "warpid": inside // 32, "nwarpid": -(-self.per_block // 32),
+            "lanemask_eq": bit, "lanemask_lt": bit - 1, "lanemask_le": 2 * bit - 1, "lanemask_gt": -2 * bit & 0xFFFFFFFF,
+            "lanemask_ge": -bit & 0xFFFFFFFF, "cluster_ctarank": within, "cluster_nctarank": self.cluster_size,
+            "is_explicit_cluster": self.launch.cluster != (1, 1, 1) or self.program.cluster is not None,
+            "dynamic_smem_size": self.launch.shared,
+        }.get(base)  # fmt: skip
+        if plain is not None:
+            return np.atleast_1d(np.asarray(plain))
+        extents = {
+            "ntid": self.launch.block, "nctaid": self.launch.grid, "cluster_nctaid": self.cluster, "nclusterid": self.clusters
+        }  # fmt: skip
+        places = {
+            "tid": (self.launch.block, inside), "cluster_ctaid": (self.cluster, within),
+            "clusterid": (self.clusters, block // self.cluster_size),
+        }  # fmt: skip
+        axis_of = "xyz".find(axis)
+        if base in extents and axis_of >= 0:
+            return np.array([extents[base][axis_of]])
+        if base == "ctaid" and axis_of >= 0:
+            return self.block_place(block, axis_of)
+        if base not in places or axis_of < 0:
             raise PtxError(f"{self.program.name}: unknown special register {name}")
-        return (index // [1, shape[0], shape[0] * shape[1]][place]) % shape[place]
+        shape, index = places[base]
+        return _coordinate(index, shape, axis_of)
+
+    def block_place(self, block, axis: int):
+        """A coordinate in the grid of blocks counted cluster after cluster."""
+        start = _coordinate(block // self.cluster_size, self.clusters, axis) * self.cluster[axis]
+        return start + _coordinate(block % self.cluster_size, self.cluster, axis)
 
     # Memory
 
-    def place(self, address: Address, space: str) -> np.ndarray:
+    def place(self, address: Address) -> np.ndarray:
         """Addresses (of global memory) or offsets, in the active lanes."""
         if isinstance(address.base, Reg):
             bits = "s64" if self.program.register_class(address.base.name) == "b64" else "u32"
@@ -378,57 +424,115 @@ class Machine:
 
     def load(self, space: str, address: Address, count: int, size: int, asked: int) -> list[np.ndarray]:
         """`count` words of the `asked` that one access takes."""
-        if space == "param":
+        if space == "param" and address.base in self.params:
             assert isinstance(address.base, str)
             data = np.frombuffer(self.params[address.base], np.uint8)[address.offset : address.offset + count * size]
             return [data.view(f"u{size}")[k : k + 1] for k in range(count)]
-        where, lanes = self.place(address, space), self.active()
+        where, lanes = self.place(address), self.active()
         if space in ("global", "const"):
             return self.memory.load(where, count, size, lanes, self.thread[lanes], asked)
-        memory, row = self.rows(space, lanes)
-        return memory.load(row, where, count, size, lanes, self.thread[lanes], asked)
+        if space in ("local", "param"):
+            return self.own_local().load(lanes, where, count, size, lanes, asked)
+        row, offset = self.shared_place(space, where, lanes)
+        values = self.shared.load(row, offset, count, size, lanes, asked)
+        self.shared.visit(row, lanes, self.current)
+        return values
 
     def store(self, space: str, address: Address, values: list[np.ndarray], size: int) -> None:
-        where, lanes = self.place(address, space), self.active()
+        where, lanes = self.place(address), self.active()
         if space == "global":
             self.memory.store(where, values, size, lanes, self.thread[lanes])
-            return
-        memory, row = self.rows(space, lanes)
-        memory.store(row, where, values, size, lanes, self.thread[lanes])
+        elif space in ("local", "param"):
+            self.own_local().store(lanes, where, values, size, lanes)
+        else:
+            row, offset = self.shared_place(space, where, lanes)
+            self.shared.store(row, offset, values, size, lanes)
+            self.shared.visit(row, lanes, self.current)
 
-    def rows(self, space: str, lanes: np.ndarray) -> tuple[Local, np.ndarray]:
-        if space == "shared":
-            return self.shared, self.block_of[lanes]
+    def own_local(self) -> Rows:
         if self.local is None:
             raise PtxError(f"{self.program.name}: local memory that was not declared")
-        return self.local, lanes
+        return self.local
+
+    def shared_place(self, space: str, where: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The block whose shared memory addresses lie in, and the offsets there."""
+        row = self.block_of[lanes]
+        rank, offset = self.split(where)
+        mapped = rank >= 0
+        if not mapped.any():
+            return row, where
+        if space == "shared":
+            lane = int(lanes[mapped][0])
+            raise Fault(
+                lane, "an address in the cluster's shared memory, which this instruction takes for its own block's"
+            )
+        beyond = rank >= self.cluster_size
+        if beyond.any():
+            lane, size = int(lanes[beyond][0]), self.cluster_size
+            raise Fault(lane, f"the shared memory of block {int(rank[beyond][0])} of a cluster of {size}")
+        return np.where(mapped, row - row % self.cluster_size + rank, row), offset
+
+    def split(self, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rank of an address of the cluster's shared memory, -1 for the block's own, and its offset."""
+        field = (where + (1 << (RANK - 1))) >> RANK  # offsets may be a little below 0
+        return field - 1, where - (field << RANK)
+
+    def map_shared(self, target: Operand, address: np.ndarray, rank: np.ndarray) -> None:
+        """mapa: the address in the cluster of what is there in the block of a rank."""
+        lanes = self.active()
+        address, rank = (np.broadcast_to(v.astype(np.int64), lanes.shape) for v in (address, rank))
+        for bad, what in (
+            (self.split(address)[0] >= 0, "an address that is mapped already"),
+            (rank >= self.cluster_size, f"block {int(rank.max())} of a cluster of {self.cluster_size}"),
+        ):
+            if bad.any():
+                raise Fault(int(lanes[bad][0]), f"mapa to {what}" if "block" in what else f"mapa of {what}")
+        self.write(target, (address + ((rank + 1) << RANK)).astype(np.uint32))
+
+    def rank_of(self, address: np.ndarray) -> np.ndarray:
+        own = self.block_of[self.active()] % self.cluster_size
+        rank = self.split(address)[0]
+        return np.where(rank < 0, own, rank).astype(np.uint32)
+
+    def copy_async(self, target: Address, source: Address, size: int, given: Operand | None) -> None:
+        """cp.async of `size` bytes, of which only the first `given` are read (none if it is a predicate that holds) and
+        the rest are zeros."""
+        lanes, where = self.active(), self.place(source)
+        row, offset = self.shared_place("shared", self.place(target), lanes)
+        if given is None:
+            read = np.full(lanes.shape, size)
+        elif isinstance(given, Reg) and self.program.register_class(given.name) == "pred":  # which ignores the source
+            read = np.broadcast_to(np.where(self.read(given, "pred"), 0, size), lanes.shape)
+        else:
+            read = np.broadcast_to(self.read(given, "u32"), lanes.shape)
+        if (read > size).any():
+            raise Fault(int(lanes[read > size][0]), f"cp.async of {size} bytes that takes more of its source")
+        misaligned = where % size != 0
+        if misaligned.any():
+            raise Fault(int(lanes[misaligned][0]), f"cp.async of {size} bytes from an address that they do not divide")
+        whole = np.zeros((len(lanes), size), np.uint8)
+        for count in np.unique(read):
+            chosen = read == count
+            if count:
+                who = lanes[chosen]
+                values = self.memory.load(where[chosen], int(count), 1, who, self.thread[who], 1)
+                whole[chosen, : int(count)] = np.stack(values, axis=1)
+        self.shared.copy(row, offset, whole, lanes)
 
     def atomic(self, space: str, address: Address, op: str, combine, kind: str, values, target) -> None:
         """One lane after another, in the order of threads: a legal order of many."""
-        where, lanes = self.place(address, space), self.active()
+        where, lanes = self.place(address), self.active()
         size = np.dtype(DTYPES[kind]).itemsize
         operands = [np.broadcast_to(self.read(v, kind), lanes.shape) for v in values]
         before: np.ndarray = np.zeros(lanes.shape, DTYPES[kind])
-        for i, lane in enumerate(lanes):
-            one = np.array([lane])
+        row, offset = self.shared_place(space, where, lanes) if space != "global" else (lanes, where)
+        for i in range(len(lanes)):
+            one = lanes[i : i + 1]
             if space == "global":
-                ((array, _),) = self.memory.find(where[i : i + 1], size, one, "atomic")
-                cell: np.ndarray = array.data[where[i] - array.address :][:size].view(DTYPES[kind])
-                if not array.writable:
-                    raise Fault(int(lane), f"atomic on the input {array.name!r}")
-                assert array.initialised is not None and array.owner is not None
-                offset = int(where[i] - array.address)
-                if not array.initialised[offset : offset + size].all():
-                    raise Fault(
-                        int(lane),
-                        f"atomic on element {offset // array.itemsize} of {array.name!r}, which nothing has written",
-                    )
+                cell = self.memory.cell(where[i : i + 1], size, one)
             else:
-                row, offset = int(self.block_of[lane]), int(where[i])
-                self.shared.check(np.array([row]), where[i : i + 1], size, one, "atomic")
-                if not self.shared.initialised[row, offset : offset + size].all():
-                    raise Fault(int(lane), f"atomic on byte {offset} of shared memory, which nothing has written")
-                cell = self.shared.data[row, offset : offset + size].view(DTYPES[kind])
+                cell = self.shared.cell(row[i : i + 1], offset[i : i + 1], size, one)
+            cell = cell.view(DTYPES[kind])
             before[i] = cell[0]
             if op == "cas":
                 cell[0] = operands[1][i] if cell[0] == operands[0][i] else cell[0]
@@ -438,84 +542,17 @@ class Machine:
                     cell[0] = ar.flush(ar.flush(old) + ar.flush(other))[0]
                 else:
                     cell[0] = combine(old, other)[0]
+        if space != "global":
+            self.shared.visit(row, lanes, self.current)
         if target is not None:
             self.write(target, before)
-
-    # Warps
-
-    def warp_sources(self, lanes: np.ndarray, source: np.ndarray) -> np.ndarray:
-        """The lane of the batch that a lane of the warp is, which must be active."""
-        inside = (lanes % self.per_block) % 32
-        wanted = lanes - inside + source
-        active = np.zeros(self.lanes + 32, bool)
-        active[lanes] = True
-        missing = ~active[wanted]
-        if missing.any():
-            place = int(np.flatnonzero(missing)[0])
-            raise Fault(int(lanes[place]), f"shuffle from lane {int(source[place])} of its warp, which is not active")
-        return wanted
-
-    def shuffle(self, mode: str, target: Operand, a: Operand, b: Operand, c: Operand, mask: Operand) -> None:
-        lanes = self.active()
-        self.members(lanes, mask)
-        value = np.broadcast_to(self.read(a, "u32"), lanes.shape)
-        step = np.broadcast_to(self.read(b, "u32"), lanes.shape).astype(np.int64) & 31
-        control = np.broadcast_to(self.read(c, "u32"), lanes.shape).astype(np.int64)
-        clamp, segment = control & 31, (control >> 8) & 31
-        lane = (lanes % self.per_block) % 32
-        top = (lane & segment) | (clamp & ~segment)
-        bottom = lane & segment
-        source = {"up": lane - step, "down": lane + step, "bfly": lane ^ step, "idx": bottom | (step & ~segment)}[mode]
-        good = source >= top if mode == "up" else source <= top
-        source = np.where(good, source, lane)
-        wanted = self.warp_sources(lanes, source)
-        whole = np.zeros(self.lanes, np.uint32)
-        whole[lanes] = value
-        if isinstance(target, Vector):
-            self.write(target.items[0], whole[wanted])  # type: ignore[arg-type]
-            if target.items[1] is not None:
-                self.write(target.items[1], good)
-        else:
-            self.write(target, whole[wanted])
-
-    def members(self, lanes: np.ndarray, mask: Operand) -> None:
-        """Every lane a warp's mask names must be there."""
-        named = np.broadcast_to(self.read(mask, "u32"), lanes.shape)
-        lane = ((lanes % self.per_block) % 32).astype(np.uint32)
-        warps = lanes - lane
-        there = np.zeros(self.lanes + 32, np.uint32)
-        np.bitwise_or.at(there, warps, np.uint32(1) << lane)
-        exists = np.where(
-            self.per_block - (warps % self.per_block) >= 32,
-            0xFFFFFFFF,
-            (1 << np.clip(self.per_block - (warps % self.per_block), 0, 31)) - 1,
-        )
-        missing = named & exists.astype(np.uint32) & ~there[warps]
-        if missing.any():
-            place = int(np.flatnonzero(missing)[0])
-            absent = int(missing[place]).bit_length() - 1
-            raise Fault(int(lanes[place]), f"lane {absent} of its warp is in the mask but not here")
-
-    def vote(self, mode: str, target: Operand, p: Operand, mask: Operand) -> None:
-        lanes = self.active()
-        self.members(lanes, mask)
-        value = np.broadcast_to(self.read(p, "pred"), lanes.shape)
-        lane = ((lanes % self.per_block) % 32).astype(np.uint32)
-        warps = lanes - lane
-        ballots = np.zeros(self.lanes + 32, np.uint32)
-        everyone = np.zeros(self.lanes + 32, np.uint32)
-        np.bitwise_or.at(ballots, warps, np.where(value, np.uint32(1) << lane, np.uint32(0)))
-        np.bitwise_or.at(everyone, warps, np.uint32(1) << lane)
-        yes, there = ballots[warps], everyone[warps]
-        result = {"ballot": yes, "any": yes != 0, "all": yes == there, "uni": (yes == 0) | (yes == there)}[mode]
-        self.write(target, result)
 
     # Messages
 
     def where(self, lane: int) -> str:
         block, thread = int(self.block_of[lane]) + self.first, lane % self.per_block
-        grid, shape = self.launch.grid, self.launch.block
-        return f"block {_coordinates(block, grid)} thread {_coordinates(thread, shape)}"
+        at = tuple(int(self.block_place(block, axis)) for axis in range(3))
+        return f"block {at} thread {tuple(_coordinate(thread, self.launch.block, axis) for axis in range(3))}"
 
     def error(self, lane: int, instruction: Instruction | None, message: str) -> InterpretError:
         text = f"{self.launch.kernel}: {message}\n  at {self.where(lane)}"
@@ -525,5 +562,5 @@ class Machine:
         return InterpretError(text)
 
 
-def _coordinates(index: int, shape: Dim) -> str:
-    return f"({index % shape[0]}, {index // shape[0] % shape[1]}, {index // shape[0] // shape[1]})"
+def _coordinate(index, shape: Dim, axis: int):
+    return index // [1, shape[0], shape[0] * shape[1]][axis] % shape[axis]

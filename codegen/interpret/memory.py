@@ -1,7 +1,8 @@
-"""Checked memory: global arrays, and the shared and local memory of a batch of blocks.
+"""Checked global memory: the arrays of a launch.
 
 Every access is checked for bounds, alignment and initialisation before it happens. Writers are remembered, so that two
-threads that write one place differently are found, and, between two barriers, threads that touch what another wrote.
+threads that write one place differently are found, and reads of what another thread wrote: no barrier of a launch
+orders those.
 """
 
 from __future__ import annotations
@@ -189,6 +190,18 @@ class Global:
     def differing(self, array: Array, at: int, lane: int) -> None:
         raise Fault(lane, f"race: two threads write element {at // array.itemsize} of {array.name!r} differently")
 
+    def cell(self, address: np.ndarray, size: int, lane: np.ndarray) -> np.ndarray:
+        """The bytes that an atomic of one lane works on."""
+        ((array, _),) = self.find(address, size, lane, "atomic")
+        if not array.writable:
+            raise Fault(int(lane[0]), f"atomic on the input {array.name!r}")
+        assert array.initialised is not None
+        offset = int(address[0] - array.address)
+        if not array.initialised[offset : offset + size].all():
+            what = f"element {offset // array.itemsize} of {array.name!r}"
+            raise Fault(int(lane[0]), f"atomic on {what}, which nothing has written")
+        return array.data[offset : offset + size]
+
     def unwritten(self) -> tuple[Array, int, int] | None:
         """An output with elements that nothing wrote: the array, the first one, how many."""
         for array in self.arrays:
@@ -217,100 +230,3 @@ def count(array: Array, verb: str, addresses: np.ndarray, width: int, lanes: np.
     order = np.sort(key) if len(key) > 1 and np.any(key[1:] < key[:-1]) else key
     tally[2] += 1 + int(np.count_nonzero(order[1:] != order[:-1]))
     tally[1] += 1 + int(np.count_nonzero(np.diff(warps)))
-
-
-class Local:
-    """Memory that each thread, or each block, has to itself: rows of bytes."""
-
-    def __init__(self, rows: int, size: int, shared: bool):
-        self.size, self.shared = size, shared
-        self.data = np.full((rows, size + 16), 0xCD, np.uint8)
-        self.initialised = np.zeros((rows, size), bool)
-        if shared:
-            self.writer = np.full((rows, size), -1, np.int64)
-            self.written = np.full((rows, size), -1, np.int64)  # the epoch of the last write
-            self.reader = np.full((rows, size), -1, np.int64)
-            self.seen = np.full((rows, size), -1, np.int64)  # the epoch of the last read
-            self.epoch = np.zeros(rows, np.int64)
-
-    def check(
-        self, row: np.ndarray, offset: np.ndarray, width: int, lanes: np.ndarray, verb: str, alignment: int = 0
-    ) -> None:
-        what = "shared" if self.shared else "local"
-        for bad, say in (
-            ((offset < 0) | (offset + width > self.size), "out of bounds of"),
-            (offset % (alignment or width) != 0, "misaligned in"),
-        ):
-            if bad.any():
-                place = int(np.flatnonzero(bad)[0])
-                raise Fault(
-                    int(lanes[place]),
-                    f"{verb} of {width} bytes {say} {what} memory: byte {int(offset[place])} of {self.size}",
-                )
-
-    def load(self, row, offset, words: int, wordsize: int, lanes, thread, asked: int) -> list[np.ndarray]:
-        width = words * wordsize
-        self.check(row, offset, width, lanes, "load", asked * wordsize)
-        for k in range(width):
-            missing = ~self.initialised[row, offset + k]
-            if missing.any():
-                place = int(np.flatnonzero(missing)[0])
-                what = "shared" if self.shared else "local"
-                raise Fault(
-                    int(lanes[place]),
-                    f"read of byte {int(offset[place]) + k} of {what} memory, which nothing has written",
-                )
-            if self.shared:
-                self.race(row, offset + k, lanes, thread, read=True)
-                again = self.seen[row, offset + k] == self.epoch[row]
-                mixed = again & (self.reader[row, offset + k] != thread)
-                self.reader[row, offset + k] = np.where(mixed, -2, thread)
-                shared = self.reader[row, offset + k] != thread  # another lane reads it in this very instruction
-                self.reader[row[shared], offset[shared] + k] = -2
-                self.seen[row, offset + k] = self.epoch[row]
-        return [self.word(row, offset + k * wordsize, wordsize) for k in range(words)]
-
-    def word(self, row, offset, wordsize: int) -> np.ndarray:
-        value = np.zeros(offset.shape, np.uint64)
-        for k in range(wordsize):
-            value |= self.data[row, offset + k].astype(np.uint64) << np.uint64(8 * k)
-        return value.astype(f"u{wordsize}")
-
-    def store(self, row, offset, values: list[np.ndarray], wordsize: int, lanes, thread) -> None:
-        width = len(values) * wordsize
-        self.check(row, offset, width, lanes, "store")
-        whole = np.concatenate(
-            [
-                np.ascontiguousarray(np.broadcast_to(v, offset.shape)).view(np.uint8).reshape(-1, wordsize)
-                for v in values
-            ],
-            axis=1,
-        )
-        for k in range(width):
-            if self.shared:
-                self.race(row, offset + k, lanes, thread, read=False)
-            self.data[row, offset + k] = whole[:, k]
-            self.initialised[row, offset + k] = True
-            if self.shared:
-                differs = self.data[row, offset + k] != whole[:, k]  # within one instruction the last of two stands
-                self.report(differs, lanes, offset + k, "second write of", "that another thread wrote")
-                self.writer[row, offset + k] = thread
-                self.written[row, offset + k] = self.epoch[row]
-
-    def race(self, row, offset, lanes, thread, read: bool) -> None:
-        """Another thread's access to the same byte since the last barrier."""
-        now = self.epoch[row]
-        wrote = (self.written[row, offset] == now) & (self.writer[row, offset] != thread)
-        self.report(wrote, lanes, offset, "read of" if read else "second write of", "that another thread wrote")
-        if not read:
-            saw = (self.seen[row, offset] == now) & (self.reader[row, offset] != thread)
-            self.report(saw, lanes, offset, "write of", "that another thread read")
-
-    def report(self, bad: np.ndarray, lanes, offset, verb: str, how: str) -> None:
-        if bad.any():
-            place = int(np.flatnonzero(bad)[0])
-            message = f"race: {verb} byte {int(offset[place])} of shared memory {how}, with no barrier between"
-            raise Fault(int(lanes[place]), message)
-
-    def barrier(self, rows: np.ndarray) -> None:
-        self.epoch[rows] += 1

@@ -6,7 +6,11 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.([xyz])|%(laneid|warpid|clusterid|smid)\b")
+SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]"
+    r"|%(laneid|warpid|nwarpid|smid|lanemask_(eq|lt|le|gt|ge)|cluster_ctarank|cluster_nctarank)"
+    r"|%(is_explicit_cluster|dynamic_smem_size)"
+)
 
 
 class PtxError(Exception):
@@ -92,16 +96,20 @@ class Program:
     blocks: list[list[Instruction]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     threads: tuple[int, int, int] | None = None
+    cluster: tuple[int, int, int] | None = None  # the size of clusters that it is compiled for
 
     def register_class(self, name: str) -> str:
         """ "pred", "b16", "b32" or "b64"."""
-        kind = self.registers.get(re.sub(r"\d+$", "", name)) or self.registers.get(name)
+        kind = self.registers.get(name)
         if kind is None:
-            raise PtxError(f"{self.name}: the register {name} is not declared")
+            kind = self.registers.get(re.sub(r"\d+$", "", name))
+            if kind is None:
+                raise PtxError(f"{self.name}: the register {name} is not declared")
+            self.registers[name] = kind
         return kind
 
 
-_TERMINATORS = ("bra", "ret", "exit", "bar", "barrier", "call", "trap", "brx")
+_TERMINATORS = ("bra", "ret", "exit", "bar", "barrier", "trap", "brx")
 _CLASSES = {"pred": "pred", "8": "b16", "16": "b16", "32": "b32", "64": "b64"}
 
 
@@ -110,27 +118,64 @@ def parse(text: str) -> dict[str, Program]:
     return _Parser(text).module()
 
 
+class _Scope:
+    """What names mean between two braces: inline assembly may reuse them, and a call stands for its function's body."""
+
+    def __init__(self, tag: str, outer: _Scope | None = None):
+        self.tag, self.outer = tag, outer
+        self.names: dict[str, str] = {}  # to names that are the program's only ones; "%r<" for all of %r<32>
+
+    def declare(self, name: str) -> str:
+        self.names[name] = self.tag + name
+        return self.names[name].rstrip("<")
+
+    def find(self, name: str) -> str:
+        scope: _Scope | None = self
+        while scope:
+            if name in scope.names:
+                return scope.names[name]
+            if re.sub(r"\d+$", "", name) + "<" in scope.names:
+                return scope.tag + name
+            scope = scope.outer
+        return name
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A device function's text."""
+
+    name: str
+    results: tuple[str, ...]
+    parameters: tuple[str, ...]
+    body: str
+
+
 class _Parser:
     def __init__(self, text: str):
-        self.text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+        self.text = re.sub(r"//[^\n]*", "", re.sub(r"/\*.*?\*/", "", text, flags=re.S))
         self.files: dict[str, str] = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', self.text, re.M))
         self.globals: dict[str, Variable] = {}
+        self.functions: dict[str, _Function] = {}
+        self.scopes = 0
 
     def module(self) -> dict[str, Program]:
-        programs: dict[str, Program] = {}
-        head = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{]*)\{", re.S)
-        outside = self.text
-        for match in head.finditer(self.text):
+        entry = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{;]*)\{", re.S)
+        function = re.compile(r"\.func\s*(?:\(([^)]*)\))?\s*([\w$]+)\s*\(([^)]*)\)[^{;]*\{", re.S)
+        outside, entries = self.text, []
+        for match in entry.finditer(self.text):
             end = self.closing(match.end() - 1)
             outside = outside.replace(self.text[match.start() : end], "")
-            programs[match[1]] = self.entry(match[1], match[2], match[3], self.text[match.end() : end - 1])
-        if re.search(r"\.func\b", outside):
-            name = next(iter(programs), "the module")
-            raise PtxError(f"{name}: device functions (.func) are not interpreted")
-        for line in outside.splitlines():
+            entries.append((match[1], match[2], match[3], self.text[match.end() : end - 1]))
+        for match in function.finditer(self.text):
+            end = self.closing(match.end() - 1)
+            outside = outside.replace(self.text[match.start() : end], "")
+            results, parameters = (tuple(_parameters(match[2], match[i] or "")) for i in (1, 3))
+            self.functions[match[2]] = _Function(match[2], results, parameters, self.text[match.end() : end - 1])
+        for line in re.sub(r"\.func\b[^;]*;", "", outside).splitlines():
             found = self.variable(line)
             if found:
                 self.globals[found.name] = found
+        programs = {name: self.entry(name, *rest) for name, *rest in entries}
         for program in programs.values():
             program.variables.update({k: v for k, v in self.globals.items() if k not in program.variables})
         return programs
@@ -148,22 +193,17 @@ class _Parser:
 
     def entry(self, name: str, params: str, directives: str, body: str) -> Program:
         program = Program(name)
-        for place, line in enumerate(p for p in params.split(",") if p.strip()):
-            match = re.search(r"\.b(\d+)\s+([\w$]+)(?:\[(\d+)\])?|\.[fsu](\d+)\s+([\w$]+)", line)
-            if not match:
-                raise PtxError(f"{name}: cannot read the parameter {line.strip()!r}")
-            bits, symbol = match[1] or match[4], match[2] or match[5]
-            program.params[symbol] = (place, int(bits) // 8 * int(match[3] or 1))
-        threads = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", directives)
-        if threads:
-            x, y, z = (int(n or 1) for n in threads.groups())
-            program.threads = (x, y, z)
-        self.body(program, body)
+        for place, (symbol, size) in enumerate(_parameters(name, params).items()):
+            program.params[symbol] = (place, size)
+        program.threads = _extents("reqntid", directives)
+        program.cluster = _extents("reqnctapercluster", directives)
+        program.blocks.append([])
+        self.body(program, body, _Scope(""), ())
         return program
 
     def variable(self, line: str) -> Variable | None:
         match = re.search(
-            r"\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.([bfsu])(\d+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*\{([^}]*)\}|\s*=\s*([^;]+))?",
+            r"\.(shared|local|global|const|param)\s+(?:\.align\s+(\d+)\s+)?\.([bfsu])(\d+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*\{([^}]*)\}|\s*=\s*([^;]+))?",
             line,
         )
         if not match:
@@ -177,85 +217,125 @@ class _Parser:
         size = width * int(count or 1) if count != "" else 0
         if data and len(data) < size:
             data += bytes(size - len(data))
-        return Variable(name, "global" if space == "const" else space, size, int(align or width), data)
+        space = {"const": "global", "param": "local"}.get(space, space)  # a call's parameters are the thread's own
+        return Variable(name, space, size, int(align or width), data)
 
-    def body(self, program: Program, body: str) -> None:
-        place = ""
-        current: list[Instruction] = []
-        program.blocks.append(current)
-        for raw in re.split(r"[;\n]", re.sub(r"//[^\n]*", "", body)):
-            line = raw.strip().strip("{}").strip() if raw.strip() in ("{", "}") else raw.strip()
-            # an inline-assembly scope may open or close beside an instruction
-            line = re.sub(r"^\{\s+(?=[a-z@.])", "", line)
-            line = re.sub(r"(?<=[\w\]])\s*\}$", "", line) if line.count("}") > line.count("{") else line
-            if not line:
-                continue
+    def body(self, program: Program, body: str, scope: _Scope, calls: tuple[str, ...], place: str = "") -> None:
+        """Add a function's instructions: an entry's, or, for the functions in `calls`, what a call stands for."""
+        for line, inner in self.statements(program, body, scope):
             while match := re.match(r"([\w$]+):\s*", line):
-                if current:
-                    current = []
-                    program.blocks.append(current)
-                program.labels[match[1]] = len(program.blocks) - 1
+                self.label(program, inner.find(match[1]))
                 line = line[match.end() :]
             if not line:
                 continue
             if line.startswith("."):
                 place = self.directive(program, line, place)
                 continue
-            instruction = self.instruction(program, line, place)
-            current.append(instruction)
+            instruction = self.instruction(program, line, place, inner)
+            if instruction.words[0] == "call":
+                self.call(program, instruction, calls)
+                continue
+            if calls and instruction.words[0] == "ret":
+                back = Symbol(scope.find(_RETURN))
+                instruction = Instruction("bra", (back,), instruction.guard, line, place)
+            program.blocks[-1].append(instruction)
             if instruction.words[0] in _TERMINATORS:
-                current = []
-                program.blocks.append(current)
+                program.blocks.append([])
+
+    def label(self, program: Program, name: str) -> None:
+        if program.blocks[-1]:
+            program.blocks.append([])
+        program.labels[name] = len(program.blocks) - 1
+
+    def statements(self, program: Program, body: str, scope: _Scope) -> list[tuple[str, _Scope]]:
+        """A body's statements with their scopes, in which all names are declared: labels are used before they stand."""
+        found: list[tuple[str, _Scope]] = []
+        for text in _statements(body):
+            if text == "{":
+                self.scopes += 1
+                scope = _Scope(f"{self.scopes}@", scope)
+            elif text == "}":
+                assert scope.outer is not None
+                scope = scope.outer
+            else:
+                for label in re.findall(r"([\w$]+):(?!:)\s*", re.match(r"(?:[\w$]+:(?!:)\s*)*", text)[0]):  # type: ignore[index]
+                    scope.declare(label)
+                self.declare(program, text, scope)
+                found.append((text, scope))
+        return found
+
+    def declare(self, program: Program, line: str, scope: _Scope) -> None:
+        if line.startswith(".reg"):
+            kind, names = re.match(r"\.reg\s+\.(\w+)\s+(.*)", line).groups()  # type: ignore[union-attr]
+            for name in names.split(","):
+                full = scope.declare(re.sub(r"<\d+>", "<", name.strip()))
+                program.registers[full] = "pred" if kind == "pred" else _CLASSES[re.sub(r"[bfsu]", "", kind)]
+        elif line.startswith("."):
+            found = self.variable(line)
+            if found:
+                found.name = scope.declare(found.name)
+                program.variables[found.name] = found
 
     def directive(self, program: Program, line: str, place: str) -> str:
+        """The place in the source that instructions are at from here on."""
         words = line.split()
         if words[0] == ".loc":
             return f"{self.files.get(words[1], words[1])}:{words[2]}"
-        if words[0] == ".reg":
-            for name in re.findall(r"(%[\w$]+)", line):
-                program.registers[name] = (
-                    _CLASSES[re.sub(r"[bfsu.]", "", words[1]) or "pred"] if words[1] != ".pred" else "pred"
-                )
-            return place
-        found = self.variable(line)
-        if found:
-            program.variables[found.name] = found
-            return place
-        if words[0] in (".pragma", ".maxntid", ".reqntid", ".minnctapersm", ".file"):
+        if words[0] in (".reg", ".pragma", ".maxntid", ".reqntid", ".minnctapersm", ".file") or self.variable(line):
             return place
         raise PtxError(f"{program.name}: unknown directive {words[0]!r}")
 
-    def instruction(self, program: Program, line: str, place: str) -> Instruction:
-        match = re.match(r"(?:@(!?)(%[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", line)
+    def call(self, program: Program, instruction: Instruction, calls: tuple[str, ...]) -> None:
+        """The called function's body in place of the call. Its parameters are the caller's variables."""
+        lists = [o.items if isinstance(o, Vector) else o for o in instruction.operands]
+        results = lists.pop(0) if isinstance(lists[0], tuple) else ()
+        name = lists[0].name if isinstance(lists[0], Symbol) else None
+        arguments = lists[1] if len(lists) > 1 else ()
+        function = self.functions.get(name or "")
+        if function is None or instruction.guard or len(lists) > 2:
+            raise PtxError(f"{program.name}: unknown instruction {instruction.op!r}: {instruction.text}")
+        if name in calls:
+            raise PtxError(f"{program.name}: the device function {name!r} calls itself")
+        self.scopes += 1
+        scope = _Scope(f"{self.scopes}@")
+        pairs = zip((*function.results, *function.parameters), (*results, *arguments), strict=True)  # type: ignore[misc]
+        scope.names = {formal: actual.name for formal, actual in pairs}
+        end = scope.declare(_RETURN)
+        self.body(program, function.body, scope, (*calls, function.name), instruction.place)
+        self.label(program, end)
+
+    def instruction(self, program: Program, line: str, place: str, scope: _Scope) -> Instruction:
+        match = re.match(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", line)
         if not match:
             raise PtxError(f"{program.name}: cannot read {line!r}")
         negated, guard, op, rest = match.groups()
-        if guard:
-            program.register_class(guard)
-        operands = tuple(self.operand(program, word) for word in _split(rest))
+        guard = guard and self.register(program, guard, scope).name
+        operands = tuple(self.operand(program, word, scope) for word in _split(rest))
         return Instruction(op, operands, (guard, bool(negated)) if guard else None, line, place)
 
-    def register(self, program: Program, name: str) -> Reg:
-        program.register_class(name)
-        return Reg(name)
+    def register(self, program: Program, name: str, scope: _Scope) -> Reg:
+        full = scope.find(name)
+        program.register_class(full)
+        return Reg(full)
 
-    def operand(self, program: Program, word: str) -> Operand:
+    def operand(self, program: Program, word: str, scope: _Scope) -> Operand:
         word = word.strip()
-        if word.startswith("{"):
+        if word[0] in "{(":
             items = [w.strip() for w in word[1:-1].split(",")]
-            return Vector(tuple(None if w == "_" else self.operand(program, w) for w in items))  # type: ignore[misc]
+            return Vector(tuple(None if w == "_" else self.operand(program, w, scope) for w in items if w))  # type: ignore[misc]
         if word.startswith("["):
             base, sign, offset = re.fullmatch(r"\[\s*([%\w$]+)\s*(?:([+-])\s*([\w-]+))?\s*\]", word).groups()  # type: ignore[union-attr]
             number = int(offset, 0) if offset else 0
-            return Address(
-                self.register(program, base) if base.startswith("%") else base, -number if sign == "-" else number
-            )
+            full = self.operand(program, base, scope)
+            start = full if isinstance(full, Reg) else full.name if isinstance(full, Symbol) else ""
+            return Address(start, -number if sign == "-" else number)
         if "|" in word:
-            return Vector(tuple(None if w == "_" else self.operand(program, w) for w in word.split("|")))  # type: ignore[misc]
+            parts = (w.strip() for w in word.split("|"))
+            return Vector(tuple(None if w == "_" else self.operand(program, w, scope) for w in parts))  # type: ignore[misc]
         if SPECIAL.fullmatch(word):
             return Special(word)
         if word.startswith("%"):
-            return self.register(program, word)
+            return self.register(program, word, scope)
         if word == "_":
             return Vector((None,))
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", word):
@@ -267,8 +347,56 @@ class _Parser:
         if re.fullmatch(r"-?\d*\.\d+", word):
             return Imm(struct.unpack("<Q", struct.pack("<d", float(word)))[0], "f64")
         if re.fullmatch(r"[\w$]+", word):
-            return Symbol(word)
+            full_name = scope.find(word)
+            return Reg(full_name) if full_name in program.registers else Symbol(full_name)
         raise PtxError(f"{program.name}: cannot read the operand {word!r}")
+
+
+_RETURN = "after the call"  # the label that a function's body returns to
+
+
+def _statements(body: str) -> list[str]:
+    """What semicolons end, .loc lines, labels, and single braces (but for those of vectors)."""
+    found: list[str] = []
+    left = ""
+    for line in body.splitlines():
+        if line.strip().startswith(".loc"):
+            found.append(line.strip())
+            continue
+        left = f"{left} {line.strip()}".strip()
+        while left:
+            if left[0] in "{}":
+                found.append(left[0])
+                left = left[1:].strip()
+            elif ";" in left:
+                statement, left = (part.strip() for part in left.split(";", 1))
+                found += [statement] if statement else []
+            elif re.fullmatch(r"[\w$]+:", left):
+                found.append(left)
+                left = ""
+            else:
+                break
+    return found + ([left] if left else [])
+
+
+def _parameters(name: str, text: str) -> dict[str, int]:
+    """The names of a function's parameters and their sizes in bytes."""
+    found = {}
+    for line in (p for p in text.split(",") if p.strip()):
+        match = re.search(r"\.[bfsu](\d+)\s+([\w$]+)(?:\[(\d+)\])?\s*$", line)
+        if not match:
+            raise PtxError(f"{name}: cannot read the parameter {line.strip()!r}")
+        found[match[2]] = int(match[1]) // 8 * int(match[3] or 1)
+    return found
+
+
+def _extents(directive: str, text: str) -> tuple[int, int, int] | None:
+    """Such as .reqntid 64, 1, 1."""
+    match = re.search(rf"\.{directive}\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", text)
+    if not match:
+        return None
+    x, y, z = (int(n or 1) for n in match.groups())
+    return x, y, z
 
 
 def _split(text: str) -> list[str]:

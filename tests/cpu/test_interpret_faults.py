@@ -12,9 +12,9 @@ import pytest
 from ptx_running import kernel_of, result, run, source, values, words
 
 from codegen.interpret import machine
-from codegen.interpret.machine import InterpretError, Kernel, LaunchConfig, Machine
+from codegen.interpret.machine import InterpretError, Kernel
 from codegen.interpret.memory import make_array
-from codegen.interpret.ptx import PtxError, parse
+from codegen.interpret.ptx import PtxError
 from codegen.runtime import interpreted
 
 SOURCE = Path(faulty_kernels.__file__)
@@ -276,7 +276,8 @@ def test_a_shuffle_from_a_lane_that_is_not_there():
         ("ld.b32 %r1, [%rd0];", "made: unknown instruction 'ld.b32' (its generic address is not known)"),
         ("atom.global.inc.u32 %r1, [%rd0], %r2;", "made: unknown instruction 'atom.global.inc.u32' (its .inc is not"),
         ("bar.red.popc.u32 %r1, 0, %p1;", "made: unknown instruction 'bar.red.popc.u32'"),
-        ("bar.sync 1, 32;", "made: a barrier of part of a block is not interpreted: bar.sync 1, 32"),
+        ("bar.arrive 1, 32;", "made: unknown instruction 'bar.arrive': bar.arrive 1, 32"),
+        ("barrier.cluster.arrive.acquire;", "made: unknown instruction 'barrier.cluster.arrive.acquire'"),
         ("call.uni helper;", "made: unknown instruction 'call.uni': call.uni helper"),
         ("add.s32 %r1, %q2, 1;", "made: the register %q2 is not declared"),
         ("@%q1 add.s32 %r1, %r2, 1;", "made: the register %q1 is not declared"),
@@ -286,19 +287,6 @@ def test_what_is_not_known_is_named(line, message):
     assert isinstance(kernel_of("  add.s32 %r1, %r2, %r3;", 1), Kernel)
     with pytest.raises(PtxError, match=re.escape(message)):
         kernel_of("  " + line, 1)
-
-
-def test_device_functions_are_refused():
-    entry = ".visible .entry made()\n{\n  ret;\n}\n"
-    assert list(parse(entry)) == ["made"]
-    with pytest.raises(PtxError, match=r"made: device functions \(\.func\) are not interpreted"):
-        parse(".func (.param .b32 r) helper(.param .b32 a)\n{\n  ret;\n}\n" + entry)
-
-
-def test_clusters_are_refused():
-    launch = LaunchConfig("made", (2, 1, 1), (32, 1, 1), 0, (), (2, 1, 1))
-    with pytest.raises(PtxError, match="made: launches with thread-block clusters are not interpreted"):
-        Machine(kernel_of("", 0), launch, [])
 
 
 def test_wild_addresses():

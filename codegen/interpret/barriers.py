@@ -1,0 +1,183 @@
+"""Barriers of a warp, of a block or some of its warps, and of a cluster: who waits, and when they go on.
+
+Stricter than PTX in one place: threads that have exited are not forgiven at a barrier that others wait at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codegen.interpret.decoding import Unknown, only
+from codegen.interpret.memory import Fault
+from codegen.interpret.ordering import Ordering
+from codegen.interpret.ptx import Imm, Instruction, Operand
+
+if TYPE_CHECKING:
+    from codegen.interpret.machine import Machine
+
+DONE, WAIT = 1 << 30, 1 << 29  # places of lanes that have exited; WAIT + a block of instructions: at its barrier
+WARP, CLUSTER = -1, -2  # instead of the number of a block's barrier
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """A decoded instruction. `waits` is false for an arrival at a cluster's barrier."""
+
+    level: str  # "warp", "block" or "cluster"
+    number: Operand = Imm(0)  # noqa: RUF009  # of a block's barrier
+    takes: Operand = Imm(0)  # noqa: RUF009  # how many of a block's threads, 0 for all; which lanes of a warp
+    waits: bool = True
+    releases: bool = True
+
+
+def decode(instruction: Instruction) -> Barrier:
+    """Raises `Unknown` for a barrier that is not known."""
+    first, *words = instruction.words
+    operands = instruction.operands
+    if words[:1] == ["warp"] and words[1:] == ["sync"]:
+        return Barrier("warp", takes=operands[0])
+    if words[:1] == ["cluster"] and first == "barrier":
+        if words[1:2] == ["arrive"]:
+            flags = only(tuple(words[2:]), ("release", "relaxed", "aligned"))
+            return Barrier("cluster", waits=False, releases="relaxed" not in flags)
+        only(tuple(words[1:]), ("wait", "acquire", "aligned"))
+        return Barrier("cluster")
+    words = [w for w in words if w not in ("cta", "aligned")]
+    if words != ["sync"] or len(operands) not in (1, 2):
+        raise Unknown(instruction.words[0])
+    return Barrier("block", operands[0], operands[1] if len(operands) == 2 else Imm(0))
+
+
+class Barriers:
+    """What the lanes of a batch wait for."""
+
+    def __init__(self, ordering: Ordering):
+        self.ordering = ordering
+        lanes = ordering.row.shape
+        self.at = np.zeros(lanes, np.int64)  # the number of a block's barrier, WARP or CLUSTER
+        self.takes = np.zeros(lanes, np.int64)
+
+    def reach(self, m: Machine, barrier: Barrier, lanes: np.ndarray) -> None:
+        """Lanes come to a barrier."""
+        ordering = self.ordering
+        if barrier.level == "cluster":
+            ahead = ordering.arrived[lanes] > ordering.waited[lanes]
+            wrong = ahead if not barrier.waits else ~ahead
+            if wrong.any():
+                what = "a second arrival at the cluster's barrier, with no wait since the first"
+                what = "a wait at the cluster's barrier, with no arrival before it" if barrier.waits else what
+                raise Fault(int(lanes[wrong][0]), what)
+            if not barrier.waits:
+                ordering.arrive(lanes, barrier.releases)
+                return
+            self.at[lanes] = CLUSTER
+            return
+        takes = np.broadcast_to(m.read(barrier.takes, "u32"), lanes.shape)
+        if barrier.level == "warp":
+            self.at[lanes], self.takes[lanes] = WARP, takes
+            return
+        number = np.broadcast_to(m.read(barrier.number, "u32"), lanes.shape)
+        for bad, what in (
+            (number > 15, "a block has the barriers 0 to 15"),
+            (takes % 32 != 0, "a barrier takes whole warps, a multiple of 32 threads"),
+        ):
+            if bad.any():
+                raise Fault(int(lanes[bad][0]), what)
+        self.at[lanes], self.takes[lanes] = number, takes
+
+    def release(self, m: Machine) -> None:
+        """Every lane waits or has exited: let those go on whose barrier is complete."""
+        lanes = np.flatnonzero(m.at < DONE)
+        at = self.at[lanes]
+        free = np.concatenate(
+            [self.blocks(lanes[at >= 0]), self.in_warps(lanes[at == WARP]), self.clusters(lanes[at == CLUSTER])]
+        )
+        if not len(free):
+            raise self.stuck(m, lanes)
+        m.at[free] -= WAIT - 1
+
+    def blocks(self, lanes: np.ndarray) -> np.ndarray:
+        """Those whose block's barrier has as many threads as it takes."""
+        if not len(lanes):
+            return lanes
+        ordering, row = self.ordering, self.ordering.row[lanes]
+        key = row * 16 + self.at[lanes]
+        there = np.bincount(key)
+        takes = np.where(self.takes[lanes] == 0, ordering.threads, self.takes[lanes])
+        asked = np.zeros_like(there)
+        asked[key] = takes
+        for bad, what in (
+            (takes != asked[key], "threads differ in how many the barrier takes"),
+            (there[key] > takes, "more threads are at the barrier than it takes"),
+        ):
+            if bad.any():
+                raise Fault(int(lanes[bad][0]), what)
+        free = there[key] == takes
+        whole = takes == ordering.threads
+        ordering.whole(np.unique(row[free & whole]))
+        for barrier in np.unique(key[free & ~whole]):
+            group = lanes[key == barrier]
+            self.whole_warps(group)
+            ordering.part(int(barrier) // 16, np.unique(ordering.warp[group]))
+        return lanes[free]
+
+    def whole_warps(self, group: np.ndarray) -> None:
+        for warp, lanes in self.by_warp(group):
+            if len(lanes) < min(32, self.ordering.threads - 32 * warp):
+                raise Fault(int(lanes[0]), "divergent barrier: a barrier of some warps takes all lanes of each")
+
+    def by_warp(self, lanes: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        key = self.ordering.row[lanes] * self.ordering.warps + self.ordering.warp[lanes]
+        starts = np.flatnonzero(np.diff(key, prepend=-1))
+        return [(int(self.ordering.warp[part[0]]), part) for part in np.split(lanes, starts[1:])]
+
+    def in_warps(self, lanes: np.ndarray) -> np.ndarray:
+        """Those whose warp's barrier has all the lanes that its mask names."""
+        ordering, free = self.ordering, []
+        if not len(lanes):
+            return lanes
+        for warp, group in self.by_warp(lanes):
+            size = min(32, ordering.threads - 32 * warp)
+            there = int(np.bitwise_or.reduce(1 << (group % ordering.threads % 32)))
+            masks = self.takes[group] & ((1 << size) - 1)
+            good = group[(masks & ~there) == 0]
+            if len(good) == size:
+                ordering.warps_alone(ordering.row[good[:1]], np.array([warp]))
+            free.append(good)
+        return np.concatenate(free)
+
+    def clusters(self, lanes: np.ndarray) -> np.ndarray:
+        """Those whose cluster has arrived as a whole."""
+        ordering = self.ordering
+        size = ordering.threads * ordering.cluster
+        arrived = ordering.arrived.reshape(-1, size).min(axis=1)
+        free = lanes[arrived[lanes // size] > ordering.waited[lanes]]
+        ordering.waited[free] += 1
+        return free
+
+    def stuck(self, m: Machine, lanes: np.ndarray) -> Fault:
+        """Why no lane can go on: for the first that waits at a block's barrier, else at a warp's or a cluster's."""
+        at = self.at[lanes]
+        lane = int(next(lanes[chosen][0] for chosen in (at >= 0, at == WARP, at == CLUSTER) if chosen.any()))
+        level = int(self.at[lane])
+        if level >= 0 and self.takes[lane]:
+            count = int(np.count_nonzero((self.at == level) & (m.at < DONE) & (m.block_of == m.block_of[lane])))
+            return Fault(lane, f"divergent barrier: it takes {int(self.takes[lane])} threads, and {count} are there")
+        size, kind, of = {
+            WARP: (32, "warp barrier", "warp"),
+            CLUSTER: (m.per_block * m.cluster_size, "cluster barrier", "cluster"),
+        }.get(level, (m.per_block, "barrier", "block"))
+        place = lane % m.per_block % 32 if level == WARP else lane % size
+        fellows = np.arange(lane - place, min(lane - place + size, m.lanes))
+        fellows = fellows[m.block_of[fellows] == m.block_of[lane]] if level == WARP else fellows
+        exited = m.at[fellows] == DONE
+        if level == CLUSTER:
+            late = self.ordering.arrived[fellows] <= self.ordering.waited[lane]
+        else:
+            late = exited | (self.at[fellows] != level)
+        gone = (late & exited).any()
+        what = f"other threads of its {of} have exited" if gone else "other threads wait at another barrier"
+        return Fault(lane, f"divergent {kind}: {what} ({m.where(int(fellows[late][0]))})")

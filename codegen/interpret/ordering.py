@@ -1,0 +1,114 @@
+"""What happens before what in shared memory: which of the other threads' accesses are over for a thread.
+
+A block has one clock, which ticks at its barriers. An access is stamped with its lane, its block's clock and how many
+cluster barriers the lane had arrived at. A barrier of warps makes known to each what every one of them knows of any
+warp's past; a cluster barrier orders what came before a lane's arrival (unless it is relaxed and no fence stands before
+it) before what comes after another's wait.
+
+Rounded to the safe side: a lane learns from a cluster barrier only by its own arrival and wait, and from a warp's only
+where the whole warp takes part. A kernel that relies on more is called racy though it is not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+LANE, CLOCK = (1 << 20) - 1, (1 << 22) - 1
+MANY = LANE  # instead of a lane: more than one of them
+NONE = -1  # a stamp where there was no access
+
+
+def joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The stamp of many lanes: no earlier than either."""
+    clocks = np.maximum(a & (CLOCK << 20), b & (CLOCK << 20))
+    return (np.maximum(a >> 42, b >> 42) << 42) | clocks | MANY
+
+
+class Ordering:
+    """The clocks of a batch of blocks."""
+
+    def __init__(self, blocks: int, threads: int, cluster: int):
+        self.threads, self.cluster, self.warps = threads, cluster, -(-threads // 32)
+        lane = np.arange(blocks * threads)
+        self.row, self.warp = lane // threads, lane % threads // 32
+        self.clock = np.ones(blocks, np.int64)
+        self.known = np.zeros((blocks, self.warps, self.warps), np.int64)  # [block, warp, of a warp]: its last clock
+        self.arrived, self.waited = np.zeros(lane.shape, np.int64), np.zeros(lane.shape, np.int64)
+        self.fenced = np.zeros(lane.shape, bool)  # no access since a fence of the cluster
+        self.phased = False  # whether any lane has been at a cluster barrier
+        self.relaxed: dict[int, np.ndarray] = {}  # cluster barrier -> lanes whose arrival released nothing
+
+    # Barriers
+
+    def whole(self, rows: np.ndarray) -> None:
+        """All threads of blocks meet."""
+        self.known[rows] = self.clock[rows, None, None]
+        self.clock[rows] += 1
+
+    def part(self, row: int, warps: np.ndarray) -> None:
+        """Some warps of a block meet."""
+        self.known[row, warps, warps] = self.clock[row]
+        self.known[row, warps] = self.known[row, warps].max(axis=0)
+        self.clock[row] += 1
+
+    def warps_alone(self, rows: np.ndarray, warps: np.ndarray) -> None:
+        """The lanes of each of some warps meet."""
+        self.known[rows, warps, warps] = self.clock[rows]
+        self.clock[np.unique(rows)] += 1
+
+    def arrive(self, lanes: np.ndarray, release: bool) -> None:
+        """At a cluster barrier."""
+        if not release:
+            for phase in np.unique(self.arrived[lanes]):
+                late = lanes[(self.arrived[lanes] == phase) & ~self.fenced[lanes]]
+                self.relaxed.setdefault(int(phase), np.zeros(self.row.shape, bool))[late] = True
+        self.arrived[lanes] += 1
+        self.phased = True
+
+    def fence(self, lanes: np.ndarray) -> None:
+        """What came before is released, though a cluster barrier's arrival may not."""
+        self.fenced[lanes] = True
+
+    # Accesses
+
+    def stamp(self, lanes: np.ndarray) -> np.ndarray:
+        """The stamps of an access now."""
+        self.fenced[lanes] = False
+        return lanes | (self.clock[self.row[lanes]] << 20) | (self.arrived[lanes] << 42)
+
+    def unordered(self, stamps: np.ndarray, lanes: np.ndarray, warps: np.ndarray | None = None) -> np.ndarray:
+        """Where the stamped access of another lane is not over for `lanes`. A stamp of many lanes of one block has
+        their warps as bits of `warps`; of many lanes of other blocks it has none."""
+        who = stamps & LANE
+        other = (stamps >= 0) & (who != lanes)
+        if not other.any():
+            return other
+        clock, arrived = (stamps >> 20) & CLOCK, stamps >> 42
+        many = other & (who == MANY)
+        lanes = np.broadcast_to(lanes, stamps.shape)
+        who = np.where(other & ~many, who, lanes)
+        row, warp = self.row[lanes], self.warp[lanes]
+        over = self.known[row, warp, self.warp[who]] >= clock
+        if self.cluster > 1:
+            over &= self.row[who] == row
+        if many.any():
+            over[many] = self.all_known(row[many], warp[many], clock[many], None if warps is None else warps[many])
+        if self.phased:
+            over |= self.by_cluster(who, arrived, lanes, many)
+        return other & ~over
+
+    def all_known(self, row, warp, clock, warps: np.ndarray | None) -> np.ndarray:
+        if warps is None:
+            return np.zeros(row.shape, bool)
+        over = np.ones(row.shape, bool)
+        for u in range(self.warps):
+            over &= ((warps >> np.uint32(u)) & np.uint32(1) == 0) | (self.known[row, warp, u] >= clock)
+        return over
+
+    def by_cluster(self, who, arrived, lanes, many) -> np.ndarray:
+        """Whether a cluster barrier lies between: `who` arrived at it after its access, and `lanes` waited for it."""
+        between = self.waited[lanes] - arrived
+        for phase, late in self.relaxed.items():
+            span = (phase >= arrived) & (phase < self.waited[lanes])
+            between -= span & np.where(many, late.any(), late[who])
+        return between > 0

@@ -23,7 +23,7 @@ from rich.text import Text
 from codegen.arch import lacks
 from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, dims_text, topological
 from codegen.pipeline import Op
-from codegen.plan import Access, Elementwise, Launch, overrides
+from codegen.plan import Access, Elementwise, Extents, Launch, overrides
 from codegen.sizes import Shape, array_bytes, elements, extents
 from codegen.spec import Array, Spec
 
@@ -205,7 +205,7 @@ def launch_of(op: Op, binding: Binding, shape: Shape) -> Launch:
         total = elements(axes, shape)
         inner = total if op.plan.collapsed else elements(op.plan.groups[-1].axes, shape)
     dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-    return op.plan.launch(dtypes, inner, total, overrides(op.spec, None))
+    return op.plan.launch(dtypes, Extents(inner, total), overrides(op.spec, None))
 
 
 def blocks_of(op: Op, how: Launch, shape: Shape) -> int:

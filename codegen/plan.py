@@ -34,6 +34,16 @@ ModeOf = Callable[[tuple[int | str, ...]], str]  # an array's tokens to how it i
 
 
 @dataclass(frozen=True)
+class Extents:
+    """What a call's shapes come to; None where it is unknown when compiling."""
+
+    inner: int | None  # of the innermost axes that stay together, or a number that divides it
+    total: int | None  # elements, or a number that divides them
+    columns: int | None = None  # of a row, where rows are reduced
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
 class Group:
     """Adjacent axes that every array has together: one coordinate in the kernel."""
 
@@ -117,17 +127,15 @@ class Elementwise:
     def launch(
         self,
         dtypes: Mapping[str, str],
-        inner: int | None,
-        total: int | None,
+        extents: Extents,
         schedule: Mapping[str, int],
         arch: str | None = None,
     ) -> Launch:
-        """The launch for arrays of these dtypes (by name). `inner` is the innermost extent and `total` the element count
-        where they are known, or a number that divides them; `schedule` overrides (`overrides`)."""
+        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
         del arch  # every architecture takes the same
         width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
         vec = vector_width(width, schedule)
-        unit = total if self.collapsed or not self.coordinates else inner
+        unit = extents.total if self.collapsed or not self.coordinates else extents.inner
         ragged = vec > 1 and (unit is None or unit % vec != 0)
         return Launch(vec, ragged, schedule.get("threads", THREADS))
 

@@ -19,21 +19,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from codegen.errors import Diagnostic, SpecError
+from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, ROWS, Node, Statement, topological
 from codegen.ops import REDUCTIONS
-from codegen.plan import MAX_AXES, Access, Group, Names, Planner, View, tokens_of, vector_width
+from codegen.plan import MAX_AXES, Access, Extents, Group, Names, Planner, View, tokens_of, vector_width
 from codegen.spec import Array, Spec
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_KEPT = 128  # and with as many threads as there are
+MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps before a cluster shares it
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
-COLUMN_THREADS = 256
-COLUMN_BLOCKS = 1024  # that a column kernel aims for
-COLUMN_ROWS = 4  # that a thread of a column kernel reads at once
+WALK_THREADS = 256  # of a block that walks down rows
+WALK_BLOCKS = 1024  # that such a kernel aims for, unless whole rows meet in them
+WALK_WHOLE = 264  # where they do: two for each processor of today's largest GPUs
+WALK_ROWS = 4  # that a thread reads at once
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,26 @@ class RowLaunch:
 
 
 @dataclass(frozen=True)
+class WalkLaunch:
+    """What a call adds to the plan of a kernel that walks down rows: each of `parts` groups of blocks takes every parts-th
+    handful of rows, `at_once` for each of its threads, and leaves one partial result for every column."""
+
+    vec: int
+    ragged: bool
+    threads: int
+    per_row: int
+    vectors: int
+    cluster: int
+    at_once: int
+    parts: int
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
 class Reduction:
     """The plan of an op that reduces. The first `kept` groups are a row's place, the others its columns."""
 
@@ -91,12 +113,8 @@ class Reduction:
     stores: tuple[Access, ...]
     rows: tuple[Statistic, ...]  # folded along a row
     columns: tuple[Statistic, ...]  # folded over rows
-    collapsed: bool = False
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """Every axis, in the order of the jnp form's operands."""
-        return tuple(axis for group in self.groups for axis in group.axes)
+    order: tuple[str, ...]  # every axis: those of the jnp form's operands
+    collapsed: bool  # everything is reduced, and all arrays are one long row, or scalars
 
     @property
     def stages(self) -> tuple[tuple[Statistic, ...], ...]:
@@ -136,7 +154,7 @@ class Reduction:
         coordinates one by one, and no thread keep its columns from row to row."""
         gathers = any(a.mode in ("gather", "index") and len(self.column_groups) > 1 for a in self.loads)
         aligned = any(self.aligned(a) for a in (*self.loads, *self.stores))
-        return self.kind == "row" and aligned and not gathers
+        return (self.kind == "row" or self.collapsed) and aligned and not gathers
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
@@ -159,34 +177,67 @@ class Reduction:
     def launch(
         self,
         dtypes: Mapping[str, str],
-        inner: int | None,
-        columns: int | None,
+        extents: Extents,
         schedule: Mapping[str, int],
         arch: str | None = None,
-    ) -> RowLaunch:
-        """The launch for arrays of these dtypes (by name), the extent of the innermost axis and of a row; None where one is
-        unknown when compiling."""
+    ) -> RowLaunch | WalkLaunch:
+        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`). Raises `Mistake` where rows
+        are too long for a kernel that folds both along and over them."""
         vec = vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
+        inner = extents.total if self.collapsed else extents.inner
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
+        if self.collapsed or not self.rows:
+            return self._walk(vec, ragged, extents, schedule)
+        if self.columns:
+            width += 4 * vec * len(self.columns)
+        columns = extents.columns
         if columns is None:
+            if self.columns:
+                raise Mistake("the number of columns must be known when this kernel is compiled")
             return self._read_again(vec, ragged, width, schedule)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
+        kept = KEPT * (2 if self.columns else 1)
+        most = MAX_THREADS // 2 if self.columns else MAX_THREADS
         cluster = 1
         while clusters(arch) and cluster < MAX_CLUSTER and count * width > cluster * BLOCK_ROW:
             cluster *= 2
         cluster = schedule.get("cluster", cluster)
         per_row = 1
-        while per_row < MAX_THREADS and per_row * cluster * max(1, KEPT // width) < count:
+        while per_row < most and per_row * cluster * max(1, kept // width) < count:
             per_row *= 2
         per_row = schedule.get("threads_per_row", per_row)
         if cluster > 1:
             per_row = max(per_row, 32)
         vectors = -(-count // (per_row * cluster))
+        if self.columns:
+            if vectors * width > max(MOST_KEPT_WALKING, width):
+                message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"
+                raise Mistake(message, "split the op in two: one along rows, one over them")
+            threads = max(per_row, schedule.get("threads", LEAST_THREADS))
+            rows = -(-(extents.rows or 2**31) // (threads // per_row))
+            parts = max(1, min(WALK_WHOLE // cluster, rows))
+            return WalkLaunch(vec, ragged, threads, per_row, vectors, cluster, 1, parts)
         if vectors * width > max(MOST_KEPT, width):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
         return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True)
+
+    def _walk(self, vec: int, ragged: bool, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
+        """Columns, or everything: each thread has its own, no row is whole in a block."""
+        threads = schedule.get("threads", WALK_THREADS)
+        if self.collapsed:
+            width = threads * vec
+            rows = -(-(extents.total or 2**40) // width)
+            parts = max(1, min(WALK_BLOCKS, -(-rows // WALK_ROWS)))
+            return WalkLaunch(vec, ragged, threads, threads, 1, 1, WALK_ROWS, parts)
+        per_row, columns = 1, extents.columns
+        while per_row < 32 and (columns is None or per_row * vec < columns):
+            per_row *= 2
+        tiles = -(-(columns or 4096) // (per_row * vec)) or 1
+        rows = -(-(extents.rows or 2**31) // (threads // per_row * WALK_ROWS))
+        parts = max(1, min(-(-WALK_BLOCKS // tiles), rows))
+        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, WALK_ROWS, parts)
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
@@ -227,7 +278,8 @@ class _Reductions(Planner):
         """What no kernel does yet, or ever: one message for the first reason found."""
         if any(n.op == "contract" for n in self.nodes):
             return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", "")]
-        for check in (self.refuse_axes, self.refuse_orders, self.refuse_waiting, self.refuse_outputs):
+        checks = (self.refuse_axes, self.refuse_orders, self.refuse_waiting, self.refuse_outputs, self.refuse_partial)
+        for check in checks:
             problem = check()
             if problem:
                 return [problem]
@@ -316,7 +368,25 @@ class _Reductions(Planner):
                 return self.mistake(f"{output.name!r} is {output}, but {what}", "make it an op of its own", output)
         return None
 
+    def refuse_partial(self) -> Diagnostic | None:
+        """A reduction over everything walks through its arrays as they lie in memory."""
+        if self.split() < len(self.axes):
+            return None
+        for array in self.spec.arrays:
+            if array.axes and (array.axes != self.axes or array.parts):
+                message = f"no kernel reduces over everything where an array, {array.name!r}, is {array}"
+                return self.mistake(
+                    message, f"arrays of such an op are scalars, or have all of {', '.join(self.axes)}", array
+                )
+        if any(n.op in ("index", "size", "take") for n in self.nodes):
+            return self.mistake_in_chain(
+                {"index", "size", "take"}, "no kernel that reduces over everything has places", ""
+            )
+        return None
+
     def plan(self) -> Reduction:
+        if self.split() == len(self.axes):
+            return self.everything()
         apart = {n.attr for n in self.nodes if n.op in ("index", "size")}
         place = self.split()
         groups = self.groups(apart, self.axes[place] if place < len(self.axes) else None)
@@ -340,7 +410,25 @@ class _Reductions(Planner):
         )  # fmt: skip
         rows, columns = self.statistics(names)
         kind = "row+column" if rows and columns else "row" if rows else "column"
-        return Reduction(kind, groups, kept, views, loads, stores, rows, columns)
+        return Reduction(kind, groups, kept, views, loads, stores, rows, columns, self.axes, False)
+
+    def everything(self) -> Reduction:
+        """The plan of an op that reduces over all axes: its arrays as one long row."""
+        groups = (Group("rows", ()), Group("cols", ()))
+        names = Names(self.spec, self.statements)
+        tokens = {a.name: (0, 1) if a.axes else () for a in self.spec.arrays}
+        views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
+
+        def mode(own: tuple[int | str, ...]) -> str:
+            return "flat" if own else "row"
+
+        loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
+        stores = tuple(
+            Access(s.name, self.spec.array(s.name), None, mode(tokens[s.name]), tokens[s.name])
+            for s in self.statements
+            if any(s.name == o.name for o in self.spec.outputs)
+        )
+        return Reduction("column", groups, 1, views, loads, stores, *self.statistics(names), self.axes, True)
 
     def statistics(self, names: Names) -> tuple[tuple[Statistic, ...], tuple[Statistic, ...]]:
         """The reductions, named as the chain names them, in the order of their stages."""

@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from codegen.ir import DTYPES
-from codegen.plan import Launch, overrides
+from codegen.plan import Extents, Launch, overrides
 from codegen.runtime import views
 from codegen.runtime.arguments import Types
 from codegen.runtime.op import Op
@@ -107,7 +107,7 @@ def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Varian
 def launch_of(op: Op, types: Types, ragged: bool, arch: str | None = None) -> Launch:
     dtypes = {a.name: types.dtype(a) for a in op.spec.arrays}
     inner = None if ragged else 16
-    return op.plan.launch(dtypes, inner, inner, overrides(op.spec, arch), arch)
+    return op.plan.launch(dtypes, Extents(inner, inner), overrides(op.spec, arch), arch)
 
 
 def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None) -> Compiled:

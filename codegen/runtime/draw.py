@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from codegen.ir import DTYPES, ROWS
-from codegen.plan import overrides
+from codegen.plan import Extents, overrides
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import stored
 from codegen.runtime.views import user_shape
@@ -62,7 +62,7 @@ def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = No
     def draw(pick) -> Case:
         choice = pick(st.sampled_from(bound))
         dtypes = {a.name: choice.dtype(a) for a in spec.arrays}
-        how = op.plan.launch(dtypes, None, None, overrides(spec, None))
+        how = op.plan.launch(dtypes, Extents(None, None), overrides(spec, None))
         block = how.vec * how.threads
         edges = [n for v in (how.vec, block) for n in (v - 1, v, v + 1)]
         inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if n <= BUDGET // 2]

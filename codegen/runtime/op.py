@@ -366,9 +366,8 @@ class Op(Generic[P, R]):
     def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch:
         """The launch for these types and extents."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
-        inner, total = views.known_extents(self.plan, axes)
         arch = current_arch()
-        return self.plan.launch(dtypes, inner, total, overrides(self.spec, arch), arch)
+        return self.plan.launch(dtypes, views.known_extents(self.plan, axes), overrides(self.spec, arch), arch)
 
 
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.ir import DTYPES, ROWS
-from codegen.plan import INT_MAX, Access, Elementwise, Launch
+from codegen.plan import INT_MAX, Access, Elementwise, Extents, Launch
 from codegen.reductions import Reduction
 from codegen.runtime.arguments import Axes
 from codegen.spec import Array, Spec
@@ -35,9 +35,7 @@ def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
 def group_extents(plan: Elementwise | Reduction, axes: Axes) -> tuple[Any, ...]:
     """The extent of each of the plan's groups."""
     if plan.collapsed:
-        output = plan.stores[0].array
-        assert output is not None
-        total = _product(axes.shape(output.axes))
+        total = _product(axes.shape(plan.order))
         return _factor(total) or (1, total)
     return tuple(_product(axes.shape(group.axes)) for group in plan.groups)
 
@@ -120,15 +118,17 @@ def alignment(plan: Elementwise | Reduction, array: Array, dtype: str) -> int:
     return 256 if vectors else DTYPES[dtype].size
 
 
-def known_extents(plan: Elementwise | Reduction, axes: Axes) -> tuple[int | None, int | None]:
-    """The innermost extent and the element count (of an op that reduces: of a row); where symbolic, the largest vector width known to divide them."""
+def known_extents(plan: Elementwise | Reduction, axes: Axes) -> Extents:
+    """What the shapes come to; where symbolic, the largest vector width known to divide the innermost extent and the
+    element count, and neither rows nor columns."""
     extents = group_extents(plan, axes)
-    if isinstance(plan, Reduction):
-        found = extents[-1] if plan.column_groups else 1, _product(extents[plan.kept :])
-        return tuple(n if isinstance(n, int) else None for n in found)  # type: ignore[return-value]
     if not extents:
-        return 1, 1
-    return _divisor(extents[-1]), _divisor(_product(extents))
+        return Extents(1, 1)
+    inner, total = _divisor(extents[-1]), _divisor(_product(extents))
+    if isinstance(plan, Elementwise):
+        return Extents(inner, total)
+    sizes = _product(extents[plan.kept :]), _product(extents[: plan.kept])
+    return Extents(inner, total, *(n if isinstance(n, int) else None for n in sizes))
 
 
 def _divisor(extent: Any) -> int | None:

@@ -15,6 +15,9 @@ ALIGNMENT = 256  # of every array: what XLA gives its buffers
 GUARD = 64  # bytes behind an array that no access may reach
 
 
+SETTLED = -2  # the owner of what an earlier launch wrote
+
+
 class Fault(Exception):
     """A check that failed; the machine adds the thread, the instruction and its place."""
 
@@ -41,6 +44,11 @@ class Array:
     @property
     def address(self) -> int:
         return self.data.ctypes.data
+
+    def settle(self) -> None:
+        """The end of a launch: what it wrote is for all threads of the next to read."""
+        if self.owner is not None:
+            self.owner[self.owner >= 0] = SETTLED
 
 
 def make_array(name: str, values: np.ndarray, output: bool) -> Array:
@@ -146,7 +154,8 @@ class Global:
                 at = (int(offset[place]) + k) // array.itemsize
                 raise Fault(int(lanes[place]), f"read of element {at} of {array.name!r}, which nothing has written")
             assert array.owner is not None
-            foreign = array.owner[offset + k] != thread
+            owner = array.owner[offset + k]
+            foreign = (owner != thread) & (owner != SETTLED)
             if foreign.any():
                 place = int(np.flatnonzero(foreign)[0])
                 at = (int(offset[place]) + k) // array.itemsize

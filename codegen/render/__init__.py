@@ -16,6 +16,7 @@ from codegen.plan import Elementwise
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.rows import RowContext
+from codegen.render.walks import WalkContext
 
 TEMPLATES = Path(__file__).parent.parent.parent / "templates"
 WIDTH = 120
@@ -34,7 +35,9 @@ def environment() -> jinja2.Environment:
 
 
 def context_of(op: Op) -> Context:
-    return ElementwiseContext(op) if isinstance(op.plan, Elementwise) else RowContext(op)
+    if isinstance(op.plan, Elementwise):
+        return ElementwiseContext(op)
+    return WalkContext(op) if op.plan.columns else RowContext(op)
 
 
 def render_op(op: Op) -> str:

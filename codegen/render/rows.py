@@ -32,6 +32,7 @@ class RowContext(Context):
 
     plan: Reduction
     template = "row.py.jinja"
+    one_row = ""  # what follows in the registers of a row's values
 
     def planned(self, op: Op) -> Reduction:
         assert isinstance(op.plan, Reduction)
@@ -39,7 +40,17 @@ class RowContext(Context):
 
     def kernel(self) -> dict:
         return {
+            **self.kernel_head(),
             "functions": self.functions(),
+            "final": self.final(),
+            "rows": self.rows_text(),
+            "launch_extents": self.launch_extents(),
+            "shifts": self.plan.shifts,
+        }
+
+    def kernel_head(self) -> dict:
+        """What every kernel with row statistics shows."""
+        return {
             "row_lines": self.row_lines(),
             "extents": self.extents(),
             "settings": self.kernel_settings(),
@@ -47,13 +58,9 @@ class RowContext(Context):
             "row_loads": self.row_loads(),
             "loads": [row for row in map(self.load_row, self.vector_loads()) if row["of_row"]],
             "stages": [self.stage(i) for i in range(len(self.plan.stages))],
-            "final": self.final(),
             "row_outputs": self.row_outputs(),
-            "rows": self.rows_text(),
             "columns": self.columns_text(),
-            "launch_extents": self.launch_extents(),
             "launch_arguments": self.launch_arguments(),
-            "shifts": self.plan.shifts,
         }
 
     # The chain in pieces
@@ -112,6 +119,10 @@ class RowContext(Context):
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
         return [*stages, *(f for f in (self.chain_function(), self.row_function()) if f)]
 
+    def kernel_functions(self) -> list[Function]:
+        """The functions that the kernel which walks through the rows calls."""
+        return self.functions()
+
     def arguments(self, function: Function, width: str) -> list[str]:
         """What a function is called with: vectors of `width` elements."""
         statistics = {s.name: s for s in self.plan.rows}
@@ -131,9 +142,7 @@ class RowContext(Context):
 
     def operand_texts(self, width: str) -> dict[str, str]:
         """How each operand of the chain is read from its registers."""
-        texts = {}
-        for access in self.plan.loads:
-            texts[access.name] = self.operand_text(access, width)
+        texts = {access.name: self.operand_text(access, width) for access in self.plan.loads}
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
             value = p.name if p.static else f"m{camel(p.name)}[0]"
@@ -151,16 +160,32 @@ class RowContext(Context):
                 return f"cute.full(({width},), {group.coordinate}, {integer})"
             if len(self.plan.column_groups) == 1:
                 return f"reduce.count_up(c, {width}).to({integer})"
-            return f"r{camel(access.name)}[None, v].load().to({integer})"
+            return f"r{camel(access.name)}[None, v{self.of_row(access)}].load().to({integer})"
         assert access.array is not None
         name, kind = self.fragment(access), self.spec.kind(access.array)
         if access.mode == "row":
-            load = f"cute.full(({width},), {name}[0], {name}.element_type)"
+            load = f"cute.full(({width},), {name}[0{self.of_row(access)}], {name}.element_type)"
         elif self.interleaved(access):
-            load = f"{name}[{access.part}, None, v].load()"
+            load = f"{name}[{access.part}, None, v{self.of_row(access)}].load()"
         else:
-            load = f"{name}[None, v].load()"
+            load = f"{name}[None, v{self.of_row(access)}].load()"
         return load + {"float": f".to({self.compute()})", "int": f".to({integer})", "bool": " != 0"}[kind]
+
+    def of_row(self, access: Access) -> str:
+        """The mode of the row in the registers of an array that each row has its own values in."""
+        return self.one_row if access.array is not None and self.plan.of_row(access) else ""
+
+    def registers(self, access: Access) -> str:
+        """The registers that a load fills."""
+        if not self.of_row(access):
+            return self.fragment(access)
+        modes = ["None"] * (1 if access.mode == "row" else 3 if self.interleaved(access) else 2)
+        return f"{self.fragment(access)}[{', '.join(modes)}{self.one_row}]"
+
+    def start(self, access: Access) -> str:
+        """The place of a row's first column in an array."""
+        assert access.array is not None
+        return f"cute.crd2idx({self.place(access)}, {self.tensors[access.array.name]}.layout)"
 
     # Where things are
 
@@ -195,8 +220,10 @@ class RowContext(Context):
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]
-        constants = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept")
-        return [", ".join(names), ", ".join([*(p.name for p in self.static), *constants])]
+        return [", ".join(names), ", ".join([*(p.name for p in self.static), *self.launch_constants()])]
+
+    def launch_constants(self) -> tuple[str, ...]:
+        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept")
 
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""
@@ -251,26 +278,18 @@ class RowContext(Context):
         return list(found.values())
 
     def kernel_fragments(self) -> list[dict]:
-        rows = []
-        for access in self.vector_loads():
-            rows.append(self.fragment_row(access, "vec, vectors"))
+        rows = [self.fragment_row(access, "vec, vectors") for access in self.vector_loads()]
         for access in self.plan.loads:
             if access.mode == "row":
                 rows.append(self.fragment_row(access, "1,"))
-                if access.index_of:
-                    index = self.tensors[access.index_of[0]]
-                    rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
-                                 "tensor": index, "default": None, "default_type": ""})  # fmt: skip
-            elif access.index_of:
+            if access.index_of:
                 index = self.tensors[access.index_of[0]]
                 rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
                              "tensor": index, "default": None, "default_type": ""})  # fmt: skip
-        seen: set[str] = set()
-        for access in self.plan.stores:
+        for access in (*self.vector_stores(), *self.row_stores()):
             row = self.fragment_row(access, "vec," if access.mode == "flat" else "1,")
-            if row["name"] not in seen:
+            if all(row["name"] != other["name"] for other in rows):
                 rows.append(row)
-            seen.add(row["name"])
         return rows
 
     def fragment_row(self, access: Access, shape: str) -> dict:
@@ -278,8 +297,10 @@ class RowContext(Context):
             return {"name": self.fragment(access), "shape": f"({shape})", "dtype": "cutlass.Int32", "tensor": "",
                     "default": None, "default_type": ""}  # fmt: skip
         tensor = self.tensors[access.array.name]
-        parts = f"{access.array.parts}, " if self.interleaved(access) else ""
-        shape = f"({parts}{shape})" if not (parts and shape == "vec,") else f"({parts}vec)"
+        words = [str(access.array.parts)] if self.interleaved(access) else []
+        words += [w for w in shape.replace(" ", "").split(",") if w]
+        words += ["at_once"] if self.of_row(access) and access in self.plan.loads else []
+        shape = f"({', '.join(words)})" if len(words) > 1 else f"({words[0]},)"
         default = access.array.default if access in self.plan.loads else None
         kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
         types = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}
@@ -288,20 +309,24 @@ class RowContext(Context):
             "default": None if default is None else emit.literal(default), "default_type": types[kind],
         }  # fmt: skip
 
+    def there(self) -> str:
+        """Whether there is such a row."""
+        return "columns > 0" if self.plan.collapsed else f"row < {self.rows_text()}"
+
     def row_loads(self) -> list[dict]:
         """One value a row: loads at the row's place, indices of tables before them."""
-        rows = []
+        there, rows = self.there(), []
         for access in self.plan.loads:
             if access.index_of:
                 index = self.plan.view(access.index_of[0])
                 own = replace(access, array=index.array, tokens=index.tokens, index_of=None, mode="row", part=None)
-                text = f"reduce.load_one({self.tensors[index.array.name]}, {self.place(own)}, row < {self.rows_text()}, r{camel(access.name)}At)"
-                rows.append({"guard": "", "text": text})
+                text = f"reduce.load_one({self.tensors[index.array.name]}, {self.place(own)}, {there}, r{camel(access.name)}At)"
+                rows.append({"guard": "", "text": text, "of_row": True})
             if access.mode == "row":
                 assert access.array is not None
                 tensor = self.tensors[access.array.name]
-                text = f"reduce.load_one({tensor}, {self.place(access)}, row < {self.rows_text()}, {self.fragment(access)})"
-                rows.append({"guard": self.guard(access), "text": text})
+                text = f"reduce.load_one({tensor}, {self.place(access)}, {there}, {self.registers(access)})"
+                rows.append({"guard": self.guard(access), "text": text, "of_row": bool(access.tokens)})
         return rows
 
     def load_row(self, access: Access) -> dict:
@@ -317,21 +342,19 @@ class RowContext(Context):
             tensor = self.tensors[access.array.name]
             parts = access.array.parts if self.interleaved(access) else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
-            start = f"cute.crd2idx({self.place(access)}, {tensor}.layout)"
-            return row | {
-                "text": f"reduce.load_row({tensor}, {start}, column, step, columns, {name}, {parts}, ragged, {aligned})"
-            }
+            into = f"{self.registers(access)}, {parts}, ragged, {aligned}"
+            return row | {"text": f"reduce.load_row({tensor}, {self.start(access)}, column, step, columns, {into})"}
         extents = ", ".join(g.name for g in self.plan.column_groups)
         if access.mode == "index":
             assert access.group is not None
             mode = access.group - self.plan.kept
-            return row | {"text": f"reduce.load_index({mode}, ({extents}), column, step, {name})"}
+            return row | {"text": f"reduce.load_index({mode}, ({extents},), column, step, {name})"}
         assert access.array is not None
         tensor = self.tensors[access.array.name]
         places = [t - self.plan.kept if isinstance(t, int) and t >= self.plan.kept else None for t in access.tokens]
         where = self.place(access)
         return row | {
-            "text": f"reduce.gather_row({tensor}, {where}, {tuple(places)}, ({extents},), column, step, columns, {name}, ragged)"
+            "text": f"reduce.gather_row({tensor}, {where}, {tuple(places)}, ({extents},), column, step, columns, {self.registers(access)}, ragged)"
         }
 
     def loaded_by(self, access: Access) -> set[str]:
@@ -348,10 +371,10 @@ class RowContext(Context):
         shared = f"s{camel(statistics[0].name)}" if len(statistics) == 1 else f"sStage{number}"
         return {
             "names": [s.name for s in statistics],
-            "ops": _tuple([f'"{s.op}"' for s in statistics]),
+            "ops": in_tuple([f'"{s.op}"' for s in statistics]),
             "running": running,
             "types": types,
-            "type_tuple": _tuple(types),
+            "type_tuple": in_tuple(types),
             "statistics": list(
                 zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
             ),
@@ -370,27 +393,26 @@ class RowContext(Context):
         function = self.chain_function()
         if function is None:
             return None
-        stores, done = [], set()
-        for access in self.vector_stores():
-            assert access.array is not None
-            name, tensor = self.fragment(access), self.tensors[access.array.name]
-            if name in done:
-                continue
-            done.add(name)
-            parts = access.array.parts if self.interleaved(access) else 1
-            aligned = self.plan.shifts and self.plan.aligned(access)
-            start = f"cute.crd2idx({self.place(access)}, {tensor}.layout)"
-            stores.append(
-                f"reduce.store_row({name}, {tensor}, {start}, c, columns, {parts}, ragged, {aligned}, per_row)"
-            )
         return {
             "function": function,
             "results": ", ".join(a.name for a in self.vector_stores()),
             "arguments": self.arguments(function, "vec"),
             "loads": self.loads_for(function),
             "converted": [self.result_line(a) for a in self.vector_stores()],
-            "stores": stores,
+            "stores": self.store_lines(self.vector_stores()),
         }
+
+    def store_lines(self, stores: list[Access]) -> list[str]:
+        """Stores of vectors; interleaved parts, which go together, once."""
+        lines: dict[str, str] = {}
+        for access in stores:
+            assert access.array is not None
+            name, tensor = self.fragment(access), self.tensors[access.array.name]
+            parts = access.array.parts if self.interleaved(access) else 1
+            aligned = self.plan.shifts and self.plan.aligned(access)
+            where = f"{self.start(access)}, c, columns, {parts}, ragged, {aligned}, per_row"
+            lines[name] = f"reduce.store_row({name}, {tensor}, {where})"
+        return list(lines.values())
 
     def result_line(self, access: Access) -> str:
         assert access.array is not None
@@ -421,16 +443,17 @@ class RowContext(Context):
         if self.wide and "compute" in text:
             floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
             lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
-        if any("approx" in f.params for f in self.functions()):
+        if any("approx" in f.params for f in self.kernel_functions()):
             outputs = ", ".join(self.tensors[a.name] for a in self.spec.outputs)
             lines.append(f"approx = device.narrow({outputs})")
         return lines
 
     def arguments_text(self) -> list[str]:
-        return [t for f in self.functions() for t in self.arguments(f, "vec")] + [
+        return [t for f in self.kernel_functions() for t in self.arguments(f, "vec")] + [
             self.statistic_type(s) for s in (*self.plan.rows, *self.plan.columns)
         ]
 
 
-def _tuple(words: list[str]) -> str:
+def in_tuple(words: list[str]) -> str:
+    """A tuple of texts."""
     return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})"

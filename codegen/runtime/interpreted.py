@@ -116,6 +116,8 @@ def _run(
     reports = []
     for launch in compiled.launcher.launches(buffers):
         reports.append(Machine(compiled.kernels[launch.kernel], launch, everything).run())
+        for array in outputs:
+            array.settle()
     for array in outputs:
         missing = memory.Global([array]).unwritten()
         if missing is not None:

@@ -302,7 +302,7 @@ class Op(Generic[P, R]):
             compile_options=COMPILE_OPTIONS,
             **call.constants,
         )
-        return tuple(r.reshape(shape) for r, shape in zip(run(*inputs), call.shapes, strict=True))
+        return tuple(r.reshape(shape) for r, shape in zip(run(*inputs), call.shapes, strict=False))
 
     def _run_interpret(self, key: Key, *operands) -> tuple:
         """The compiled kernel's PTX, on the CPU."""
@@ -315,7 +315,8 @@ class Op(Generic[P, R]):
             current_arch() or interpreted.DEFAULT_ARCH,
         )
         dynamic = [p.name for p in self._dynamic]
-        names = [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs)]
+        parts = [f"{s.name} parts" for s in getattr(self.plan, "columns", ())]
+        names = [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *parts]
         present = [x for x in call.operands if x is not None]
 
         def on_host(*arrays):
@@ -325,11 +326,11 @@ class Op(Generic[P, R]):
                 for x, t in zip(call.operands, call.inputs, strict=True)
             ]
             results = interpreted.run(described, names, inputs, [t.shape for t in call.outputs])
-            return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=True))
+            return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=False))
 
         if not any(isinstance(x, jax.core.Tracer) for x in present):
             return tuple(map(jnp.asarray, on_host(*present)))
-        shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))
+        shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=False))
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
@@ -353,7 +354,12 @@ class Op(Generic[P, R]):
 
         kinds = [self._scalar_dtype(key, p.kind) for p in self._dynamic]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds]
-        inputs, outputs = (*map(tensor, spec.inputs), *scalars), tuple(map(tensor, spec.outputs))
+        inputs = (*map(tensor, spec.inputs), *scalars)
+        parts = [
+            Tensor(shape, dtype, (1,) * len(shape), DTYPES[dtype].size)
+            for shape, dtype in views.parts(plan, axes, how, self._compute(key), self.spec.integer)
+        ]
+        outputs = (*map(tensor, spec.outputs), *parts)
         return KernelCall(
             unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (*(arrays.get(a.name) for a in spec.inputs), *operands[len(key.present) :]),

@@ -60,6 +60,28 @@ def accumulate(
         held.store(combine(op, held.load(), value))
 
 
+def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
+    """A thread's running values, one for each of its columns: (vec, vectors)."""
+    dtype = Int32 if dtype is Boolean else dtype
+    result = cute.make_rmem_tensor((vec, vectors), dtype)
+    result.fill(identity(op, dtype))
+    return result
+
+
+def accumulate_at(
+    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Vector
+) -> None:
+    """Fold vectors into those of the v-th vector's columns."""
+    accumulate([held[None, v] for held in running], ops, values, inside)
+
+
+def columns_left(total: cutlass.Int64, row: cutlass.Int32, width: int) -> cutlass.Int32:
+    """How many of `total` elements lie in this row of `width`."""
+    left = total - Int64(row) * width
+    left = cutlass.select_(left < width, left, Int64(width))
+    return Int32(cutlass.select_(left < 0, Int64(0), left))
+
+
 def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool) -> Vector:
     """Which of a vector's columns, from `first` on, lie inside the row."""
     mask = cute.make_rmem_tensor((vec,), Boolean)
@@ -306,6 +328,99 @@ def _gathered(
             place = cute.arch.map_dsmem_ptr(place, j // warps)
         total = combine(op, total, cute.full((1,), place.load(), buffer.element_type))
     return over_lanes(total, op, group)
+
+
+def again(per_row: int, cluster: int) -> None:
+    """Before the next row's statistics: the shared memory of this one's has been read by all."""
+    if cluster > 1:
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    elif per_row > WARP:
+        cute.arch.sync_threads()
+
+
+# Folding over rows
+
+
+def shared_columns(threads: int, per_row: int, count: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:
+    """Shared memory in which the rows of a block meet: `count` columns a thread, one statistic after the other in the
+    same place."""
+    if threads == per_row:
+        return []
+    held = [Int32 if d is Boolean else d for d in dtypes]
+    layout = cute.make_layout((threads // per_row, per_row, count), stride=(per_row * count, 1, per_row))
+    return [SmemAllocator().allocate_tensor(d, layout, 16) for d in held]
+
+
+@cute.jit
+def store_parts(
+    running: list[cute.Tensor],
+    ops: cutlass.Constexpr[tuple[str, ...]],
+    parts: list[cute.Tensor],
+    buffers: list[cute.Tensor],
+    part: cutlass.Int32,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    per_row: cutlass.Constexpr[int],
+):
+    """Write what a block's rows came to, folded in the order of its threads, to `parts` (parts, columns)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    row, lane = tidx // per_row, tidx % per_row
+    vec, vectors = cute.size(running[0], mode=[0]), cute.size(running[0], mode=[1])
+    if cutlass.const_expr(len(buffers) > 0):
+        for k in cutlass.range_constexpr(len(ops)):
+            for i in cutlass.range_constexpr(vec * vectors):
+                buffers[k][row, lane, i] = running[k][i % vec, i // vec]
+        cute.arch.sync_threads()
+    if row == 0:
+        for k in cutlass.range_constexpr(len(ops)):
+            if cutlass.const_expr(len(buffers) > 0):
+                for other in cutlass.range(1, cute.size(buffers[k], mode=[0])):
+                    for i in cutlass.range_constexpr(vec * vectors):
+                        mine = cute.full((1,), running[k][i % vec, i // vec], running[k].element_type)
+                        theirs = cute.full((1,), buffers[k][other, lane, i], running[k].element_type)
+                        running[k][i % vec, i // vec] = combine(ops[k], mine, theirs)[0]
+            for v in cutlass.range_constexpr(vectors):
+                for i in cutlass.range_constexpr(vec):
+                    c = first + v * step + i
+                    if c < columns:
+                        parts[k][part, c] = running[k][i, v]
+
+
+@cute.jit
+def over_parts(parts: cute.Tensor, op: cutlass.Constexpr[str], column: cutlass.Int32):
+    """All parts of a column folded, by the 8 warps of a block: the first one gets the result. `parts` is (parts,
+    columns)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    warp, lane = tidx // WARP, tidx % WARP
+    dtype, warps = parts.element_type, 8
+    held = cute.make_rmem_tensor((1,), dtype)
+    held.fill(identity(op, dtype))
+    if column < parts.shape[1]:
+        for part in cutlass.range(warp, parts.shape[0], warps, unroll=4):
+            held.store(combine(op, held.load(), cute.full((1,), parts[part, column], dtype)))
+    buffer = SmemAllocator().allocate_tensor(dtype, cute.make_layout((warps, WARP), stride=(WARP, 1)), 16)
+    buffer[warp, lane] = held[0]
+    cute.arch.sync_threads()
+    value = cute.full((1,), buffer[0, lane], dtype)
+    for other in cutlass.range_constexpr(1, warps):
+        value = combine(op, value, cute.full((1,), buffer[other, lane], dtype))
+    return value[0]
+
+
+@cute.jit
+def over_all_parts(parts: cute.Tensor, op: cutlass.Constexpr[str]):
+    """All parts folded, by a block of 256 threads. `parts` is (parts,)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    dtype, threads = parts.element_type, 256
+    held = cute.make_rmem_tensor((1,), dtype)
+    held.fill(identity(op, dtype))
+    for part in cutlass.range(tidx, parts.shape[0], threads):
+        held.store(combine(op, held.load(), cute.full((1,), parts[part], dtype)))
+    buffers = shared(threads, threads, 1, (dtype,))
+    (value,) = over_row([held], (op,), buffers, threads, 1)
+    return value
 
 
 def leave(cluster: int) -> None:

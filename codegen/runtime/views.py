@@ -118,6 +118,17 @@ def alignment(plan: Elementwise | Reduction, array: Array, dtype: str) -> int:
     return 256 if vectors else DTYPES[dtype].size
 
 
+def parts(
+    plan: Elementwise | Reduction, axes: Axes, how: Any, compute: str, integer: str
+) -> list[tuple[tuple[Any, ...], str]]:
+    """Shapes and dtypes of what a kernel that folds over rows leaves for the one that finishes."""
+    if isinstance(plan, Elementwise):
+        return []
+    dtypes = {"float": compute, "int": integer, "bool": "int32"}
+    columns = () if plan.collapsed else (_product(group_extents(plan, axes)[plan.kept :]),)
+    return [((how.parts, *columns), dtypes[s.kind]) for s in plan.columns]
+
+
 def known_extents(plan: Elementwise | Reduction, axes: Axes) -> Extents:
     """What the shapes come to; where symbolic, the largest vector width known to divide the innermost extent and the
     element count, and neither rows nor columns."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.formula import Placed, read_lines
@@ -66,6 +67,35 @@ class Access:
     index_of: tuple[str, str] | None = None  # take: (index input, table axis)
 
 
+class Plan(Protocol):
+    """What plans of every kind have."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def groups(self) -> tuple[Group, ...]: ...
+    @property
+    def collapsed(self) -> bool: ...
+    @property
+    def views(self) -> tuple[View, ...]: ...
+    @property
+    def loads(self) -> tuple[Access, ...]: ...
+    @property
+    def stores(self) -> tuple[Access, ...]: ...
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Every axis, in the order of the jnp form's operands."""
+    @property
+    def extremes(self) -> tuple[Node, ...]:
+        """The reductions that need an element: max and min."""
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        """Arrays accessed in vectors, and how many of their elements one access takes at a position."""
+    def view(self, name: str) -> View: ...
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way, for tests."""
+
+
 @dataclass(frozen=True)
 class Elementwise:
     """The plan of an element-wise kernel."""
@@ -76,6 +106,7 @@ class Elementwise:
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     kind: str = "elementwise"
+    extremes: tuple[Node, ...] = ()
 
     @property
     def coordinates(self) -> tuple[int, ...]:
@@ -101,6 +132,11 @@ class Elementwise:
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
 
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, a block."""
+        how = launch(self, dtypes, None, None, schedule)
+        return how.vec, how.vec * how.threads
+
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
         """Arrays with every group, and how many of their elements one access takes at a position: interleaved pairs and
@@ -115,7 +151,7 @@ class Elementwise:
         return tuple(found.items())
 
 
-def access_key(plan: Elementwise, access: Access) -> tuple:
+def access_key(plan: Plan, access: Access) -> tuple:
     """The key under which the chain's graph knows what an access reads (`emit.leaf_key`)."""
     if access.array is None:
         assert access.group is not None

@@ -111,6 +111,11 @@ class Reduction:
     def column_groups(self) -> tuple[Group, ...]:
         return self.groups[self.kept :]
 
+    @property
+    def extremes(self) -> tuple[Node, ...]:
+        """The reductions that need an element: max and min."""
+        return tuple(s.node for s in (*self.rows, *self.columns) if s.op in ("max", "min"))
+
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
 
@@ -143,6 +148,13 @@ class Reduction:
                 interleaved = access.tokens[-1:] == ("parts",)
                 found[access.array] = access.array.parts or 1 if interleaved else 1
         return tuple(found.items())
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, what a thread keeps, a
+        warp's vectors, what a warp keeps."""
+        vec = self.vector(dtypes, schedule)
+        kept = vec * max(1, KEPT // (vec * self.column_bytes(dtypes)))
+        return vec, kept, 32 * vec, 32 * kept
 
     def column_bytes(self, dtypes: Mapping[str, str]) -> int:
         """Bytes that one column of all the inputs read in vectors takes."""

@@ -177,9 +177,9 @@ class _Context:
         types |= {t: f"jnp.{d[0]}" if len(d) == 1 else t for t, d in self.spec.types}
         floating = "compute" if self.wide else "jnp.float32"
         integer = "jnp.int64" if self.integer == "Int64" else "jnp.int32"
-        dialect = emit.Dialect("jnp", self.leaves(), floating, integer, types, like=self.like())
+        dialect = emit.Dialect("jnp", self.leaves(), floating, integer, types, like=self.like(), order=self.plan.order)
         lines = emit.emit(self.statements, self.target_names(), dialect)
-        extra = [n for n in ("compute", *dict(self.spec.types)) if self.mentions(lines, n)]
+        extra = [n for n in ("compute", "row_axes", *dict(self.spec.types)) if self.mentions(lines, n)]
         return {
             "params": [*self.vector_names(), *extra],
             "extra": extra,

@@ -163,7 +163,7 @@ class Op(Generic[P, R]):
                 arrays[array.name] = arguments.as_array(spec, array, given[array.name], bound)
         arrays = {a.name: arrays[a.name] for a in spec.inputs if a.name in arrays}
         types = arguments.bind_types(spec, arrays, {t: given[t] for t, _ in spec.types if t in given})
-        arguments.bind_axes(spec, arrays)
+        arguments.refuse_empty(spec, self.plan, arguments.bind_axes(spec, arrays))
         static = []
         for param in spec.params:
             value = given.get(param.name, param.default)
@@ -262,13 +262,15 @@ class Op(Generic[P, R]):
         values.update(key.static)
         for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
             values[param.name] = value
-        extra = {"compute": jnp.dtype(compute), **{t: jnp.dtype(d) for t, d in key.types.variables}}
+        extra = {"compute": jnp.dtype(compute), "row_axes": tuple(range(len(axes.rows))), **{t: jnp.dtype(d) for t, d in key.types.variables}}
         results = self._xla(**{name: values[name] if name in values else extra[name] for name in self._xla_extra})
         results = results if isinstance(results, tuple) else (results,)
         parts: dict[Array, dict[int | None, Any]] = {}
         for access, value in zip(plan.stores, results, strict=True):
             assert access.array is not None
-            value = jnp.broadcast_to(store(value, key.types.dtype(access.array)), axes.shape(access.array.axes))
+            own = access.array.axes
+            value = store(views.lose(value, own, plan.order, len(axes.rows)), key.types.dtype(access.array))
+            value = jnp.broadcast_to(value, axes.shape(own))
             parts.setdefault(access.array, {})[access.part] = value
         return tuple(views.join_parts(array, parts[array], axes) for array in spec.outputs)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.ir import DTYPES, ROWS
-from codegen.plan import INT_MAX, Access, Elementwise, Launch
+from codegen.plan import INT_MAX, Access, Launch, Plan
 from codegen.runtime.arguments import Axes
 from codegen.spec import Array
 
@@ -31,7 +31,7 @@ def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
     return tuple(shape)
 
 
-def group_extents(plan: Elementwise, axes: Axes) -> tuple[Any, ...]:
+def group_extents(plan: Plan, axes: Axes) -> tuple[Any, ...]:
     """The extent of each of the plan's groups."""
     if plan.collapsed:
         output = plan.stores[0].array
@@ -64,7 +64,7 @@ def _factor(total: Any) -> tuple[int, int] | None:
     return None
 
 
-def fits(plan: Elementwise, axes: Axes) -> str | None:
+def fits(plan: Plan, axes: Axes) -> str | None:
     """Why a kernel cannot take these extents, or None."""
     for group, extent in zip(plan.groups, group_extents(plan, axes), strict=True):
         if isinstance(extent, int) and extent > LIMIT:
@@ -73,7 +73,7 @@ def fits(plan: Elementwise, axes: Axes) -> str | None:
     return None
 
 
-def kernel_shape(plan: Elementwise, array: Array, axes: Axes) -> tuple[Any, ...]:
+def kernel_shape(plan: Plan, array: Array, axes: Axes) -> tuple[Any, ...]:
     """The shape of the kernel's view: one mode a group, parts, or a table's own axis; at least one."""
     extents = group_extents(plan, axes)
     shape = []
@@ -85,21 +85,21 @@ def kernel_shape(plan: Elementwise, array: Array, axes: Axes) -> tuple[Any, ...]
     return tuple(shape) or (1,)
 
 
-def divisibility(plan: Elementwise, array: Array, how: Launch) -> tuple[int, ...]:
+def divisibility(plan: Plan, array: Array, how: Launch) -> tuple[int, ...]:
     """What the compiler may assume of each mode: only that whole vectors fit the innermost group."""
     tokens = plan.view(array.name).tokens
     inner = len(plan.groups) - 1
     return tuple(how.vec if token == inner and not how.ragged else 1 for token in tokens) or (1,)
 
 
-def alignment(plan: Elementwise, array: Array, dtype: str) -> int:
+def alignment(plan: Plan, array: Array, dtype: str) -> int:
     """The bytes the compiler may assume an array's address is a multiple of: XLA's 256 where vectors are accessed; where
     elements are, no more than theirs, or neighbouring loads become one that reads past the array's end."""
     vectors = any(a.array == array and a.mode in ("flat", "tile") for a in (*plan.loads, *plan.stores))
     return 256 if vectors else DTYPES[dtype].size
 
 
-def known_extents(plan: Elementwise, axes: Axes) -> tuple[int | None, int | None]:
+def known_extents(plan: Plan, axes: Axes) -> tuple[int | None, int | None]:
     """The innermost extent and the element count; where symbolic, the largest vector width known to divide them."""
     extents = group_extents(plan, axes)
     if not extents:
@@ -124,41 +124,39 @@ def _divisor(extent: Any) -> int | None:
 
 
 def jnp_value(
-    plan: Elementwise, access: Access, arrays: Mapping[str, jax.Array], axes: Axes, compute: str, integer: str
+    plan: Plan, access: Access, arrays: Mapping[str, jax.Array], axes: Axes, compute: str, integer: str
 ) -> jax.Array:
-    """What the chain reads, in its compute type, shaped to broadcast by position against the outputs."""
-    output = plan.stores[0].array
-    assert output is not None
-    order = output.axes
+    """What the chain reads, in its compute type, shaped to broadcast by position: a dimension for each axis of the plan
+    (any number for `...`), or a scalar."""
     if access.mode in ("index", "size"):
         assert access.group is not None
         axis = plan.groups[access.group].axes[0]
         extent = axes.extents[axis]
         if access.mode == "size":
             return jnp.asarray(extent, integer)
-        return _spread(jnp.arange(extent, dtype=integer), (axis,), order, len(axes.rows))
+        return _spread(jnp.arange(extent, dtype=integer), (axis,), plan.order, len(axes.rows))
     assert access.array is not None
-    array = access.array
-    value = arrays.get(array.name)
-    if value is None:
-        kind = type(array.default)
-        return jnp.asarray(array.default, {bool: "bool", int: integer, float: compute}[kind])
-    value, own = named_axes(array, jnp.asarray(value), axes, access.part), array.axes
+    array, own, place = access.array, access.array.axes, 0
     if access.index_of:
         index, axis = access.index_of
         place = own.index(axis)
-        lead = len(axes.rows) - 1 if ROWS in own[:place] else 0
+        own = (*own[:place], *plan.view(index).array.axes, *own[place + 1 :])
+    if array.name not in arrays:  # its default at its full extent: a reduction may be along it
+        dtype = {bool: "bool", int: integer, float: compute}[type(array.default)]
+        return _spread(jnp.full(axes.shape(own), array.default, dtype), own, plan.order, len(axes.rows))
+    value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
+    if access.index_of:
+        lead = len(axes.rows) - 1 if ROWS in array.axes[:place] else 0
         indices = named_index(plan, index, arrays, axes)
         value = jnp.take(value, jnp.maximum(indices, 0), axis=place + lead, mode="clip")
-        own = (*own[:place], *plan.view(index).array.axes, *own[place + 1 :])
     if jnp.issubdtype(value.dtype, jnp.floating):
         value = value.astype(compute)
     elif value.dtype != jnp.bool_:
         value = value.astype(integer)
-    return _spread(value, own, order, len(axes.rows))
+    return _spread(value, own, plan.order, len(axes.rows))
 
 
-def named_index(plan: Elementwise, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
+def named_index(plan: Plan, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
     return named_axes(plan.view(name).array, jnp.asarray(arrays[name]), axes, None)
 
 
@@ -185,9 +183,19 @@ def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> 
 
 
 def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> jax.Array:
-    """Axes of length one for the axes it lacks, so that it has the outputs' rank (a scalar stays one)."""
-    if not own:
-        return value
+    """Dimensions of length one for the axes it lacks, so that it has the full rank (a scalar stays one)."""
+    missing = _missing(own, order, rows)
+    return jnp.expand_dims(value, missing) if own and missing else value
+
+
+def lose(value: Any, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> Any:
+    """An output's value, shaped by position, without the dimensions of axes that it lacks: reductions left them."""
+    missing = _missing(own, order, rows)
+    return value.squeeze(missing) if value.ndim and missing else value
+
+
+def _missing(own: tuple[str, ...], order: tuple[str, ...], rows: int) -> tuple[int, ...]:
+    """The dimensions of the axes in `order` that are not in `own`, `...` being `rows` of them."""
     missing: list[int] = []
     place = 0
     for axis in order:
@@ -195,7 +203,7 @@ def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows
         if axis not in own:
             missing += range(place, place + width)
         place += width
-    return jnp.expand_dims(value, missing) if missing else value
+    return tuple(missing)
 
 
 def join_parts(array: Array, parts: Mapping[int | None, jax.Array], axes: Axes) -> jax.Array:

@@ -32,6 +32,7 @@ MAX_AXES = 7
 
 
 ModeOf = Callable[[tuple[int | str, ...]], str]  # an array's tokens to how it is reached
+Extent = Callable[[tuple[str, ...]], int]  # some axes to the product of their extents
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,15 @@ class Plan(Protocol):
     @property
     def order(self) -> tuple[str, ...]:
         """Every axis, in the order of the jnp form's operands."""
+
     @property
     def extremes(self) -> tuple[Node, ...]:
         """The reductions that need an element: max and min."""
+
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
         """Arrays accessed in vectors, and how many of their elements one access takes at a position."""
+
     def view(self, name: str) -> View: ...
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
         """Extents of the innermost axis at which the kernel goes about it in another way, for tests."""
@@ -106,7 +110,9 @@ class Elementwise:
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     kind: str = "elementwise"
-    extremes: tuple[Node, ...] = ()
+    rows: tuple[()] = ()  # no reductions
+    columns: tuple[()] = ()
+    extremes: tuple[()] = ()
 
     @property
     def coordinates(self) -> tuple[int, ...]:
@@ -131,6 +137,24 @@ class Elementwise:
 
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        """The innermost extent of the positions, and how many times they have it."""
+        total = extent(self.order)
+        columns = total if self.collapsed or not self.groups else extent(self.groups[-1].axes)
+        return total // max(columns, 1), columns
+
+    def launch(
+        self,
+        dtypes: Mapping[str, str],
+        columns: int | None,
+        rows: int | None,
+        schedule: Mapping[str, int],
+        arch: str | None = None,
+    ) -> Launch:
+        """The launch for arrays of these dtypes (by name) and extents; None where one is unknown when compiling."""
+        total = None if columns is None or rows is None else columns * rows
+        return launch(self, dtypes, columns, total, schedule)
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
         """Extents of the innermost axis at which the kernel goes about it in another way: a vector, a block."""
@@ -170,6 +194,10 @@ class Launch:
     vec: int
     ragged: bool
     threads: int
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """One more than full ones: for the rest, or where the arrays are empty."""
+        return rows * columns // (self.vec * self.threads) + 1
 
 
 def overrides(spec: Spec, arch: str | None) -> dict[str, int]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from codegen.errors import Diagnostic, SpecError
 from codegen.ir import DTYPES, ROWS, Node, Statement, topological
 from codegen.ops import REDUCTIONS
-from codegen.plan import MAX_AXES, Access, Group, Names, Planner, View, tokens_of
+from codegen.plan import MAX_AXES, Access, Extent, Group, Names, Planner, View, tokens_of
 from codegen.spec import Array, Spec
 
 MAX_THREADS = 1024
@@ -77,6 +77,10 @@ class RowLaunch:
     @property
     def rows_a_block(self) -> int:
         return self.threads // self.per_row
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Those of a row kernel."""
+        return -(-rows // self.rows_a_block) * self.cluster
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,17 @@ class Reduction:
         while vec * 2 * width <= schedule.get("vector_bytes", 16):
             vec *= 2
         return vec
+
+    @property
+    def passes(self) -> int:
+        """How many times a row is read where it is not kept: once a stage, once more for what is written along it."""
+        written = any(a.mode != "row" for a in self.stores) or self.columns
+        return len(self.stages) + bool(written)
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        """How many rows there are, and columns."""
+        rows, columns = ([axis for g in groups for axis in g.axes] for groups in (self.row_groups, self.column_groups))
+        return extent(tuple(rows)), extent(tuple(columns))
 
     def launch(
         self,

@@ -76,7 +76,9 @@ def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = No
             left //= max(1, n)
         rows: tuple[int, ...] = ()
         if ROWS in spec.axes:
-            sizes = [n for n in (1, 2, 3, 5, 17, 64, 255, *([] if names and not columns else inner)) if n <= max(1, left)]
+            sizes = [
+                n for n in (1, 2, 3, 5, 17, 64, 255, *([] if names and not columns else inner)) if n <= max(1, left)
+            ]
             rank = pick(st.integers(0, 3))
             for _ in range(rank):
                 n = pick(st.sampled_from([m for m in sizes if m <= max(1, left)]))

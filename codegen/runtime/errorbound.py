@@ -176,7 +176,7 @@ class Analysis:
         axes = tuple(d for axis in node.attr for d in self.dimensions[axis])
         x = arg.value
         error, overflow = np.broadcast_to(arg.error, x.shape), np.broadcast_to(arg.overflow, x.shape)
-        overflow = overflow.any(axes, keepdims=True)
+        overflow = np.any(overflow, axes, keepdims=True)
         if node.op in ("sum", "mean"):
             return self.total(node, x, error, overflow, axes)
         if node.op == "prod":
@@ -184,14 +184,16 @@ class Analysis:
         if node.op in ("max", "min"):
             function = np.max if node.op == "max" else np.min
             value = function(x, axes, keepdims=True)
-            low, high = (function(np.where(np.isinf(error), s * np.inf, x + s * error), axes, keepdims=True) for s in (-1, 1))
+            low, high = (
+                function(np.where(np.isinf(error), s * np.inf, x + s * error), axes, keepdims=True) for s in (-1, 1)
+            )
             reach = np.maximum(_distance(low, value), _distance(high, value))
             lost = _lost(Bound(x, error, overflow)).any(axes, keepdims=True)
             return Bound(value, np.where(lost, np.inf, reach), overflow)
         decides = x if node.op == "any" else ~x
         decided = (decides & (error == 0)).any(axes, keepdims=True)
         uncertain = ~decided & (error > 0).any(axes, keepdims=True)
-        value = x.any(axes, keepdims=True) if node.op == "any" else x.all(axes, keepdims=True)
+        value = (np.any if node.op == "any" else np.all)(x, axes, keepdims=True)
         return Bound(value, uncertain.astype(np.float64), overflow)
 
     def total(self, node: Node, x: np.ndarray, error: np.ndarray, overflow: np.ndarray, axes: tuple[int, ...]) -> Bound:

@@ -262,7 +262,11 @@ class Op(Generic[P, R]):
         values.update(key.static)
         for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
             values[param.name] = value
-        extra = {"compute": jnp.dtype(compute), "row_axes": tuple(range(len(axes.rows))), **{t: jnp.dtype(d) for t, d in key.types.variables}}
+        extra = {
+            "compute": jnp.dtype(compute),
+            "row_axes": tuple(range(len(axes.rows))),
+            **{t: jnp.dtype(d) for t, d in key.types.variables},
+        }
         results = self._xla(**{name: values[name] if name in values else extra[name] for name in self._xla_extra})
         results = results if isinstance(results, tuple) else (results,)
         parts: dict[Array, dict[int | None, Any]] = {}

@@ -155,9 +155,7 @@ def error_bounds(
         whole = []
         for pick in ("value", "error", "overflow"):
             parts = {
-                part: np.broadcast_to(
-                    views.lose(getattr(bound, pick), own, plan.order, len(case.axes.rows)), shape
-                )
+                part: np.broadcast_to(views.lose(getattr(bound, pick), own, plan.order, len(case.axes.rows)), shape)
                 for (name, part), bound in bounds.items()
                 if name == array.name
             }

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.ir import Node, Statement, topological
+from codegen.ir import ROWS, Node, Statement, topological
 from codegen.ops import OPS, REDUCTIONS
 
 WIDTH = 96  # of an expression
@@ -39,6 +39,7 @@ class Dialect:
     exact: bool = False
     fast: bool = False
     like: str = ""  # a vector of the compute type, for constants that need one
+    order: tuple[str, ...] = ()  # jnp: the axes of every operand that is no scalar
 
 
 def leaf_key(node: Node) -> tuple:
@@ -135,8 +136,8 @@ class _Emitter:
             return self.convert(node.args[0], dialect.floating), ATOM
         if node.op == "cast":
             return self.cast(node), ATOM
-        if node.op in REDUCTIONS:  # TEMPORARY
-            return f"jnp.{node.op}({self.text[id(node.args[0])]}, axis=-1, keepdims=True)", ATOM
+        if node.op in REDUCTIONS:
+            return self.reduction(node), ATOM
         op = OPS[node.op]
         binding = BINDING.get(node.op, ATOM)
         if dialect.name == "jnp":
@@ -150,6 +151,15 @@ class _Emitter:
             if not op.infix and all(a.is_const for a in node.args):
                 args[0] = self.constant_vector(node.args[0])
         return text.format(*args, approx=dialect.approx, exact=dialect.exact), binding
+
+    def reduction(self, node: Node) -> str:
+        """A reduction in jnp; kernels have theirs as leaves. The axes lost stay, of length 1. Sums and products of
+        integers keep their type, which jnp widens."""
+        assert self.dialect.name == "jnp" and isinstance(node.attr, tuple)
+        axes = axis_numbers(node.attr, self.dialect.order)
+        widened = node.kind == "int" and node.op in ("sum", "prod")
+        dtype = f", dtype={self.dialect.integer}" if widened else ""
+        return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
 
     def argument(self, node: Node, binding: int, place: int) -> str:
         """An argument's text, in parentheses where the operator around it binds tighter."""
@@ -181,6 +191,16 @@ class _Emitter:
             return f"runtime.cast({text}, {dtype})" + ("" if node.kind == "bool" else f".astype({target})")
         rounded = f"device.cast({text}, {dtype})"
         return rounded if node.kind == "bool" else f"{rounded}.to({target})"
+
+
+def axis_numbers(axes: tuple[str, ...], order: tuple[str, ...]) -> str:
+    """Axes as jnp takes them: named ones from the end, since `...` is any number of leading ones, `row_axes`."""
+    if axes == order:
+        return "None"
+    numbers = [str(order.index(axis) - len(order)) for axis in axes if axis != ROWS]
+    if ROWS not in axes:
+        return numbers[0] if len(numbers) == 1 else f"({', '.join(numbers)})"
+    return f"(*row_axes, {', '.join(numbers)})" if numbers else "row_axes"
 
 
 def constant(node: Node) -> str:

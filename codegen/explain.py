@@ -10,6 +10,7 @@ Bytes moved, for one shape and one choice of dtypes:
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.arch import lacks
-from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, dims_text, topological
+from codegen.ir import DTYPES, Leaf, Node, Statement, dims_text, topological
+from codegen.ops import REDUCTIONS
 from codegen.pipeline import Op
-from codegen.plan import Access, Elementwise, Extents, Launch, overrides
+from codegen.plan import Extents, Launch, overrides
+from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.sizes import Shape, array_bytes, elements, extents
 from codegen.spec import Array, Spec
+from codegen.words import axes_text, statistics_words, words
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,11 @@ def graph(op: Op) -> Graph:
                 names[id(node)] = names[id(node.args[0])] if node.op == "float" else _leaf(node)
             elif not any(o.node is node for o in operations):
                 name = names.setdefault(id(node), f"%{sum(o.name.startswith('%') for o in operations)}")
-                args = tuple(names[id(a)] for a in node.args) + (
-                    (str(node.attr),) if node.op in ("cast", "take") else ()
-                )
+                args = tuple(names[id(a)] for a in node.args)
+                if node.op in REDUCTIONS:
+                    args += (f"axis={axes_text(node)}",)
+                elif node.op in ("cast", "take"):
+                    args += (str(node.attr),)
                 operations.append(Operation(name, node.op, args, node.kind + dims_text(node.dims), node))
         if statement.name in outputs:
             results.append((_target(statement), names[id(statement.value)]))
@@ -197,28 +203,39 @@ def _source(node: Node) -> Node:
 # The kernel
 
 
-def launch_of(op: Op, binding: Binding, shape: Shape) -> Launch:
-    """The launch of a call with these dtypes and extents."""
-    inner = total = 1
-    if op.plan.groups:
-        axes = op.plan.stores[0].array.axes if op.plan.stores[0].array else ()
-        total = elements(axes, shape)
-        inner = total if op.plan.collapsed else elements(op.plan.groups[-1].axes, shape)
+def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
+    """The launch of a call with these dtypes and extents, on an architecture without clusters if none is given."""
+    rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-    return op.plan.launch(dtypes, Extents(inner, total), overrides(op.spec, None))
+    inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
+    extents = Extents(inner, rows * columns, columns, rows)
+    return op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
 
 
-def blocks_of(op: Op, how: Launch, shape: Shape) -> int:
-    axes = op.plan.stores[0].array.axes if op.plan.stores[0].array else ()
-    return elements(axes, shape) // (how.vec * how.threads) + 1
+def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int:
+    """The blocks of that launch."""
+    return how.blocks(*op.plan.rows_and_columns(functools.partial(elements, shape=shape)))
+
+
+def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
+    """A launch, as a script reads it."""
+    plan, how = op.plan, launch_of(op, binding, shape, arch)
+    vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
+    facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
+    if isinstance(how, RowLaunch) and isinstance(plan, Reduction):
+        facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
+        facts |= {"rows_read": 1 if how.kept else plan.passes}
+    # blocks of a kernel that folds columns walk down as many rows as there are
+    return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
 
 
 def accesses(op: Op) -> list[dict[str, Any]]:
     """How the kernel reaches each array, in words."""
     rows: list[dict[str, Any]] = []
+    words_of = words(op.plan)
     for stored, found in ((False, op.plan.loads), (True, op.plan.stores)):
         for access in found:
-            name, words, ragged = _access_words(op.plan, access)
+            name, how, ragged = words_of.access(access)
             array = access.array
             rows.append(
                 {
@@ -227,76 +244,18 @@ def accesses(op: Op) -> list[dict[str, Any]]:
                     "type": str(array) if array else None,
                     "stored": stored,
                     "mode": access.mode,
-                    "how": words,
+                    "how": how,
                     "ragged": ragged,
                 }
             )
     return rows
 
 
-def _access_words(plan: Elementwise, access: Access) -> tuple[str, str, str]:
-    """The value's name; how it is reached; how in a ragged call."""
-    if access.array is None:
-        assert access.group is not None
-        axis = plan.groups[access.group].axes[0]
-        words = "the position itself, no memory" if access.mode == "index" else "the extent itself, no memory"
-        return f"{access.mode}({axis})", words, "the same"
-    name = access.array.name if access.part is None else f"{access.array.name}[{access.part}]"
-    if access.index_of:
-        index, axis = access.index_of
-        name = f"take({name}, {index}, axis={axis})"
-        inner = {"tile": "whole vectors", "scalar": "one value for the whole vector"}.get(access.mode, "one by one")
-        return name, f"{inner}, where {index} points along {axis}", "element by element"
-    parts = access.array.parts
-    if access.mode == "flat":
-        one = f", {parts} neighbouring parts together" if parts else ""
-        return name, f"whole vectors, in the order of memory{one}", "whole vectors, but for the last of the array"
-    if access.mode == "tile":
-        last = plan.groups[-1].axes[-1]
-        where = f"part {access.part}" if access.part is not None else f"its own place along {last}"
-        return name, f"whole vectors, from {where}", "element by element"
-    if access.mode == "scalar":
-        return name, "one value for the whole vector", "one value an element"
-    return name, "element by element: its neighbours are not neighbours in memory", "the same"
-
-
-def kind_words(plan: Elementwise) -> str:
-    return f"{plan.kind}: no reduction and no contraction, so an output element needs one element of each input or part"
-
-
-def groups_words(plan: Elementwise) -> str:
-    if plan.collapsed:
-        return "every array has the same axes in the same order, or none: the kernel sees one long vector"
-    if not plan.groups:
-        return "every array is a scalar: one element"
-    groups = [" x ".join(_axis(a) for a in g.axes) for g in plan.groups]
-    if not plan.coordinates:
-        return f"{' and '.join(groups)}; no access needs a coordinate"
-    used = _list([groups[i] for i in plan.coordinates])
-    return f"{_list(groups)} (axes that all arrays have together are one); a thread needs its place in {used}"
-
-
-def _axis(name: str) -> str:
-    return "rows (...)" if name == ROWS else name
-
-
 def ragged_words(op: Op) -> str:
     """What becomes of extents that vectors do not divide."""
-    plan = op.plan
     if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
         return "one element a thread: every extent is as good as any other"
-    slow = list(dict.fromkeys(r["value"] for r in accesses(op) if r["ragged"] == "element by element"))
-    if plan.collapsed or not plan.coordinates:
-        return "where a thread's elements do not divide the element count, the last ones are taken one by one"
-    inner = " x ".join(_axis(a) for a in plan.groups[-1].axes)
-    fast = list(dict.fromkeys(r["value"] for r in accesses(op) if r["mode"] == "flat"))
-    words = f"where a thread's elements do not divide {inner}, so that a vector may run over the end of a row, "
-    kept = f"{_list(fast)} keep{'s' * (len(fast) == 1)} wide accesses" if fast else "no array keeps wide accesses"
-    return words + kept + (f"; {_list(slow)} go{'es' * (len(slow) == 1)} element by element" if slow else "")
-
-
-def _list(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return words(op.plan).ragged()
 
 
 def saved(op: Op) -> dict[str, Any]:
@@ -323,20 +282,17 @@ def _roofline(op: Op, binding: Binding, moved: int, gpu: Gpu) -> float | None:
 def explain(op: Op, shape: Shape) -> dict[str, Any]:
     """Everything, as a script reads it; `as_text` prints the same."""
     spec, found = op.spec, graph(op)
+    calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for o in found.operations}
     costs = []
     for binding in bindings(spec):
-        how, fused = launch_of(op, binding, shape), fused_bytes(binding, shape)
+        fused = fused_bytes(binding, shape)
+        facts, clustered = (launch_facts(op, binding, shape, arch) for arch in (None, "sm_90a"))
         keeps = saved(op)["names"]
         costs.append(
             {
                 "types": dict(binding.types),
-                "launch": {
-                    "vector": how.vec,
-                    "vector_bytes": {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in op.plan.full},
-                    "threads": how.threads,
-                    "blocks": blocks_of(op, how, shape),
-                    "ragged": how.ragged,
-                },
+                "launch": facts,
+                "launch_in_clusters": None if clustered == facts else clustered,
                 "bytes": {
                     "fused": fused,
                     "unfused": unfused_bytes(op, binding, shape),
@@ -349,7 +305,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "op": spec.op,
         "summary": spec.summary,
         "kind": op.plan.kind,
-        "why": kind_words(op.plan),
+        "why": words(op.plan).kind(),
         "shape": dict(shape),
         "inputs": {a.name: {"type": str(a), "shape": list(extents(a, shape))} for a in spec.inputs},
         "params": {p.name: {"type": p.kind, "static": p.static, "default": p.default} for p in spec.params},
@@ -357,10 +313,15 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "graph": [{"name": o.name, "op": o.op, "args": list(o.args), "type": o.type} for o in found.operations],
         "results": dict(found.outputs),
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
-        "groups_why": groups_words(op.plan),
+        "groups_why": words(op.plan).groups(),
+        "statistics": [
+            {"name": s.name, "value": calls[id(s.node)], "stage": s.stage, "over": over}
+            for over, found_there in (("row", op.plan.rows), ("column", op.plan.columns))
+            for s in found_there
+        ],
         "accesses": accesses(op),
         "ragged": ragged_words(op),
-        "kernels": {"fused": 1, "unfused": unfused_kernels(op)},
+        "kernels": {"fused": 2 if op.plan.columns else 1, "unfused": unfused_kernels(op)},
         "saved": saved(op),
         "gpus": [{"arch": g.arch, "name": g.name, "bandwidth": g.bandwidth} for g in GPUS],
         "costs": costs,
@@ -381,14 +342,16 @@ def _facts(report: dict[str, Any]) -> Table:
     saved, kernels = report["saved"], report["kernels"]
     rows = {
         "kind": report["why"],
+        "statistics": statistics_words(report["statistics"]),
         "axes": report["groups_why"],
         "shape": ", ".join(f"{axis} = {extent}" for axis, extent in report["shape"].items()),
         "kernels": f"{kernels['fused']}; one for each operation would be {kernels['unfused']}",
         "saved": f"{', '.join(saved['names']) or 'nothing'} ({saved['why']})",
         "ragged": report["ragged"],
     }
-    for name, words in rows.items():
-        table.add_row(f"[bold]{name}[/bold]", escape(words))
+    for name, text in rows.items():
+        if text:
+            table.add_row(f"[bold]{name}[/bold]", escape(text))
     return table
 
 
@@ -413,21 +376,28 @@ def _arrays(report: dict[str, Any]) -> Table:
 
 
 def _costs(report: dict[str, Any]) -> Table:
-    table = _table(
-        "types", "elements a thread", "threads", "blocks", "ragged", "bytes fused", "unfused", "ratio", right=1
-    )
+    columns = _LAUNCH_OF_ROWS if "threads_a_row" in report["costs"][0]["launch"] else _LAUNCH
+    table = _table("types", *columns.values(), "bytes fused", "unfused", "ratio", right=1)
+
+    def facts(launch: dict[str, Any]) -> list[str]:
+        words = {"None": "-", "True": "yes", "False": "no"}
+        return [words.get(str(launch[c]), str(launch[c])) for c in columns]
+
     for cost in report["costs"]:
-        how, moved = cost["launch"], cost["bytes"]
+        moved = cost["bytes"]
         ratio = f"{moved['unfused'] / moved['fused']:.2f}x" if moved["fused"] else "-"
-        numbers = (how["vector"], how["threads"], how["blocks"], "yes" if how["ragged"] else "no")
-        table.add_row(
-            _types_text(cost["types"]),
-            *map(str, numbers),
-            size_text(moved["fused"]),
-            size_text(moved["unfused"]),
-            ratio,
-        )
+        sizes = (size_text(moved["fused"]), size_text(moved["unfused"]), ratio)
+        table.add_row(_types_text(cost["types"]), *facts(cost["launch"]), *sizes)
+        if cost["launch_in_clusters"]:
+            table.add_row("  where blocks form clusters", *facts(cost["launch_in_clusters"]))
     return table
+
+
+_LAUNCH = {"vector": "elements a thread", "threads": "threads", "blocks": "blocks", "ragged": "ragged"}
+_LAUNCH_OF_ROWS = {
+    "vector": "elements a vector", "vectors_a_thread": "vectors a thread", "threads_a_row": "threads a row",
+    "cluster": "blocks a row", "rows_read": "times read", "threads": "threads", "blocks": "blocks", "ragged": "ragged",
+}  # fmt: skip
 
 
 def _rooflines(report: dict[str, Any]) -> Table:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, topological
@@ -31,6 +32,7 @@ MAX_AXES = 7
 
 
 ModeOf = Callable[[tuple[int | str, ...]], str]  # an array's tokens to how it is reached
+Extent = Callable[[tuple[str, ...]], int]  # some axes to the product of their extents
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,38 @@ class Access:
     index_of: tuple[str, str] | None = None  # take: (index input, table axis)
 
 
+class Plan(Protocol):
+    """What plans of every kind have."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def groups(self) -> tuple[Group, ...]: ...
+    @property
+    def collapsed(self) -> bool: ...
+    @property
+    def views(self) -> tuple[View, ...]: ...
+    @property
+    def loads(self) -> tuple[Access, ...]: ...
+    @property
+    def stores(self) -> tuple[Access, ...]: ...
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Every axis, in the order of the jnp form's operands."""
+
+    @property
+    def extremes(self) -> tuple[Node, ...]:
+        """The reductions that need an element: max and min."""
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        """Arrays accessed in vectors, and how many of their elements one access takes at a position."""
+
+    def view(self, name: str) -> View: ...
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way, for tests."""
+
+
 @dataclass(frozen=True)
 class Elementwise:
     """The plan of an element-wise kernel."""
@@ -86,6 +120,9 @@ class Elementwise:
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     kind: str = "elementwise"
+    rows: tuple[()] = ()  # no reductions
+    columns: tuple[()] = ()
+    extremes: tuple[()] = ()
 
     @property
     def coordinates(self) -> tuple[int, ...]:
@@ -110,6 +147,17 @@ class Elementwise:
 
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        """The innermost extent of the positions, and how many times they have it."""
+        total = extent(self.order)
+        columns = total if self.collapsed or not self.groups else extent(self.groups[-1].axes)
+        return total // max(columns, 1), columns
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, a block."""
+        how = self.launch(dtypes, Extents(None, None), schedule)
+        return how.vec, how.vec * how.threads
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
@@ -148,7 +196,7 @@ def vector_width(width: int, schedule: Mapping[str, int]) -> int:
     return vec
 
 
-def access_key(plan: Elementwise, access: Access) -> tuple:
+def access_key(plan: Plan, access: Access) -> tuple:
     """The key under which the chain's graph knows what an access reads (`emit.leaf_key`)."""
     if access.array is None:
         assert access.group is not None
@@ -172,6 +220,10 @@ class Launch:
     def constants(self) -> dict[str, int | bool]:
         """What the launcher takes of it."""
         return {"vec": self.vec, "ragged": self.ragged, "threads": self.threads}
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """One more than full ones: for the rest, or where the arrays are empty."""
+        return rows * columns // (self.vec * self.threads) + 1
 
 
 def overrides(spec: Spec, arch: str | None) -> dict[str, int]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, ROWS, Node, Statement, topological
 from codegen.ops import REDUCTIONS
-from codegen.plan import MAX_AXES, Access, Extents, Group, Names, Planner, View, tokens_of, vector_width
+from codegen.plan import MAX_AXES, Access, Extent, Extents, Group, Names, Planner, View, tokens_of, vector_width
 from codegen.spec import Array, Spec
 
 MAX_THREADS = 1024
@@ -80,6 +80,10 @@ class RowLaunch:
     def rows_a_block(self) -> int:
         return self.threads // self.per_row
 
+    def blocks(self, rows: int, columns: int) -> int:
+        """Those of a row kernel."""
+        return -(-rows // self.rows_a_block) * self.cluster
+
 
 @dataclass(frozen=True)
 class WalkLaunch:
@@ -99,6 +103,12 @@ class WalkLaunch:
     def constants(self) -> dict[str, int | bool]:
         names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once")
         return {name: getattr(self, name) for name in names}
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Those that walk down the rows; another kernel folds their parts."""
+        del rows
+        whole = self.cluster > 1 or self.vectors > 1 or self.at_once == 1 or self.per_row == self.threads
+        return self.parts * (self.cluster if whole else -(-columns // (self.per_row * self.vec)))
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,11 @@ class Reduction:
     @property
     def column_groups(self) -> tuple[Group, ...]:
         return self.groups[self.kept :]
+
+    @property
+    def extremes(self) -> tuple[Node, ...]:
+        """The reductions that need an element: max and min."""
+        return tuple(s.node for s in (*self.rows, *self.columns) if s.op in ("max", "min"))
 
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
@@ -166,6 +181,17 @@ class Reduction:
                 found[access.array] = access.array.parts or 1 if interleaved else 1
         return tuple(found.items())
 
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, what a thread keeps, a
+        warp's vectors, what a warp keeps."""
+        vec = self.width(dtypes, schedule)
+        kept = vec * max(1, KEPT // (vec * self.column_bytes(dtypes)))
+        return vec, kept, 32 * vec, 32 * kept
+
+    def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
+        """Columns of a vector."""
+        return vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
+
     def column_bytes(self, dtypes: Mapping[str, str]) -> int:
         """Bytes that one column of a row takes, of all the inputs that stay in registers."""
         loaded: dict[Array, int] = {}
@@ -173,6 +199,17 @@ class Reduction:
             if access.array is not None and access.mode == "flat" and self.of_row(access):
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
+
+    @property
+    def passes(self) -> int:
+        """How many times a row is read where it is not kept: once a stage, once more for what is written along it."""
+        written = any(a.mode != "row" for a in self.stores) or self.columns
+        return len(self.stages) + bool(written)
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        """How many rows there are, and columns."""
+        rows, columns = ([axis for g in groups for axis in g.axes] for groups in (self.row_groups, self.column_groups))
+        return extent(tuple(rows)), extent(tuple(columns))
 
     def launch(
         self,
@@ -183,7 +220,7 @@ class Reduction:
     ) -> RowLaunch | WalkLaunch:
         """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`). Raises `Mistake` where rows
         are too long for a kernel that folds both along and over them."""
-        vec = vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
+        vec = self.width(dtypes, schedule)
         inner = extents.total if self.collapsed else extents.inner
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes

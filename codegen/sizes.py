@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping
 
 from codegen.errors import Mistake, known
 from codegen.ir import DTYPES
 from codegen.spec import Array, Spec
+from codegen.statements import read_lines
 
 Shape = Mapping[str, int]  # the extent of every axis; `...` stands for the product of the leading axes
 
@@ -41,7 +43,7 @@ def default_shape(spec: Spec) -> dict[str, int]:
     """The first shape of the spec's `bench`, else powers of two: 8192 rows of 4096, or as many elements in other axes."""
     if spec.bench:
         return bench_shapes(spec)[0]
-    *outer, last = [a for a in spec.axes if a not in spec.extents and any(a in o.axes for o in spec.outputs)] or [""]
+    *outer, last = [a for a in spec.axes if a not in spec.extents and a not in _tables(spec)] or [""]
     left = DEFAULT_BITS - math.ceil(math.log2(math.prod(spec.extents.values())))
     bits = {last: left if not outer else 12 if len(outer) == 1 else 7}
     left -= bits[last]
@@ -50,6 +52,17 @@ def default_shape(spec: Spec) -> dict[str, int]:
         left -= bits[axis]
     shape = {**{axis: 2**n for axis, n in bits.items()}, **spec.extents}
     return {axis: shape.get(axis, 4096) for axis in spec.axes}  # 4096: an axis that only a table has
+
+
+def _tables(spec: Spec) -> set[str]:
+    """The axes that the chain gathers along with `take`."""
+    found = set()
+    for line in read_lines(spec.chain)[0]:
+        for call in ast.walk(line.tree) if line.tree else ():
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "take":
+                arguments = [*call.args[2:], *(k.value for k in call.keywords if k.arg == "axis")]
+                found |= {argument.id for argument in arguments if isinstance(argument, ast.Name)}
+    return found
 
 
 def format_shape(shape: Shape) -> str:

@@ -7,35 +7,71 @@ import types
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from generated.add_layernorm import add_layernorm as add_layernorm
+    from generated.add_rmsnorm import add_rmsnorm as add_rmsnorm
+    from generated.add_rmsnorm_fp8 import add_rmsnorm_fp8 as add_rmsnorm_fp8
+    from generated.add_rmsnorm_rounded import add_rmsnorm_rounded as add_rmsnorm_rounded
+    from generated.add_rmsnorm_row_fp8 import add_rmsnorm_row_fp8 as add_rmsnorm_row_fp8
     from generated.alibi_bias import alibi_bias as alibi_bias
+    from generated.all_finite import all_finite as all_finite
     from generated.axpby import axpby as axpby
     from generated.bias_gelu import bias_gelu as bias_gelu
     from generated.bias_gelu_fp8 import bias_gelu_fp8 as bias_gelu_fp8
     from generated.bias_gelu_tanh import bias_gelu_tanh as bias_gelu_tanh
+    from generated.bias_grad import bias_grad as bias_grad
     from generated.bias_relu import bias_relu as bias_relu
     from generated.bias_relu_residual import bias_relu_residual as bias_relu_residual
     from generated.bias_residual import bias_residual as bias_residual
     from generated.bias_silu import bias_silu as bias_silu
     from generated.bool_logic import bool_logic as bool_logic
     from generated.broadcast_add_4d import broadcast_add_4d as broadcast_add_4d
+    from generated.causal_softmax import causal_softmax as causal_softmax
     from generated.celu import celu as celu
     from generated.channel_affine import channel_affine as channel_affine
     from generated.clamp import clamp as clamp
+    from generated.column_amax import column_amax as column_amax
+    from generated.column_any import column_any as column_any
+    from generated.column_dot import column_dot as column_dot
+    from generated.column_max import column_max as column_max
+    from generated.column_mean import column_mean as column_mean
+    from generated.column_moments import column_moments as column_moments
     from generated.column_scale import column_scale as column_scale
+    from generated.column_sum import column_sum as column_sum
     from generated.complex_mul_pairs import complex_mul_pairs as complex_mul_pairs
+    from generated.cosine_similarity import cosine_similarity as cosine_similarity
+    from generated.cross_entropy import cross_entropy as cross_entropy
+    from generated.cross_entropy_grad import cross_entropy_grad as cross_entropy_grad
+    from generated.cross_entropy_smoothed import cross_entropy_smoothed as cross_entropy_smoothed
+    from generated.cross_entropy_z_loss import cross_entropy_z_loss as cross_entropy_z_loss
+    from generated.dbias_gelu import dbias_gelu as dbias_gelu
     from generated.dequantize_fp8 import dequantize_fp8 as dequantize_fp8
     from generated.dequantize_int8 import dequantize_int8 as dequantize_int8
+    from generated.dgeglu import dgeglu as dgeglu
     from generated.dgelu import dgelu as dgelu
+    from generated.dgelu_dbias import dgelu_dbias as dgelu_dbias
     from generated.dgelu_tanh import dgelu_tanh as dgelu_tanh
+    from generated.dlayernorm import dlayernorm as dlayernorm
+    from generated.dlog_softmax import dlog_softmax as dlog_softmax
     from generated.drelu import drelu as drelu
+    from generated.drelu_dbias import drelu_dbias as drelu_dbias
+    from generated.drmsnorm import drmsnorm as drmsnorm
+    from generated.drmsnorm_x import drmsnorm_x as drmsnorm_x
     from generated.dropout_apply import dropout_apply as dropout_apply
+    from generated.dscaled_softmax import dscaled_softmax as dscaled_softmax
+    from generated.dscaled_srelu import dscaled_srelu as dscaled_srelu
+    from generated.dscaled_swiglu import dscaled_swiglu as dscaled_swiglu
     from generated.dsilu import dsilu as dsilu
+    from generated.dsilu_dbias import dsilu_dbias as dsilu_dbias
+    from generated.dsoftmax import dsoftmax as dsoftmax
     from generated.dswiglu import dswiglu as dswiglu
     from generated.dswiglu_pairs import dswiglu_pairs as dswiglu_pairs
     from generated.elu import elu as elu
+    from generated.embedding_rmsnorm import embedding_rmsnorm as embedding_rmsnorm
     from generated.fatrelu_mul import fatrelu_mul as fatrelu_mul
     from generated.filter_equal import filter_equal as filter_equal
     from generated.float64_polynomial import float64_polynomial as float64_polynomial
+    from generated.full_amax import full_amax as full_amax
+    from generated.full_sum_squares import full_sum_squares as full_sum_squares
     from generated.geglu import geglu as geglu
     from generated.geglu_pairs import geglu_pairs as geglu_pairs
     from generated.geglu_tanh import geglu_tanh as geglu_tanh
@@ -45,34 +81,80 @@ if TYPE_CHECKING:
     from generated.gelu_mul import gelu_mul as gelu_mul
     from generated.gelu_tanh import gelu_tanh as gelu_tanh
     from generated.gelu_tanh_mul import gelu_tanh_mul as gelu_tanh_mul
+    from generated.gemma_rmsnorm import gemma_rmsnorm as gemma_rmsnorm
     from generated.glu import glu as glu
     from generated.glu_pairs import glu_pairs as glu_pairs
+    from generated.group_norm import group_norm as group_norm
     from generated.hard_sigmoid import hard_sigmoid as hard_sigmoid
     from generated.hard_swish import hard_swish as hard_swish
+    from generated.head_rmsnorm import head_rmsnorm as head_rmsnorm
+    from generated.head_rmsnorm_rotary import head_rmsnorm_rotary as head_rmsnorm_rotary
+    from generated.instance_norm import instance_norm as instance_norm
     from generated.integer_add_clip import integer_add_clip as integer_add_clip
+    from generated.integer_row_sum import integer_row_sum as integer_row_sum
+    from generated.kl_div import kl_div as kl_div
     from generated.kl_div_pointwise import kl_div_pointwise as kl_div_pointwise
+    from generated.l2_normalize import l2_normalize as l2_normalize
+    from generated.label_log_prob import label_log_prob as label_log_prob
+    from generated.layernorm import layernorm as layernorm
+    from generated.layernorm_fp8 import layernorm_fp8 as layernorm_fp8
+    from generated.layernorm_int8 import layernorm_int8 as layernorm_int8
+    from generated.layernorm_stats import layernorm_stats as layernorm_stats
     from generated.leaky_relu import leaky_relu as leaky_relu
     from generated.leaky_relu_dynamic import leaky_relu_dynamic as leaky_relu_dynamic
     from generated.lerp import lerp as lerp
     from generated.log_sigmoid import log_sigmoid as log_sigmoid
+    from generated.log_softmax import log_softmax as log_softmax
+    from generated.logsumexp import logsumexp as logsumexp
     from generated.lower_bound import lower_bound as lower_bound
+    from generated.masked_softmax import masked_softmax as masked_softmax
+    from generated.mean_squared_error import mean_squared_error as mean_squared_error
     from generated.mish import mish as mish
     from generated.mixture import mixture as mixture
+    from generated.modulated_layernorm import modulated_layernorm as modulated_layernorm
     from generated.mul_silu import mul_silu as mul_silu
+    from generated.qk_rmsnorm import qk_rmsnorm as qk_rmsnorm
     from generated.quantize_fp8 import quantize_fp8 as quantize_fp8
+    from generated.quantize_fp8_amax import quantize_fp8_amax as quantize_fp8_amax
+    from generated.quantize_group_fp8 import quantize_group_fp8 as quantize_group_fp8
+    from generated.quantize_group_int8 import quantize_group_int8 as quantize_group_int8
     from generated.quantize_int8 import quantize_int8 as quantize_int8
+    from generated.quantize_row_fp8 import quantize_row_fp8 as quantize_row_fp8
+    from generated.quantize_row_int8 import quantize_row_int8 as quantize_row_int8
     from generated.quick_gelu import quick_gelu as quick_gelu
     from generated.reglu import reglu as reglu
     from generated.reglu_pairs import reglu_pairs as reglu_pairs
     from generated.relu import relu as relu
     from generated.relu6 import relu6 as relu6
     from generated.relu_mask import relu_mask as relu_mask
+    from generated.rmsnorm import rmsnorm as rmsnorm
+    from generated.rmsnorm_bias import rmsnorm_bias as rmsnorm_bias
+    from generated.rmsnorm_fp8 import rmsnorm_fp8 as rmsnorm_fp8
+    from generated.rmsnorm_gated import rmsnorm_gated as rmsnorm_gated
+    from generated.rmsnorm_llama import rmsnorm_llama as rmsnorm_llama
+    from generated.rmsnorm_row_fp8 import rmsnorm_row_fp8 as rmsnorm_row_fp8
+    from generated.rmsnorm_row_int8 import rmsnorm_row_int8 as rmsnorm_row_int8
+    from generated.rmsnorm_rstd import rmsnorm_rstd as rmsnorm_rstd
+    from generated.rmsnorm_silu import rmsnorm_silu as rmsnorm_silu
     from generated.rotary import rotary as rotary
     from generated.rotary_pairs import rotary_pairs as rotary_pairs
+    from generated.row_all import row_all as row_all
+    from generated.row_amax import row_amax as row_amax
+    from generated.row_any import row_any as row_any
     from generated.row_column_scale import row_column_scale as row_column_scale
+    from generated.row_dot import row_dot as row_dot
+    from generated.row_max import row_max as row_max
+    from generated.row_mean import row_mean as row_mean
+    from generated.row_min import row_min as row_min
+    from generated.row_moments import row_moments as row_moments
+    from generated.row_norm import row_norm as row_norm
+    from generated.row_prod import row_prod as row_prod
+    from generated.row_rms import row_rms as row_rms
     from generated.row_scale import row_scale as row_scale
+    from generated.row_sum import row_sum as row_sum
     from generated.saxpy import saxpy as saxpy
     from generated.scale_shift import scale_shift as scale_shift
+    from generated.scaled_softmax import scaled_softmax as scaled_softmax
     from generated.scaled_srelu import scaled_srelu as scaled_srelu
     from generated.scaled_swiglu import scaled_swiglu as scaled_swiglu
     from generated.selu import selu as selu
@@ -80,7 +162,12 @@ if TYPE_CHECKING:
     from generated.silu import silu as silu
     from generated.silu_mul import silu_mul as silu_mul
     from generated.silu_mul_fp8 import silu_mul_fp8 as silu_mul_fp8
+    from generated.silu_mul_group_fp8 import silu_mul_group_fp8 as silu_mul_group_fp8
+    from generated.silu_mul_row_fp8 import silu_mul_row_fp8 as silu_mul_row_fp8
     from generated.softcap import softcap as softcap
+    from generated.softcap_softmax import softcap_softmax as softcap_softmax
+    from generated.softmax import softmax as softmax
+    from generated.softmax_entropy import softmax_entropy as softmax_entropy
     from generated.softplus import softplus as softplus
     from generated.softsign import softsign as softsign
     from generated.squared_relu import squared_relu as squared_relu
@@ -91,41 +178,82 @@ if TYPE_CHECKING:
     from generated.swiglu_pairs import swiglu_pairs as swiglu_pairs
     from generated.tanh import tanh as tanh
     from generated.threshold_relu import threshold_relu as threshold_relu
+    from generated.top1_gate import top1_gate as top1_gate
+    from generated.total_variation import total_variation as total_variation
     from generated.total_variation_grad import total_variation_grad as total_variation_grad
     from generated.triple_split import triple_split as triple_split
     from generated.vector_add import vector_add as vector_add
+    from generated.weighted_column_sum import weighted_column_sum as weighted_column_sum
+    from generated.weighted_row_sum import weighted_row_sum as weighted_row_sum
     from generated.where_select import where_select as where_select
+    from generated.z_loss import z_loss as z_loss
 
 __all__ = [
+    "add_layernorm",
+    "add_rmsnorm",
+    "add_rmsnorm_fp8",
+    "add_rmsnorm_rounded",
+    "add_rmsnorm_row_fp8",
     "alibi_bias",
+    "all_finite",
     "axpby",
     "bias_gelu",
     "bias_gelu_fp8",
     "bias_gelu_tanh",
+    "bias_grad",
     "bias_relu",
     "bias_relu_residual",
     "bias_residual",
     "bias_silu",
     "bool_logic",
     "broadcast_add_4d",
+    "causal_softmax",
     "celu",
     "channel_affine",
     "clamp",
+    "column_amax",
+    "column_any",
+    "column_dot",
+    "column_max",
+    "column_mean",
+    "column_moments",
     "column_scale",
+    "column_sum",
     "complex_mul_pairs",
+    "cosine_similarity",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "cross_entropy_smoothed",
+    "cross_entropy_z_loss",
+    "dbias_gelu",
     "dequantize_fp8",
     "dequantize_int8",
+    "dgeglu",
     "dgelu",
+    "dgelu_dbias",
     "dgelu_tanh",
+    "dlayernorm",
+    "dlog_softmax",
     "drelu",
+    "drelu_dbias",
+    "drmsnorm",
+    "drmsnorm_x",
     "dropout_apply",
+    "dscaled_softmax",
+    "dscaled_srelu",
+    "dscaled_swiglu",
     "dsilu",
+    "dsilu_dbias",
+    "dsoftmax",
     "dswiglu",
     "dswiglu_pairs",
     "elu",
+    "embedding_rmsnorm",
     "fatrelu_mul",
     "filter_equal",
     "float64_polynomial",
+    "full_amax",
+    "full_sum_squares",
     "geglu",
     "geglu_pairs",
     "geglu_tanh",
@@ -135,34 +263,80 @@ __all__ = [
     "gelu_mul",
     "gelu_tanh",
     "gelu_tanh_mul",
+    "gemma_rmsnorm",
     "glu",
     "glu_pairs",
+    "group_norm",
     "hard_sigmoid",
     "hard_swish",
+    "head_rmsnorm",
+    "head_rmsnorm_rotary",
+    "instance_norm",
     "integer_add_clip",
+    "integer_row_sum",
+    "kl_div",
     "kl_div_pointwise",
+    "l2_normalize",
+    "label_log_prob",
+    "layernorm",
+    "layernorm_fp8",
+    "layernorm_int8",
+    "layernorm_stats",
     "leaky_relu",
     "leaky_relu_dynamic",
     "lerp",
     "log_sigmoid",
+    "log_softmax",
+    "logsumexp",
     "lower_bound",
+    "masked_softmax",
+    "mean_squared_error",
     "mish",
     "mixture",
+    "modulated_layernorm",
     "mul_silu",
+    "qk_rmsnorm",
     "quantize_fp8",
+    "quantize_fp8_amax",
+    "quantize_group_fp8",
+    "quantize_group_int8",
     "quantize_int8",
+    "quantize_row_fp8",
+    "quantize_row_int8",
     "quick_gelu",
     "reglu",
     "reglu_pairs",
     "relu",
     "relu6",
     "relu_mask",
+    "rmsnorm",
+    "rmsnorm_bias",
+    "rmsnorm_fp8",
+    "rmsnorm_gated",
+    "rmsnorm_llama",
+    "rmsnorm_row_fp8",
+    "rmsnorm_row_int8",
+    "rmsnorm_rstd",
+    "rmsnorm_silu",
     "rotary",
     "rotary_pairs",
+    "row_all",
+    "row_amax",
+    "row_any",
     "row_column_scale",
+    "row_dot",
+    "row_max",
+    "row_mean",
+    "row_min",
+    "row_moments",
+    "row_norm",
+    "row_prod",
+    "row_rms",
     "row_scale",
+    "row_sum",
     "saxpy",
     "scale_shift",
+    "scaled_softmax",
     "scaled_srelu",
     "scaled_swiglu",
     "selu",
@@ -170,7 +344,12 @@ __all__ = [
     "silu",
     "silu_mul",
     "silu_mul_fp8",
+    "silu_mul_group_fp8",
+    "silu_mul_row_fp8",
     "softcap",
+    "softcap_softmax",
+    "softmax",
+    "softmax_entropy",
     "softplus",
     "softsign",
     "squared_relu",
@@ -181,10 +360,15 @@ __all__ = [
     "swiglu_pairs",
     "tanh",
     "threshold_relu",
+    "top1_gate",
+    "total_variation",
     "total_variation_grad",
     "triple_split",
     "vector_add",
+    "weighted_column_sum",
+    "weighted_row_sum",
     "where_select",
+    "z_loss",
 ]
 
 

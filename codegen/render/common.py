@@ -127,9 +127,9 @@ class Context:
         types |= {t: f"jnp.{d[0]}" if len(d) == 1 else t for t, d in self.spec.types}
         floating = "compute" if self.wide else "jnp.float32"
         integer = "jnp.int64" if self.integer == "Int64" else "jnp.int32"
-        dialect = emit.Dialect("jnp", self.leaves(), floating, integer, types, like=self.like())
+        dialect = emit.Dialect("jnp", self.leaves(), floating, integer, types, like=self.like(), order=self.plan.order)
         lines = emit.emit(self.statements, self.target_names(), dialect)
-        extra = [n for n in ("compute", *dict(self.spec.types)) if self.mentions(lines, n)]
+        extra = [n for n in ("compute", "row_axes", *dict(self.spec.types)) if self.mentions(lines, n)]
         return {
             "params": [*self.vector_names(), *extra],
             "extra": extra,
@@ -156,10 +156,6 @@ class Context:
         hint = "cute.Tensor" if array.default is None else "cute.Tensor | None"
         shape = f"({', '.join(modes)})" if modes else "(1)"
         return {"name": self.tensors[array.name], "hint": hint, "comment": f"{shape} {array.dtype}"}
-
-    def size_text(self) -> str:
-        factors = [self.extent_source(i) for i in range(len(self.groups))]
-        return " * ".join([f"cutlass.Int64({factors[0]})", *factors[1:]]) if factors else "cutlass.Int64(1)"
 
     def compute(self) -> str:
         return "compute" if self.wide else "cutlass.Float32"

@@ -77,6 +77,10 @@ class ElementwiseContext(Context):
                 return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
         raise AssertionError(f"no array has group {group}")
 
+    def size_text(self) -> str:
+        factors = [self.extent_source(i) for i in range(len(self.groups))]
+        return " * ".join([f"cutlass.Int64({factors[0]})", *factors[1:]]) if factors else "cutlass.Int64(1)"
+
     def extents(self) -> list[str]:
         """Names for the extents that coordinates need, and the element count."""
         lines = []

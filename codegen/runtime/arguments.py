@@ -16,6 +16,7 @@ import numpy as np
 
 from codegen.errors import known
 from codegen.ir import DTYPES, ROWS
+from codegen.plan import Plan
 from codegen.spec import Array, Param, Spec
 
 
@@ -139,6 +140,18 @@ def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
                     message = f"{name} is {extent} here but {first[0]} by {first[1]}"
                     raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
     return Axes(rows[0] if rows else (), {name: extent for name, (extent, _) in extents.items()})
+
+
+def refuse_empty(spec: Spec, plan: Plan, axes: Axes) -> None:
+    """Raises ValueError where a max or min would be over an axis of extent 0."""
+    for reduction in plan.extremes:
+        lost = reduction.attr
+        assert isinstance(lost, tuple)
+        for axis in lost:
+            extents = axes.shape((axis,))
+            if any(isinstance(n, int) and n == 0 for n in extents):
+                got = f"the leading axes are {extents}" if axis == ROWS else f"{axis} is 0"
+                raise ValueError(f"{spec.op}: {reduction.op} over {', '.join(lost)} has no value where {got}")
 
 
 def _dim_extents(spec: Spec, array: Array, dim, n, shape) -> list[tuple[str, Any]]:

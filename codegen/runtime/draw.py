@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from codegen.ir import DTYPES, ROWS
-from codegen.plan import Extents, overrides
+from codegen.plan import Plan, overrides
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import stored
 from codegen.runtime.views import user_shape
@@ -62,30 +62,34 @@ def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = No
     def draw(pick) -> Case:
         choice = pick(st.sampled_from(bound))
         dtypes = {a.name: choice.dtype(a) for a in spec.arrays}
-        how = op.plan.launch(dtypes, Extents(None, None), overrides(spec, None))
-        block = how.vec * how.threads
-        edges = [n for v in (how.vec, block) for n in (v - 1, v, v + 1)]
-        inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if n <= BUDGET // 2]
+        edges = [n for v in op.plan.edges(dtypes, overrides(spec, None)) for n in (v - 1, v, v + 1)]
+        inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
         names = [axis for axis in spec.axes if axis != ROWS]
+        last = ([axis for axis in names if axis not in spec.extents] or [""])[-1]
+        columns = op.plan.kind in ("column", "row+column")
         extents: dict[str, int] = {}
         left = BUDGET
         for axis in reversed(names):
-            pool = inner if axis == names[-1] else [1, 2, 3, 5, 7]
+            pool = inner if axis == last or (columns and axis == names[0]) else [1, 2, 3, 5, 7]
             n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
             extents[axis] = n
             left //= max(1, n)
         rows: tuple[int, ...] = ()
         if ROWS in spec.axes:
-            sizes = [n for n in (1, 2, 3, 5, 17, 64, 255, *([] if names else inner)) if n <= max(1, left)]
+            sizes = [
+                n for n in (1, 2, 3, 5, 17, 64, 255, *([] if names and not columns else inner)) if n <= max(1, left)
+            ]
             rank = pick(st.integers(0, 3))
             for _ in range(rank):
                 n = pick(st.sampled_from([m for m in sizes if m <= max(1, left)]))
                 rows, left = (n, *rows), left // n
         if pick(st.integers(0, 9)) == 0:  # an empty array
-            # a table that is gathered from has rows: an empty one has no value to give
-            tables = {a.index_of[1] for a in op.plan.loads if a.index_of}
-            free = [axis for axis in names if axis not in spec.extents and axis not in tables]
-            where = pick(st.sampled_from([*free, *([ROWS] if rows else [])] or [""]))
+            # not one that a value is picked from: a table, and what a max is over
+            needed = {a.index_of[1] for a in op.plan.loads if a.index_of}
+            needed |= {d[6:-1] for d in dict(spec.domain).values() if isinstance(d, str) and d.startswith("index(")}
+            needed |= {axis for node in op.plan.extremes for axis in node.attr}
+            free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]
+            where = pick(st.sampled_from(free or [""]))
             if where == ROWS:
                 rows = (*rows[:-1], 0)
             elif where:
@@ -119,20 +123,32 @@ def _param(param: Param, domain: object) -> st.SearchStrategy[Any]:
 def arrays(op, case: Case) -> dict[str, np.ndarray]:
     """The inputs of a call, by name."""
     generator = np.random.default_rng(case.seed)
-    domains = dict(op.spec.domain)
+    domains, along = dict(op.spec.domain), reduced_dimension(op.plan, generator)
     made = {}
     for array in op.spec.inputs:
         if array.name in case.absent:
             continue
         dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
-        made[array.name] = values(generator, dtype, shape, case, domains.get(array.name))
+        made[array.name] = values(generator, dtype, shape, case, domains.get(array.name), along)
     return made
 
 
+def reduced_dimension(plan: Plan, generator: np.random.Generator) -> int | None:
+    """The dimension of arrays that a plan reduces along, or one of two."""
+    dimensions = {"row": (-1,), "column": (0,), "row+column": (-1, 0)}.get(plan.kind)
+    return int(generator.choice(dimensions)) if dimensions else None
+
+
 def values(
-    generator: np.random.Generator, dtype: str, shape: tuple[int, ...], case: Case, domain: object = None
+    generator: np.random.Generator,
+    dtype: str,
+    shape: tuple[int, ...],
+    case: Case,
+    domain: object = None,
+    along: int | None = None,
 ) -> np.ndarray:
-    """Random values of a dtype; special ones among them where the case asks for it."""
+    """Random values of a dtype; special ones among them where the case asks for it: in every fourth place, or, where they
+    are to be reduced `along` a dimension, in few enough for others to matter."""
     kind = DTYPES[dtype].kind
     if kind == "bool":
         return generator.random(shape) < 0.5
@@ -145,7 +161,12 @@ def values(
         return stored(np.clip(x, low, high), dtype)
     if case.specials:
         pool = np.array(special_values(dtype))
-        x = np.where(generator.random(shape) < 0.25, generator.choice(pool, shape), x)
+        often: Any = 0.25
+        if along is not None and shape:
+            x = _special_lines(generator, x, along)
+            lines = tuple(1 if d == along % len(shape) else n for d, n in enumerate(shape))
+            often = generator.choice([0, 0, 0, 1 / max(1, shape[along]), 0.25], lines)
+        x = np.where(generator.random(shape) < often, generator.choice(pool, shape), x)
     if domain in ("positive", "nonzero", "finite"):
         x = np.where(np.isfinite(x), x, 1.0)
     if domain == "positive":
@@ -154,6 +175,22 @@ def values(
         x = np.where(np.abs(x) < 1e-30, 1.0, x)
     with np.errstate(all="ignore"):
         return x.astype(jnp.dtype(dtype)) if case.specials and domain is None else stored(x, dtype)
+
+
+def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) -> np.ndarray:
+    """Now and then a line along a dimension that is -inf, NaN or 0 throughout, has one infinity, or is far from 0 for how
+    little it varies."""
+    lines = np.moveaxis(x.copy(), along, -1)
+    count = lines.shape[-1]
+    for place in np.ndindex(lines.shape[:-1] if count else (0,)):
+        kind = generator.integers(0, 32)
+        if kind < 3:
+            lines[place] = (-np.inf, np.nan, 0.0)[kind]
+        elif kind == 3:
+            lines[place][generator.integers(count)] = np.inf
+        elif kind == 4:
+            lines[place] = 300 + 2 * generator.standard_normal(count)
+    return np.moveaxis(lines, -1, along)
 
 
 def _integers(generator, dtype: str, shape, case: Case, domain: object) -> np.ndarray:

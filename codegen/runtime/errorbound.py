@@ -6,11 +6,23 @@ rounded operation, `FUNCTION` of relative error for the functions that libraries
 the smallest normal number may be flushed, so every result may be off by that much. A comparison whose outcome the
 errors can change is uncertain, and what it selects is as uncertain as its two choices differ.
 
+Reductions, over n values x with errors e:
+  sum, mean  An order of summation rounds each x once for every addition on its way to the result, d times at most, so the
+             sum is off by sum(e) + d u sum(|x| + e), to first order in the unit roundoff u. One after the other d is n - 1;
+             kernels and XLA sum in lanes, in windows of 32 and in trees, so `depth` allows less, and a lost element shows.
+             Partial sums lie between those of the negative and of the positive x: where these leave the range, so may the
+             sum on its way, whatever its own size. A mean divides: two more roundings.
+  prod       Any order has n - 1 roundings, all of them relative: off by prod(|x| + e) - prod|x| + (n - 1) u prod(|x| + e).
+             A partial product that underflows is off by the smallest normal number, times the others at their largest.
+  max, min   The largest x lies between the largest x - e and the largest x + e.
+  any, all   Uncertain where no certain element decides and an uncertain one may.
+
 The bound says what float32 arithmetic can do to this chain; the expected value comes from the reference alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -21,8 +33,8 @@ import numpy as np
 from scipy import special
 
 from codegen.emit import leaf_key
-from codegen.ir import DTYPES, Node, Statement, topological
-from codegen.ops import OPS
+from codegen.ir import DTYPES, ROWS, Node, Statement, topological
+from codegen.ops import OPS, REDUCTIONS
 
 # Relative error allowed to a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
 # 5 ulp, XLA's vectorised ones a little more.
@@ -45,6 +57,11 @@ _FUNCTIONS = {
 }
 
 
+def depth(count: int) -> float:
+    """The most additions between one of `count` values and their sum: a window, then as many as windows of sqrt(n)."""
+    return min(max(count - 1, 0), 32 + math.sqrt(count))
+
+
 @dataclass(frozen=True)
 class Bound:
     """A value, the bound of its error (for a bool: 1 where it is uncertain), and where float32 overflowed on the way."""
@@ -55,15 +72,28 @@ class Bound:
 
 
 class Analysis:
-    """The bounds of a chain's values. `compute` is "float32" or "float64"."""
+    """The bounds of a chain's values. `compute` is "float32" or "float64"; values have a dimension for each axis of
+    `order`, `rows` of them for `...`, or are scalars."""
 
-    def __init__(self, compute: str, fast: bool, narrow: bool, casts: Mapping[str, str]):
+    def __init__(
+        self,
+        compute: str,
+        fast: bool,
+        narrow: bool,
+        casts: Mapping[str, str],
+        order: tuple[str, ...] = (),
+        rows: int = 0,
+    ):
         info = np.finfo(compute)
         self.unit, self.tiny, self.top = float(info.eps) / 2, float(info.smallest_normal), float(info.max)
         self.function = (
             (FAST if fast else NARROW if narrow else FUNCTION) * float(info.eps) / float(np.finfo(np.float32).eps)
         )
         self.casts = casts
+        self.dimensions: dict[str, tuple[int, ...]] = {}
+        for axis in order:
+            start = sum(map(len, self.dimensions.values()))
+            self.dimensions[axis] = tuple(range(start, start + (rows if axis == ROWS else 1)))
 
     def statements(
         self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray]
@@ -91,6 +121,8 @@ class Analysis:
             return Bound(value, error + (self.tiny if node.kind == "float" else 0), np.zeros(value.shape, bool))
         if node.op == "input":  # what only a `take` reads: its table and its index, bound as one leaf
             return Bound(np.zeros(()), np.zeros(()), np.zeros((), bool))
+        if node.op in REDUCTIONS:
+            return self.reduction(node, args[0])
         overflow = np.zeros((), bool)
         for arg in args:
             overflow = overflow | arg.overflow
@@ -137,6 +169,72 @@ class Analysis:
                 reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
             error = error + np.where(_lost(arg), np.inf, reach)
         return value, error
+
+    def reduction(self, node: Node, arg: Bound) -> Bound:
+        """The axes lost stay, of length 1."""
+        assert isinstance(node.attr, tuple)
+        axes = tuple(d for axis in node.attr for d in self.dimensions[axis])
+        x = arg.value
+        error, overflow = np.broadcast_to(arg.error, x.shape), np.broadcast_to(arg.overflow, x.shape)
+        overflow = np.any(overflow, axes, keepdims=True)
+        if node.op in ("sum", "mean"):
+            return self.total(node, x, error, overflow, axes)
+        if node.op == "prod":
+            return self.product(node, x, error, overflow, axes)
+        if node.op in ("max", "min"):
+            function = np.max if node.op == "max" else np.min
+            value = function(x, axes, keepdims=True)
+            low, high = (
+                function(np.where(np.isinf(error), s * np.inf, x + s * error), axes, keepdims=True) for s in (-1, 1)
+            )
+            reach = np.maximum(_distance(low, value), _distance(high, value))
+            lost = _lost(Bound(x, error, overflow)).any(axes, keepdims=True)
+            return Bound(value, np.where(lost, np.inf, reach), overflow)
+        decides = x if node.op == "any" else ~x
+        decided = (decides & (error == 0)).any(axes, keepdims=True)
+        uncertain = ~decided & (error > 0).any(axes, keepdims=True)
+        value = (np.any if node.op == "any" else np.all)(x, axes, keepdims=True)
+        return Bound(value, uncertain.astype(np.float64), overflow)
+
+    def total(self, node: Node, x: np.ndarray, error: np.ndarray, overflow: np.ndarray, axes: tuple[int, ...]) -> Bound:
+        """A sum or a mean."""
+
+        def add(values: np.ndarray) -> np.ndarray:
+            return values.sum(axes, keepdims=True)
+
+        value, own = add(x), add(error)
+        if node.kind == "int":
+            return Bound(value, own, overflow)
+        count = math.prod(x.shape[d] for d in axes)
+        size = np.where(np.isfinite(x), np.abs(x), 0) + np.where(np.isfinite(error), error, 0)
+        bound = own + depth(count) * self.unit * add(size) + count * self.tiny
+        beyond = np.maximum(add(np.where(x > 0, size, 0)), add(np.where(x < 0, size, 0))) > self.top
+        if node.op == "mean":
+            value, bound = value / count, bound / max(count, 1)
+            bound = bound + 2 * self.unit * np.where(np.isfinite(value), np.abs(value), 0) + self.tiny
+        return Bound(value, np.where(beyond, np.inf, bound), overflow | beyond)
+
+    def product(
+        self, node: Node, x: np.ndarray, error: np.ndarray, overflow: np.ndarray, axes: tuple[int, ...]
+    ) -> Bound:
+        def multiply(values: np.ndarray) -> np.ndarray:
+            return values.prod(axes, keepdims=True)
+
+        value = multiply(x)
+        finite = np.isfinite(x)
+        size = np.where(finite, np.abs(x), 1)
+        reach = size + np.where(np.isfinite(error), error, 0)
+        bound = np.where(np.isinf(error).any(axes, keepdims=True), np.inf, multiply(reach) - multiply(size))
+        if node.kind == "int":
+            return Bound(value, np.where((error == 0).all(axes, keepdims=True), 0, bound), overflow)
+        count = math.prod(x.shape[d] for d in axes)
+        largest = multiply(np.maximum(reach, 1))
+        bound = bound + max(count - 1, 0) * self.unit * multiply(reach) + count * self.tiny * largest
+        # 0 times infinity, and the sign of an infinity, where a factor or a partial product may be 0
+        zero = (size <= error).any(axes, keepdims=True) | (multiply(np.minimum(size, 1)) < self.tiny)
+        beyond = (largest > self.top) | (zero & np.isinf(x).any(axes, keepdims=True))
+        # Where even float64 may overflow on the way, the reference says no more than the chain
+        return Bound(value, np.where(beyond, np.inf, bound), (overflow | beyond) & np.isfinite(largest))
 
     def evaluate(self, node: Node):
         if node.op == "float":

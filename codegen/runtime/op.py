@@ -26,7 +26,7 @@ from codegen import pipeline
 from codegen.arch import lacks
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import Launch, overrides
-from codegen.reductions import RowLaunch
+from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import arguments, interpreted, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast as store
@@ -167,7 +167,9 @@ class Op(Generic[P, R]):
                 arrays[array.name] = arguments.as_array(spec, array, given[array.name], bound)
         arrays = {a.name: arrays[a.name] for a in spec.inputs if a.name in arrays}
         types = arguments.bind_types(spec, arrays, {t: given[t] for t, _ in spec.types if t in given})
-        views.check_tables(spec, self.plan, arrays, arguments.bind_axes(spec, arrays))
+        axes = arguments.bind_axes(spec, arrays)
+        views.check_tables(spec, self.plan, arrays, axes)
+        arguments.refuse_empty(spec, self.plan, axes)
         static = []
         for param in spec.params:
             value = given.get(param.name, param.default)
@@ -272,13 +274,19 @@ class Op(Generic[P, R]):
         values.update(key.static)
         for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
             values[param.name] = value
-        extra = {"compute": jnp.dtype(compute), **{t: jnp.dtype(d) for t, d in key.types.variables}}
+        extra = {
+            "compute": jnp.dtype(compute),
+            "row_axes": tuple(range(len(axes.rows))),
+            **{t: jnp.dtype(d) for t, d in key.types.variables},
+        }
         results = self._xla(**{name: values[name] if name in values else extra[name] for name in self._xla_extra})
         results = results if isinstance(results, tuple) else (results,)
         parts: dict[Array, dict[int | None, Any]] = {}
         for access, value in zip(plan.stores, results, strict=True):
             assert access.array is not None
-            value = jnp.broadcast_to(store(value, key.types.dtype(access.array)), axes.shape(access.array.axes))
+            own = access.array.axes
+            value = store(views.lose(value, own, plan.order, len(axes.rows)), key.types.dtype(access.array))
+            value = jnp.broadcast_to(value, axes.shape(own))
             parts.setdefault(access.array, {})[access.part] = value
         return tuple(views.join_parts(array, parts[array], axes) for array in spec.outputs)
 
@@ -369,7 +377,7 @@ class Op(Generic[P, R]):
             {**dict(key.static), **how.constants},
         )
 
-    def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch:
+    def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch:
         """The launch for these types and extents."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         arch = current_arch()

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen.ir import DTYPES, ROWS
-from codegen.plan import INT_MAX, Access, Elementwise, Extents, Launch
-from codegen.reductions import Reduction
+from codegen.plan import INT_MAX, Access, Elementwise, Extents, Launch, Plan
+from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.runtime.arguments import Axes
 from codegen.spec import Array, Spec
 
@@ -32,7 +32,7 @@ def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
     return tuple(shape)
 
 
-def group_extents(plan: Elementwise | Reduction, axes: Axes) -> tuple[Any, ...]:
+def group_extents(plan: Plan, axes: Axes) -> tuple[Any, ...]:
     """The extent of each of the plan's groups."""
     if plan.collapsed:
         total = _product(axes.shape(plan.order))
@@ -63,7 +63,7 @@ def _factor(total: Any) -> tuple[int, int] | None:
     return None
 
 
-def fits(plan: Elementwise | Reduction, axes: Axes) -> str | None:
+def fits(plan: Plan, axes: Axes) -> str | None:
     """Why a kernel cannot take these extents, or None."""
     for group, extent in zip(plan.groups, group_extents(plan, axes), strict=True):
         if isinstance(extent, int) and extent > LIMIT:
@@ -77,7 +77,7 @@ def fits(plan: Elementwise | Reduction, axes: Axes) -> str | None:
     return None
 
 
-def check_tables(spec: Spec, plan: Elementwise | Reduction, arrays: Mapping[str, Any], axes: Axes) -> None:
+def check_tables(spec: Spec, plan: Plan, arrays: Mapping[str, Any], axes: Axes) -> None:
     """Raises ValueError where an output that is not empty would gather from a table that is."""
     if any(0 in user_shape(output, axes) for output in spec.outputs):
         return  # an element-wise op's outputs share their axes
@@ -91,7 +91,7 @@ def check_tables(spec: Spec, plan: Elementwise | Reduction, arrays: Mapping[str,
                 raise ValueError(f"{spec.op}: {table.name!r} has shape {shape} for {table}: {message}")
 
 
-def kernel_shape(plan: Elementwise | Reduction, array: Array, axes: Axes) -> tuple[Any, ...]:
+def kernel_shape(plan: Plan, array: Array, axes: Axes) -> tuple[Any, ...]:
     """The shape of the kernel's view: one mode a group, parts, or a table's own axis; at least one."""
     extents = group_extents(plan, axes)
     shape = []
@@ -103,7 +103,7 @@ def kernel_shape(plan: Elementwise | Reduction, array: Array, axes: Axes) -> tup
     return tuple(shape) or (1,)
 
 
-def divisibility(plan: Elementwise | Reduction, array: Array, how: Launch) -> tuple[int, ...]:
+def divisibility(plan: Plan, array: Array, how: Launch | RowLaunch | WalkLaunch) -> tuple[int, ...]:
     """What the compiler may assume of each mode: only that whole vectors fit the innermost group. A kernel that reduces
     says itself where its vectors are."""
     tokens = plan.view(array.name).tokens
@@ -111,32 +111,30 @@ def divisibility(plan: Elementwise | Reduction, array: Array, how: Launch) -> tu
     return tuple(how.vec if token == inner and not how.ragged else 1 for token in tokens) or (1,)
 
 
-def alignment(plan: Elementwise | Reduction, array: Array, dtype: str) -> int:
+def alignment(plan: Plan, array: Array, dtype: str) -> int:
     """The bytes the compiler may assume an array's address is a multiple of: XLA's 256 where vectors are accessed; where
     elements are, no more than theirs, or neighbouring loads become one that reads past the array's end."""
     vectors = any(a.array == array and a.mode in ("flat", "tile") for a in (*plan.loads, *plan.stores))
     return 256 if vectors else DTYPES[dtype].size
 
 
-def parts(
-    plan: Elementwise | Reduction, axes: Axes, how: Any, compute: str, integer: str
-) -> list[tuple[tuple[Any, ...], str]]:
+def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
     """Shapes and dtypes of what a kernel that folds over rows leaves for the one that finishes."""
-    if isinstance(plan, Elementwise):
+    if not isinstance(plan, Reduction):
         return []
     dtypes = {"float": compute, "int": integer, "bool": "int32"}
     columns = () if plan.collapsed else (_product(group_extents(plan, axes)[plan.kept :]),)
     return [((how.parts, *columns), dtypes[s.kind]) for s in plan.columns]
 
 
-def known_extents(plan: Elementwise | Reduction, axes: Axes) -> Extents:
+def known_extents(plan: Plan, axes: Axes) -> Extents:
     """What the shapes come to; where symbolic, the largest vector width known to divide the innermost extent and the
     element count, and neither rows nor columns."""
     extents = group_extents(plan, axes)
     if not extents:
         return Extents(1, 1)
     inner, total = _divisor(extents[-1]), _divisor(_product(extents))
-    if isinstance(plan, Elementwise):
+    if not isinstance(plan, Reduction):
         return Extents(inner, total)
     sizes = _product(extents[plan.kept :]), _product(extents[: plan.kept])
     return Extents(inner, total, *(n if isinstance(n, int) else None for n in sizes))
@@ -159,40 +157,44 @@ def _divisor(extent: Any) -> int | None:
 
 
 def jnp_value(
-    plan: Elementwise | Reduction,
+    plan: Plan,
     access: Access,
     arrays: Mapping[str, jax.Array],
     axes: Axes,
     compute: str,
     integer: str,
 ) -> jax.Array:
-    """What the chain reads, in its compute type, shaped to broadcast by position against the outputs."""
-    output = plan.stores[0].array
-    assert output is not None
-    order = output.axes
+    """What the chain reads, in its compute type, shaped to broadcast by position: a dimension for each axis of the plan
+    (any number for `...`), or a scalar."""
     if access.mode in ("index", "size"):
         assert access.group is not None
         axis = plan.groups[access.group].axes[0]
         extent = axes.extents[axis]
         if access.mode == "size":
             return jnp.asarray(extent, integer)
-        return _spread(jnp.arange(extent, dtype=integer), (axis,), order, len(axes.rows))
+        return _spread(jnp.arange(extent, dtype=integer), (axis,), plan.order, len(axes.rows))
     assert access.array is not None
-    array = access.array
-    value = arrays.get(array.name)
-    if value is None:
-        kind = type(array.default)
-        return jnp.asarray(array.default, {bool: "bool", int: integer, float: compute}[kind])
-    value, own = named_axes(array, jnp.asarray(value), axes, access.part), array.axes
+    array, own = access.array, access.array.axes
     if access.index_of:
         index, axis = access.index_of
-        indices = named_index(plan, index, arrays, axes).astype(integer)
-        value, own = _gather(value, own, indices, plan.view(index).array.axes, axis, order, len(axes.rows)), order
+        place = own.index(axis)
+        if array.name in arrays:
+            value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
+            indices = named_index(plan, index, arrays, axes).astype(integer)
+            value = _gather(value, own, indices, plan.view(index).array.axes, axis, plan.order, len(axes.rows))
+            own = plan.order
+        else:
+            own = (*own[:place], *plan.view(index).array.axes, *own[place + 1 :])
+    elif array.name in arrays:
+        value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
+    if array.name not in arrays:  # its default at its full extent: a reduction may be along it
+        dtype = {bool: "bool", int: integer, float: compute}[type(array.default)]
+        return _spread(jnp.full(axes.shape(own), array.default, dtype), own, plan.order, len(axes.rows))
     if jnp.issubdtype(value.dtype, jnp.floating):
         value = value.astype(compute)
     elif value.dtype != jnp.bool_:
         value = value.astype(integer)
-    return _spread(value, own, order, len(axes.rows))
+    return _spread(value, own, plan.order, len(axes.rows))
 
 
 def _gather(
@@ -219,7 +221,7 @@ def _gather(
     return jnp.take_along_axis(table, indices, axis=0, mode="promise_in_bounds")[0]
 
 
-def named_index(plan: Elementwise | Reduction, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
+def named_index(plan: Plan, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
     return named_axes(plan.view(name).array, jnp.asarray(arrays[name]), axes, None)
 
 
@@ -246,9 +248,19 @@ def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> 
 
 
 def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> jax.Array:
-    """Axes of length one for the axes it lacks, so that it has the outputs' rank (a scalar stays one)."""
-    if not own:
-        return value
+    """Dimensions of length one for the axes it lacks, so that it has the full rank (a scalar stays one)."""
+    missing = _missing(own, order, rows)
+    return jnp.expand_dims(value, missing) if own and missing else value
+
+
+def lose(value: Any, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> Any:
+    """An output's value, shaped by position, without the dimensions of axes that it lacks: reductions left them."""
+    missing = _missing(own, order, rows)
+    return value.squeeze(missing) if value.ndim and missing else value
+
+
+def _missing(own: tuple[str, ...], order: tuple[str, ...], rows: int) -> tuple[int, ...]:
+    """The dimensions of the axes in `order` that are not in `own`, `...` being `rows` of them."""
     missing: list[int] = []
     place = 0
     for axis in order:
@@ -256,7 +268,7 @@ def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows
         if axis not in own:
             missing += range(place, place + width)
         place += width
-    return jnp.expand_dims(value, missing) if missing else value
+    return tuple(missing)
 
 
 def join_parts(array: Array, parts: Mapping[int | None, jax.Array], axes: Axes) -> jax.Array:

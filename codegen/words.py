@@ -1,0 +1,163 @@
+"""A kernel's plan in words, for `explain`: one class a plan, with the same questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from codegen.ir import ROWS, Node
+from codegen.plan import Access, Elementwise, Plan
+from codegen.reductions import Reduction, axes_of
+
+
+def words(plan: Elementwise | Reduction) -> ElementwiseWords | ReductionWords:
+    """What answers for a plan."""
+    return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
+
+
+def axes_text(reduction: Node) -> str:
+    """The axes that a reduction loses, as the language writes them."""
+    axes = axes_of(reduction)
+    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
+
+
+def statistics_words(statistics: list[dict[str, Any]]) -> str:
+    """The reductions of a report, stage by stage; nothing where there is none."""
+    stages: dict[Any, list[str]] = {}
+    for s in statistics:
+        stages.setdefault((s["over"], s["stage"]), []).append(f"{s['name']} = {s['value']}")
+    rows = [listed(found) for (over, _), found in stages.items() if over == "row"]
+    columns = [listed(found) for (over, _), found in stages.items() if over == "column"]
+    texts = [f"of a row: {', then '.join(rows)}"] if rows else []
+    texts += [f"of columns: {columns[0]}"] if columns else []
+    return "; ".join(texts)
+
+
+def listed(words: Iterable[str]) -> str:
+    """a, b and c"""
+    words = list(words)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def axis_word(name: str) -> str:
+    return "rows (...)" if name == ROWS else name
+
+
+def value_name(plan: Plan, access: Access) -> str:
+    """What an access reads or writes, as the chain writes it."""
+    if access.array is None:
+        assert access.group is not None
+        return f"{access.mode}({plan.groups[access.group].axes[0]})"
+    name = access.array.name if access.part is None else f"{access.array.name}[{access.part}]"
+    if access.index_of:
+        index, axis = access.index_of
+        return f"take({name}, {index}, axis={axis})"
+    return name
+
+
+def coordinate_words(access: Access) -> tuple[str, str]:
+    return "the position itself, no memory" if access.mode == "index" else "the extent itself, no memory", "the same"
+
+
+class ElementwiseWords:
+    def __init__(self, plan: Elementwise):
+        self.plan = plan
+
+    def kind(self) -> str:
+        what = "no reduction and no contraction, so an output element needs one element of each input or part"
+        return f"{self.plan.kind}: {what}"
+
+    def groups(self) -> str:
+        plan = self.plan
+        if plan.collapsed:
+            return "every array has the same axes in the same order, or none: the kernel sees one long vector"
+        if not plan.groups:
+            return "every array is a scalar: one element"
+        groups = [" x ".join(axis_word(a) for a in g.axes) for g in plan.groups]
+        if not plan.coordinates:
+            return f"{' and '.join(groups)}; no access needs a coordinate"
+        used = listed(groups[i] for i in plan.coordinates)
+        return f"{listed(groups)} (axes that all arrays have together are one); a thread needs its place in {used}"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is reached; how in a ragged call."""
+        name, array = value_name(self.plan, access), access.array
+        if array is None:
+            return name, *coordinate_words(access)
+        if access.index_of:
+            index, axis = access.index_of
+            inner = {"tile": "whole vectors", "scalar": "one value for the whole vector"}.get(access.mode, "one by one")
+            return name, f"{inner}, where {index} points along {axis}", "element by element"
+        if access.mode == "flat":
+            one = f", {array.parts} neighbouring parts together" if array.parts else ""
+            return name, f"whole vectors, in the order of memory{one}", "whole vectors, but for the last of the array"
+        if access.mode == "tile":
+            last = self.plan.groups[-1].axes[-1]
+            where = f"part {access.part}" if access.part is not None else f"its own place along {last}"
+            return name, f"whole vectors, from {where}", "element by element"
+        if access.mode == "scalar":
+            return name, "one value for the whole vector", "one value an element"
+        return name, "element by element: its neighbours are not neighbours in memory", "the same"
+
+    def ragged(self) -> str:
+        plan = self.plan
+        if plan.collapsed or not plan.coordinates:
+            return "where a thread's elements do not divide the element count, the last ones are taken one by one"
+        found = [(self.access(a), a.mode) for a in (*plan.loads, *plan.stores)]
+        slow = list(dict.fromkeys(name for (name, _, ragged), _ in found if ragged == "element by element"))
+        fast = list(dict.fromkeys(name for (name, _, _), mode in found if mode == "flat"))
+        inner = " x ".join(axis_word(a) for a in plan.groups[-1].axes)
+        text = f"where a thread's elements do not divide {inner}, so that a vector may run over the end of a row, "
+        text += f"{listed(fast)} keep{'s' * (len(fast) == 1)} wide accesses" if fast else "no array keeps wide accesses"
+        return text + (f"; {listed(slow)} go{'es' * (len(slow) == 1)} element by element" if slow else "")
+
+
+class ReductionWords:
+    def __init__(self, plan: Reduction):
+        self.plan = plan
+
+    def kind(self) -> str:
+        plan = self.plan
+        both = [
+            f"{listed(dict.fromkeys(s.op for s in found))} {word} {' x '.join(axis_word(a) for a in axes_of(found[0].node))}"
+            for word, found in (("along", plan.rows), ("over", plan.columns))
+            if found
+        ]
+        how = ["the threads that share a row fold it together"] if plan.rows else []
+        if plan.columns:
+            how.append("each block folds the rows it reads, a second kernel the blocks' results, in a fixed order")
+        return f"{plan.kind}: {' and '.join(both)}; {'; '.join(how)}"
+
+    def groups(self) -> str:
+        plan = self.plan
+        kept, columns = (
+            listed(" x ".join(axis_word(a) for a in g.axes) for g in groups) or "nothing"
+            for groups in (plan.row_groups, plan.column_groups)
+        )
+        return f"a row's place: {kept}; its columns: {columns}"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is reached; how in a ragged call."""
+        plan, name = self.plan, value_name(self.plan, access)
+        if access.array is None:
+            return name, *coordinate_words(access)
+        taken = "" if access.index_of is None else f", where {access.index_of[0]} points along {access.index_of[1]}"
+        if access.mode == "row":
+            return name, f"one value a row{taken}", "the same"
+        if access.mode == "gather":
+            return name, f"element by element{taken}: its neighbours are not neighbours in memory", "the same"
+        rows = any(isinstance(t, int) and t < plan.kept for t in access.tokens) or plan.kept == 0
+        of = "of its row" if rows else "the same for every row"
+        end = "but for the ends of a row"
+        if plan.shifts and plan.aligned(access):
+            return name, f"whole vectors, {of}{taken}", f"whole vectors where memory is aligned, {end}"
+        return name, f"whole vectors, {of}{taken}", f"each vector from the two that hold it, {end}"
+
+    def ragged(self) -> str:
+        if not self.plan.column_groups:
+            return "nothing is read in vectors: every extent is as good as any other"
+        columns = listed(" x ".join(axis_word(a) for a in g.axes) for g in self.plan.column_groups)
+        return (
+            f"where a vector's elements do not divide {columns}, accesses stay wide; what of a vector lies outside the row "
+            "is neither read nor written, and counts as nothing in a reduction"
+        )

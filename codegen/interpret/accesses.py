@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from codegen.interpret.machine import Machine
 
 
+# Where spaces lie among generic addresses; global memory is where it is, far below
+WINDOWS = {"global": 0, "const": 0, "param": 0, "local": 1 << 61}
+WINDOWS |= {"shared": 1 << 62, "shared::cta": 1 << 62, "shared::cluster": 1 << 62}
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const")
 # How an access is ordered or cached says nothing here: lanes step together, and memory is one
 HINTS = (
@@ -46,8 +49,6 @@ def load(words, operands) -> Execute:
     target, address = operands
     targets = target.items if isinstance(target, Vector) else (target,)
     assert isinstance(address, Address) and len(targets) == count
-    if space == "generic":
-        raise Unknown("generic address")
     signed = kind.startswith("s")
     # What goes to no register is not read: the compiler may ask for whole vectors at an array's end
     used = max((i + 1 for i, item in enumerate(targets) if item is not None), default=0)
@@ -67,8 +68,8 @@ def store(words, operands) -> Execute:
     sources = source.items if isinstance(source, Vector) else (source,)
     assert isinstance(address, Address) and len(sources) == count
     held = [s for s in sources if s is not None]
-    if space not in ("global", "shared", "shared::cluster", "local", "param"):
-        raise Unknown(space)
+    if space == "const":
+        raise Unknown(".const")
     unsigned = f"u{np.dtype(DTYPES[kind]).itemsize * 8}"
     return lambda m: m.store(space, address, [m.read(s, unsigned) for s in held], np.dtype(DTYPES[kind]).itemsize)
 
@@ -90,11 +91,21 @@ def atomic(words, operands, result: bool) -> Execute:
 
 
 def address(words, operands) -> Execute:
-    """cvta: global, shared and local addresses are what they are."""
-    target, a = operands[:2]
-    if isinstance(a, Symbol):
-        return lambda m: m.write(target, m.address_of(a.name))
-    return lambda m: m.write(target, m.read(a, "u64"))
+    """cvta: between a space's addresses and generic ones, which are the same but for a window's place."""
+    back = words[:1] == ("to",)
+    space, kind = words[1:] if back else words
+    target, a = operands
+    if space not in WINDOWS or kind not in ("u64", "u32"):
+        raise Unknown("." + space)
+    start = WINDOWS[space]
+
+    def run(m: Machine) -> None:
+        where = m.address_of(a.name) if isinstance(a, Symbol) else m.read(a, "u64")
+        m.write(
+            target, where.astype(np.uint64) - np.uint64(start) if back else where.astype(np.uint64) + np.uint64(start)
+        )
+
+    return run
 
 
 # Clusters

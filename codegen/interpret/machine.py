@@ -13,6 +13,7 @@ import numpy as np
 
 from codegen.interpret import arithmetic as ar
 from codegen.interpret import barriers
+from codegen.interpret.accesses import WINDOWS
 from codegen.interpret.barriers import DONE, WAIT, Barrier, Barriers
 from codegen.interpret.decoding import DTYPES, Execute, Unknown
 from codegen.interpret.instructions import decode
@@ -428,7 +429,16 @@ class Machine:
             assert isinstance(address.base, str)
             data = np.frombuffer(self.params[address.base], np.uint8)[address.offset : address.offset + count * size]
             return [data.view(f"u{size}")[k : k + 1] for k in range(count)]
-        where, lanes = self.place(address), self.active()
+        return self.load_from(space, self.place(address), self.active(), count, size, asked)
+
+    def load_from(self, space: str, where: np.ndarray, lanes: np.ndarray, count: int, size: int, asked: int):
+        if space == "generic":
+            results = [np.zeros(lanes.shape, f"u{size}") for _ in range(count)]
+            for inner, chosen, offset in self.windows(where):
+                parts = self.load_from(inner, offset, lanes[chosen], count, size, asked)
+                for result, part in zip(results, parts, strict=True):
+                    result[chosen] = part
+            return results
         if space in ("global", "const"):
             return self.memory.load(where, count, size, lanes, self.thread[lanes], asked)
         if space in ("local", "param"):
@@ -439,8 +449,14 @@ class Machine:
         return values
 
     def store(self, space: str, address: Address, values: list[np.ndarray], size: int) -> None:
-        where, lanes = self.place(address), self.active()
-        if space == "global":
+        self.store_to(space, self.place(address), self.active(), values, size)
+
+    def store_to(self, space: str, where: np.ndarray, lanes: np.ndarray, values: list[np.ndarray], size: int) -> None:
+        if space == "generic":
+            for inner, chosen, offset in self.windows(where):
+                parts = [np.broadcast_to(v, lanes.shape)[chosen] for v in values]
+                self.store_to(inner, offset, lanes[chosen], parts, size)
+        elif space == "global":
             self.memory.store(where, values, size, lanes, self.thread[lanes])
         elif space in ("local", "param"):
             self.own_local().store(lanes, where, values, size, lanes)
@@ -448,6 +464,16 @@ class Machine:
             row, offset = self.shared_place(space, where, lanes)
             self.shared.store(row, offset, values, size, lanes)
             self.shared.visit(row, lanes, self.current)
+
+    def windows(self, where: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """Generic addresses by the spaces that they lie in: which of them, and where there."""
+        bounds = (("global", 0, 1 << 60), ("local", 1 << 60, 3 << 60), ("shared::cluster", 3 << 60, 5 << 60))
+        found = []
+        for space, low, high in bounds:
+            chosen = (where >= low) & (where < high)
+            if chosen.any():
+                found.append((space, chosen, where[chosen] - WINDOWS[space]))
+        return found
 
     def own_local(self) -> Rows:
         if self.local is None:

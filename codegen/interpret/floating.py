@@ -174,7 +174,8 @@ def gross(scalar: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarr
     top = ar.flush((x.view(np.uint64) & upper).view(np.float64))
     result = ar.flush(scalar(top))
     cut = (result.view(np.uint64) & upper).view(np.float64)
-    return ar.canonical(np.where(np.isnan(x), np.float64(np.nan), cut))
+    nan = np.uint64(0x7FFFFFFF00000000).view(np.float64)
+    return np.where(np.isnan(cut), nan, cut)
 
 
 def sqrt(words, operands) -> Execute:

@@ -14,6 +14,7 @@ import numpy as np
 from codegen.interpret import arithmetic as ar
 from codegen.interpret import barriers
 from codegen.interpret.accesses import WINDOWS
+from codegen.interpret.approximations import bounds_of, noise_of
 from codegen.interpret.barriers import DONE, WAIT, Barrier, Barriers
 from codegen.interpret.decoding import DTYPES, Execute, Unknown
 from codegen.interpret.instructions import decode
@@ -106,6 +107,8 @@ class Machine:
         ]  # fmt: skip
         self.memory = Global([*arrays, *self.constants])
         self.report = report or Report(launch.kernel)
+        self.report.approximate = sum(bounds_of(i.op) is not None for block in self.program.blocks for i in block)
+        self.noise = noise_of(self.program)
         self.params = {name: launch.params[place] for name, (place, _) in self.program.params.items()}
         self.cluster = self.program.cluster or launch.cluster
         self.cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
@@ -177,6 +180,8 @@ class Machine:
         self.report.issue(len(block.body) + (block.end is not None), count, self.warps(select))
         for execute, instruction in block.body:
             self.current = instruction
+            if self.noise is not None:
+                execute = self.noise.around(execute, instruction)
             try:
                 if instruction.guard is None:
                     execute(self)

@@ -46,7 +46,7 @@ def check(op, types) -> dict:
                 made = op(*args, **keywords, implementation=implementation)
                 return [np.asarray(y) for y in (made if len(op.spec.outputs) > 1 else [made])]
 
-            agreement = approximations.compare(lambda: outputs("interpret"), outputs("cute"), approximate)  # noqa: B023
+            agreement = approximations.compare(lambda: outputs("interpret"), outputs("cute"), approximate)
         for key in ("equal", "differing", "beyond"):
             row[key] += getattr(agreement, key)
         row["worst"] = max(row["worst"], agreement.worst)

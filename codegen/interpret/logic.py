@@ -21,7 +21,7 @@ def move(words, operands) -> Execute:
     if isinstance(target, Vector) or isinstance(a, Vector):
         return lambda m: m.repack(target, a, kind)
     if isinstance(a, Symbol):
-        return lambda m: m.write(target, m.address_of(a.name))
+        return lambda m: m.write(target, m.spaces.address_of(a.name))
     return lambda m: m.write(target, m.read(a, kind))
 
 

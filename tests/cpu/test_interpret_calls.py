@@ -157,6 +157,8 @@ def test_generic_accesses_are_checked():
         ("st.u32 [%rd0+-4], %r5;", "store of 4 bytes out of bounds of 'y'"),
         ("ld.u32 %r5, [%rd2];", "where no array is|out of bounds of 'y'"),
         ("ld.u32 %r5, [%rd3];", "read of byte 0 of shared memory, which nothing has written"),
+        ("mov.u64 %rd9, -8; ld.u32 %r5, [%rd9];", "where no array is|out of bounds of 'y'"),
+        ("add.u32 %r9, %r8, -4; ld.shared.u32 %r5, [%r9];", "out of bounds of shared memory: byte 4294967292 of 128"),
     ]:
         with pytest.raises(InterpretError, match=message):
             generic(f"  {line}\n")

@@ -913,6 +913,17 @@ def test_shuffles(mode, b, width):
     assert words(64, 64, body) == [100 + i // 32 * 32 + place + 1000 * good for i, (place, good) in enumerate(wanted)]
 
 
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+@pytest.mark.parametrize("clamp", [0, 5, 12, 30])
+def test_shuffles_that_are_clamped(mode, clamp):
+    """A lane beyond the clamp keeps its own value; the offset may differ from lane to lane."""
+    body = "  add.s32 %r1, %r0, 100;\n  and.b32 %r4, %r0, 7;\n"
+    body += f"  shfl.sync.{mode}.b32 %r2|%p1, %r1, %r4, {16 << 8 | clamp}, -1;\n"
+    body += "  selp.b32 %r3, 1000, 0, %p1;\n  add.s32 %r2, %r2, %r3;\n  st.global.b32 [%rd16], %r2;\n"
+    wanted = [shuffled(mode, i, i & 7, 16 << 8 | clamp) for i in range(32)]
+    assert words(32, 32, body) == [100 + place + 1000 * good for place, good in wanted]
+
+
 def test_votes():
     body = "  setp.lt.u32 %p1, %r0, {};\n  vote.sync.{} {}, %p1, -1;\n  {}st.global.b32 [%rd16], %r5;\n"
     for limit in (0, 5, 40, 64):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.interpret.decoding import DTYPES, Execute, Unknown, only
+from codegen.interpret.decoding import DTYPES, WINDOWS, Execute, Unknown, only
 from codegen.interpret.ptx import Address, Imm, Symbol, Vector
 
 if TYPE_CHECKING:
@@ -46,14 +46,12 @@ def load(words, operands) -> Execute:
     target, address = operands
     targets = target.items if isinstance(target, Vector) else (target,)
     assert isinstance(address, Address) and len(targets) == count
-    if space == "generic":
-        raise Unknown("generic address")
     signed = kind.startswith("s")
     # What goes to no register is not read: the compiler may ask for whole vectors at an array's end
     used = max((i + 1 for i, item in enumerate(targets) if item is not None), default=0)
 
     def run(m: Machine) -> None:
-        values = m.load(space, address, used, np.dtype(DTYPES[kind]).itemsize, count)
+        values = m.spaces.load(space, address, used, np.dtype(DTYPES[kind]).itemsize, count)
         for item, value in zip(targets, values, strict=False):
             if item is not None:
                 m.write(item, value.view(DTYPES[kind]) if signed else value)
@@ -67,10 +65,12 @@ def store(words, operands) -> Execute:
     sources = source.items if isinstance(source, Vector) else (source,)
     assert isinstance(address, Address) and len(sources) == count
     held = [s for s in sources if s is not None]
-    if space not in ("global", "shared", "shared::cluster", "local", "param"):
-        raise Unknown(space)
+    if space == "const":
+        raise Unknown(".const")
     unsigned = f"u{np.dtype(DTYPES[kind]).itemsize * 8}"
-    return lambda m: m.store(space, address, [m.read(s, unsigned) for s in held], np.dtype(DTYPES[kind]).itemsize)
+    return lambda m: m.spaces.store(
+        space, address, [m.read(s, unsigned) for s in held], np.dtype(DTYPES[kind]).itemsize
+    )
 
 
 ATOMS: dict[str, Callable] = {
@@ -86,15 +86,25 @@ def atomic(words, operands, result: bool) -> Execute:
     target = operands[0] if result else None
     address, *values = operands[1:] if result else operands
     assert isinstance(address, Address)
-    return lambda m: m.atomic(space, address, op, ATOMS.get(op), kind, values, target)
+    return lambda m: m.spaces.atomic(space, address, op, ATOMS.get(op), kind, values, target)
 
 
 def address(words, operands) -> Execute:
-    """cvta: global, shared and local addresses are what they are."""
-    target, a = operands[:2]
-    if isinstance(a, Symbol):
-        return lambda m: m.write(target, m.address_of(a.name))
-    return lambda m: m.write(target, m.read(a, "u64"))
+    """cvta: between a space's addresses and generic ones, which are the same but for a window's place."""
+    back = words[:1] == ("to",)
+    space, kind = words[1:] if back else words
+    target, a = operands
+    if space not in WINDOWS or kind not in ("u64", "u32"):
+        raise Unknown("." + space)
+    start = WINDOWS[space]
+
+    def run(m: Machine) -> None:
+        where = m.spaces.address_of(a.name) if isinstance(a, Symbol) else m.read(a, "u64")
+        m.write(
+            target, where.astype(np.uint64) - np.uint64(start) if back else where.astype(np.uint64) + np.uint64(start)
+        )
+
+    return run
 
 
 # Clusters
@@ -105,15 +115,15 @@ def map_address(words, operands) -> Execute:
     only(words, ("shared::cluster", "u32"))
     target, a, rank = operands
     if isinstance(a, Symbol):
-        return lambda m: m.map_shared(target, m.address_of(a.name), m.read(rank, "u32"))
-    return lambda m: m.map_shared(target, m.read(a, "u32"), m.read(rank, "u32"))
+        return lambda m: m.spaces.map_shared(target, m.spaces.address_of(a.name), m.read(rank, "u32"))
+    return lambda m: m.spaces.map_shared(target, m.read(a, "u32"), m.read(rank, "u32"))
 
 
 def rank_of(words, operands) -> Execute:
     """getctarank: of the block whose shared memory an address lies in."""
     only(words, ("shared::cluster", "u32"))
     target, a = operands
-    return lambda m: m.write(target, m.rank_of(m.read(a, "u32").astype(np.int64)))
+    return lambda m: m.write(target, m.spaces.rank_of(m.read(a, "u32").astype(np.int64)))
 
 
 def fence(words, operands) -> Execute:
@@ -154,4 +164,4 @@ def copy_async(words, operands) -> Execute:
         raise Unknown(".async")
     if size.value not in ((16,) if "cg" in words else (4, 8, 16)):
         raise Unknown(f".async of {size.value} bytes")
-    return lambda m: m.copy_async(target, source, size.value, rest[0] if rest else None)
+    return lambda m: m.spaces.copy_async(target, source, size.value, rest[0] if rest else None)

@@ -22,6 +22,9 @@ DTYPES: dict[str, type] = {
     "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64, "f16x2": np.uint32, "bf16x2": np.uint32,
     "f32x2": np.uint64, "pred": np.bool_,
 }  # fmt: skip
+# Where spaces lie among generic addresses; global memory is where it is, far below
+WINDOWS = {"global": 0, "const": 0, "param": 0, "local": 1 << 61}
+WINDOWS |= {"shared": 1 << 62, "shared::cta": 1 << 62, "shared::cluster": 1 << 62}
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 INTEGRAL = ("rni", "rzi", "rmi", "rpi")
 

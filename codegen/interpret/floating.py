@@ -155,12 +155,27 @@ def function(scalar: Callable[[np.ndarray], np.ndarray], words, operands) -> Exe
     if kind not in ("f32", "f64"):
         raise Unknown("." + kind)
 
+    if kind == "f64" and "approx" in flags:
+        if not ftz:
+            raise Unknown(".approx")
+        return lambda m: m.write(target, gross(scalar, m.read(a, kind)))
+
     def run(m: Machine) -> None:
         x = m.read(a, kind)
         x = ar.flush(x) if ftz else x
         m.write(target, finish(scalar(x.astype(np.float64)).astype(dtype) if dtype is np.float32 else scalar(x), ftz))
 
     return run
+
+
+def gross(scalar: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """rcp and rsqrt.approx.ftz.f64: of the upper 32 bits of an operand, with zeros below the upper 32 of the result."""
+    upper = np.uint64(0xFFFFFFFF00000000)
+    top = ar.flush((x.view(np.uint64) & upper).view(np.float64))
+    result = ar.flush(scalar(top))
+    cut = (result.view(np.uint64) & upper).view(np.float64)
+    nan = np.uint64(0x7FFFFFFF00000000).view(np.float64)
+    return np.where(np.isnan(cut), nan, cut)
 
 
 def sqrt(words, operands) -> Execute:

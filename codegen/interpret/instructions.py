@@ -28,7 +28,9 @@ def decode(instruction: Instruction, kernel: str) -> Execute:
         raise PtxError(f"{kernel}: unknown form of {instruction.op!r} ({error}): {instruction.text}") from None
 
 
-def by_kind(on_floats: Callable, on_integers: Callable, words, operands) -> Execute:
+def by_kind(name: str, on_floats: Callable, on_integers: Callable, words, operands) -> Execute:
+    if "cc" in words:
+        return integers.extended(name, words, operands)
     if words[-1].startswith(("f", "bf")):
         return floating.float_arithmetic(on_floats, words, operands)
     return integers.integer_arithmetic(on_integers, words, operands)
@@ -53,8 +55,11 @@ def nothing(words, operands) -> Execute:
 
 
 TABLE: dict[str, Callable[..., Execute]] = {
-    "add": partial(by_kind, floating.add, np.add),
-    "sub": partial(by_kind, floating.sub, np.subtract),
+    "add": partial(by_kind, "add", floating.add, np.add),
+    "sub": partial(by_kind, "sub", floating.sub, np.subtract),
+    "addc": partial(integers.extended, "addc"),
+    "subc": partial(integers.extended, "subc"),
+    "madc": partial(integers.extended, "madc"),
     "mul": multiply,
     "fma": partial(floating.float_arithmetic, floating.fma),
     "mad": integers.multiply_add,
@@ -88,6 +93,7 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "mov": logic.move,
     "selp": logic.select,
     "setp": logic.set_predicate,
+    "set": logic.set_value,
     "cvt": conversions.convert,
     "cvta": accesses.address,
     "ld": accesses.load,

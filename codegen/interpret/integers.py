@@ -9,9 +9,50 @@ import numpy as np
 
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.decoding import DTYPES, Execute, Unknown, only
+from codegen.interpret.ptx import Reg
 
 if TYPE_CHECKING:
     from codegen.interpret.machine import Machine
+
+
+CARRY = Reg("CC.CF")
+
+
+def extended(operation: str, words, operands) -> Execute:
+    """add, sub and mad with a carry in (addc, ...), out (.cc), or both: the limbs of wide numbers."""
+    *flags, kind = words
+    target, *sources = operands
+    takes, part = operation.endswith("c"), "".join(flags[:1]) if operation.startswith("mad") else ""
+    gives = "cc" in only(tuple(flags), ("cc", part))
+    if kind not in ("u32", "s32", "b32", "u64", "s64", "b64") or (part and part not in ("lo", "hi")):
+        raise Unknown("." + kind)
+    bits = kind[1:]
+
+    def run(m: Machine) -> None:
+        values = [m.read(s, "u" + bits) for s in sources]
+        dtype = values[0].dtype.type
+        carry = m.read(CARRY, "pred").astype(dtype) if takes else dtype(0)
+        if part:
+            x, y, add = values
+            if part == "lo":
+                x, y = x * y, add
+            else:
+                x, y = ar.multiply_high(m.read(sources[0], kind), m.read(sources[1], kind)).view(dtype), add
+        else:
+            x, y = values
+        if operation.startswith("sub"):
+            first = x - y
+            result = first - carry
+            out = (x < y) | (first < carry)
+        else:
+            first = x + y
+            result = first + carry
+            out = (first < x) | (result < first)
+        m.write(target, result)
+        if gives:
+            m.write(CARRY, out)
+
+    return run
 
 
 def integer_arithmetic(scalar: Callable, words, operands) -> Execute:
@@ -35,6 +76,8 @@ def integer_arithmetic(scalar: Callable, words, operands) -> Execute:
 
 
 def multiply_add(words, operands) -> Execute:
+    if "cc" in words:
+        return extended("mad", words, operands)
     part, kind = words
     target, a, b, c = operands
     if part == "wide":

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codegen.interpret import arithmetic as ar
 from codegen.interpret import barriers
+from codegen.interpret.approximations import bounds_of, noise_of
 from codegen.interpret.barriers import DONE, WAIT, Barrier, Barriers
 from codegen.interpret.decoding import DTYPES, Execute, Unknown
 from codegen.interpret.instructions import decode
 from codegen.interpret.memory import Array, Fault, Global
 from codegen.interpret.onchip import Rows, Shared
 from codegen.interpret.ordering import Ordering
-from codegen.interpret.ptx import Address, Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector
+from codegen.interpret.ptx import Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector
 from codegen.interpret.report import Report
+from codegen.interpret.spaces import Spaces
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop
 SHARED = 8 << 20  # bytes of shared memory in one batch: each is remembered in about thirty
-RANK = 24  # addresses of a cluster's shared memory: a block's rank and one above these bits, 0 for the block's own
 
 Dim = tuple[int, int, int]
 
@@ -105,6 +105,8 @@ class Machine:
         ]  # fmt: skip
         self.memory = Global([*arrays, *self.constants])
         self.report = report or Report(launch.kernel)
+        self.report.approximate = sum(bounds_of(i.op) is not None for block in self.program.blocks for i in block)
+        self.noise = noise_of(self.program)
         self.params = {name: launch.params[place] for name, (place, _) in self.program.params.items()}
         self.cluster = self.program.cluster or launch.cluster
         self.cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
@@ -152,7 +154,8 @@ class Machine:
         self.ordering = Ordering(blocks, threads, self.cluster_size)
         self.barriers = Barriers(self.ordering)
         self.shared = Shared(blocks, self.kernel.shared + self.launch.shared, self.ordering)
-        self.local = Rows(self.lanes, self.kernel.local) if self.kernel.local else None
+        local = Rows(self.lanes, self.kernel.local) if self.kernel.local else None
+        self.spaces = Spaces(self, self.memory, self.shared, local)
         for _ in range(STEPS):
             here = int(self.at.min())
             if here == DONE:
@@ -176,6 +179,8 @@ class Machine:
         self.report.issue(len(block.body) + (block.end is not None), count, self.warps(select))
         for execute, instruction in block.body:
             self.current = instruction
+            if self.noise is not None:
+                execute = self.noise.around(execute, instruction)
             try:
                 if instruction.guard is None:
                     execute(self)
@@ -398,154 +403,6 @@ class Machine:
         """A coordinate in the grid of blocks counted cluster after cluster."""
         start = _coordinate(block // self.cluster_size, self.clusters, axis) * self.cluster[axis]
         return start + _coordinate(block % self.cluster_size, self.cluster, axis)
-
-    # Memory
-
-    def place(self, address: Address) -> np.ndarray:
-        """Addresses (of global memory) or offsets, in the active lanes."""
-        if isinstance(address.base, Reg):
-            bits = "s64" if self.program.register_class(address.base.name) == "b64" else "u32"
-            base = self.read(address.base, bits).astype(np.int64)
-        else:
-            base = self.address_of(address.base).astype(np.int64)
-        base = base + address.offset
-        return np.broadcast_to(base, (self.width(),)) if base.shape[0] != self.width() else base
-
-    def address_of(self, name: str) -> np.ndarray:
-        variable = self.program.variables.get(name)
-        if variable is None:
-            raise PtxError(f"{self.program.name}: unknown symbol {name!r}")
-        if variable.space == "global":
-            found = next((a for a in self.constants if a.name == name), None)
-            if found is None:
-                raise PtxError(f"{self.program.name}: the variable {name!r} has no value")
-            return np.array([found.address], np.uint64)
-        return np.array([variable.offset], np.uint64)
-
-    def load(self, space: str, address: Address, count: int, size: int, asked: int) -> list[np.ndarray]:
-        """`count` words of the `asked` that one access takes."""
-        if space == "param" and address.base in self.params:
-            assert isinstance(address.base, str)
-            data = np.frombuffer(self.params[address.base], np.uint8)[address.offset : address.offset + count * size]
-            return [data.view(f"u{size}")[k : k + 1] for k in range(count)]
-        where, lanes = self.place(address), self.active()
-        if space in ("global", "const"):
-            return self.memory.load(where, count, size, lanes, self.thread[lanes], asked)
-        if space in ("local", "param"):
-            return self.own_local().load(lanes, where, count, size, lanes, asked)
-        row, offset = self.shared_place(space, where, lanes)
-        values = self.shared.load(row, offset, count, size, lanes, asked)
-        self.shared.visit(row, lanes, self.current)
-        return values
-
-    def store(self, space: str, address: Address, values: list[np.ndarray], size: int) -> None:
-        where, lanes = self.place(address), self.active()
-        if space == "global":
-            self.memory.store(where, values, size, lanes, self.thread[lanes])
-        elif space in ("local", "param"):
-            self.own_local().store(lanes, where, values, size, lanes)
-        else:
-            row, offset = self.shared_place(space, where, lanes)
-            self.shared.store(row, offset, values, size, lanes)
-            self.shared.visit(row, lanes, self.current)
-
-    def own_local(self) -> Rows:
-        if self.local is None:
-            raise PtxError(f"{self.program.name}: local memory that was not declared")
-        return self.local
-
-    def shared_place(self, space: str, where: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The block whose shared memory addresses lie in, and the offsets there."""
-        row = self.block_of[lanes]
-        rank, offset = self.split(where)
-        mapped = rank >= 0
-        if not mapped.any():
-            return row, where
-        if space == "shared":
-            lane = int(lanes[mapped][0])
-            raise Fault(
-                lane, "an address in the cluster's shared memory, which this instruction takes for its own block's"
-            )
-        beyond = rank >= self.cluster_size
-        if beyond.any():
-            lane, size = int(lanes[beyond][0]), self.cluster_size
-            raise Fault(lane, f"the shared memory of block {int(rank[beyond][0])} of a cluster of {size}")
-        return np.where(mapped, row - row % self.cluster_size + rank, row), offset
-
-    def split(self, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rank of an address of the cluster's shared memory, -1 for the block's own, and its offset."""
-        field = (where + (1 << (RANK - 1))) >> RANK  # offsets may be a little below 0
-        return field - 1, where - (field << RANK)
-
-    def map_shared(self, target: Operand, address: np.ndarray, rank: np.ndarray) -> None:
-        """mapa: the address in the cluster of what is there in the block of a rank."""
-        lanes = self.active()
-        address, rank = (np.broadcast_to(v.astype(np.int64), lanes.shape) for v in (address, rank))
-        for bad, what in (
-            (self.split(address)[0] >= 0, "an address that is mapped already"),
-            (rank >= self.cluster_size, f"block {int(rank.max())} of a cluster of {self.cluster_size}"),
-        ):
-            if bad.any():
-                raise Fault(int(lanes[bad][0]), f"mapa to {what}" if "block" in what else f"mapa of {what}")
-        self.write(target, (address + ((rank + 1) << RANK)).astype(np.uint32))
-
-    def rank_of(self, address: np.ndarray) -> np.ndarray:
-        own = self.block_of[self.active()] % self.cluster_size
-        rank = self.split(address)[0]
-        return np.where(rank < 0, own, rank).astype(np.uint32)
-
-    def copy_async(self, target: Address, source: Address, size: int, given: Operand | None) -> None:
-        """cp.async of `size` bytes, of which only the first `given` are read (none if it is a predicate that holds) and
-        the rest are zeros."""
-        lanes, where = self.active(), self.place(source)
-        row, offset = self.shared_place("shared", self.place(target), lanes)
-        if given is None:
-            read = np.full(lanes.shape, size)
-        elif isinstance(given, Reg) and self.program.register_class(given.name) == "pred":  # which ignores the source
-            read = np.broadcast_to(np.where(self.read(given, "pred"), 0, size), lanes.shape)
-        else:
-            read = np.broadcast_to(self.read(given, "u32"), lanes.shape)
-        if (read > size).any():
-            raise Fault(int(lanes[read > size][0]), f"cp.async of {size} bytes that takes more of its source")
-        misaligned = where % size != 0
-        if misaligned.any():
-            raise Fault(int(lanes[misaligned][0]), f"cp.async of {size} bytes from an address that they do not divide")
-        whole = np.zeros((len(lanes), size), np.uint8)
-        for count in np.unique(read):
-            chosen = read == count
-            if count:
-                who = lanes[chosen]
-                values = self.memory.load(where[chosen], int(count), 1, who, self.thread[who], 1)
-                whole[chosen, : int(count)] = np.stack(values, axis=1)
-        self.shared.copy(row, offset, whole, lanes)
-
-    def atomic(self, space: str, address: Address, op: str, combine, kind: str, values, target) -> None:
-        """One lane after another, in the order of threads: a legal order of many."""
-        where, lanes = self.place(address), self.active()
-        size = np.dtype(DTYPES[kind]).itemsize
-        operands = [np.broadcast_to(self.read(v, kind), lanes.shape) for v in values]
-        before: np.ndarray = np.zeros(lanes.shape, DTYPES[kind])
-        row, offset = self.shared_place(space, where, lanes) if space != "global" else (lanes, where)
-        for i in range(len(lanes)):
-            one = lanes[i : i + 1]
-            if space == "global":
-                cell = self.memory.cell(where[i : i + 1], size, one)
-            else:
-                cell = self.shared.cell(row[i : i + 1], offset[i : i + 1], size, one)
-            cell = cell.view(DTYPES[kind])
-            before[i] = cell[0]
-            if op == "cas":
-                cell[0] = operands[1][i] if cell[0] == operands[0][i] else cell[0]
-            else:
-                old, other = cell[0:1], operands[0][i : i + 1]
-                if op == "add" and kind == "f32" and space == "global":  # which flushes denormals; shared does not
-                    cell[0] = ar.flush(ar.flush(old) + ar.flush(other))[0]
-                else:
-                    cell[0] = combine(old, other)[0]
-        if space != "global":
-            self.shared.visit(row, lanes, self.current)
-        if target is not None:
-            self.write(target, before)
 
     # Messages
 

@@ -147,7 +147,7 @@ class Shared(Rows):
         """Add reads to those that are not yet over for the readers."""
         lanes, stamp, old = lanes[:, None], np.broadcast_to(stamp[:, None], at.shape), seen[at]
         kept = self.ordering.unordered(old, lanes, None if warps is None else warps[at])
-        new = np.where(kept, joined(old, stamp), stamp)
+        new = np.where(kept, joined(old, stamp), stamp) if kept.any() else stamp
         if warps is not None:
             warps[at] = np.where(kept, warps[at], np.uint32(0))
             bits = np.uint32(1) << self.ordering.warp[lanes].astype(np.uint32)

@@ -81,6 +81,9 @@ class Ordering:
         their warps as bits of `warps`; of many lanes of other blocks it has none."""
         who = stamps & LANE
         other = (stamps >= 0) & (who != lanes)
+        if self.cluster == 1:  # most often a barrier of all threads came since
+            floor = self.known.min(axis=2)[self.row[lanes], self.warp[lanes]]
+            other &= (stamps >> 20) & CLOCK > floor
         if not other.any():
             return other
         clock, arrived = (stamps >> 20) & CLOCK, stamps >> 42

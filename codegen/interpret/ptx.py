@@ -91,7 +91,7 @@ class Program:
 
     name: str
     params: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (place in order, size)
-    registers: dict[str, str] = field(default_factory=dict)  # name prefix -> class
+    registers: dict[str, str] = field(default_factory=lambda: {"CC.CF": "pred"})  # name or prefix -> class
     variables: dict[str, Variable] = field(default_factory=dict)
     blocks: list[list[Instruction]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)

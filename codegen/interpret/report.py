@@ -41,6 +41,7 @@ class Report:
     threads: int = 0
     instructions: int = 0  # executed by threads
     slots: int = 0  # 32 times what warps issued
+    approximate: int = 0  # instructions in the kernel's text whose results PTX only bounds
     operands: dict[str, Traffic] = field(default_factory=dict)
 
     def start(self, blocks: int, threads: int) -> None:

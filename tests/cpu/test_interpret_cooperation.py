@@ -173,6 +173,16 @@ def test_many_readers_and_a_barrier_of_them_all():
     assert "race: write of byte 0" in caught_in_halves(WRITE + HALF + word + "  bar.warp.sync -1;\n" + owner + OUT)
 
 
+def test_readers_of_long_ago_are_forgotten():
+    """The lower half reads a word, all meet, the upper half reads it and meets by itself: one of it may write it."""
+    read = "  setp.lt.u32 %p1, %r0, 64;\n  @{}%p1 ld.shared.u32 %r5, [buffer];\n"
+    write = "  setp.eq.u32 %p2, %r0, 64;\n  @%p2 st.shared.u32 [buffer], 9;\n"
+    start, all_meet = WRITE + "  bar.sync 0;\n  mov.u32 %r5, 5;\n", "  bar.sync 0;\n"
+    assert halves(start + read.format("") + all_meet + read.format("!") + HALF + write + OUT) == [0] * 128
+    message = "race: write of byte 0 of shared memory that another thread read"
+    assert message in caught_in_halves(start + read.format("") + read.format("!") + HALF + write + OUT)
+
+
 def test_knowledge_passes_on_from_barrier_to_barrier():
     """Warp 0 meets warp 1, and warp 1 then warp 2, which may read what warp 0 wrote: it knows of it through warp 1."""
     meet = "  setp.{}.u32 %p1, %r10, {};\n  @%p1 bar.sync {}, 64;\n"

@@ -320,6 +320,50 @@ def test_float_comparisons(kind, name):
     EXAMPLES(given(rows(f, 2))(lambda table: check(text, f, table, expected, F32)))()
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "ge", "gtu", "neu", "num", "nan"])
+def test_packed_comparisons(kind, name):
+    """One predicate a half; as a value 1.0 in each half where it holds."""
+    f = FORMATS[kind]
+
+    def holds(a, b):
+        x, y = decode(f, a), decode(f, b)
+        unordered = x != x or y != y
+        if name in ("num", "nan"):
+            return int(unordered == (name == "nan"))
+        return int(name.endswith("u")) if unordered else int(COMPARE[name[:2]](x, y))
+
+    pairs = grid(f, 2)
+    low, high = pairs, pairs[7:] + pairs[:7]
+    table = [(a | c << 16, b | d << 16) for (a, b), (c, d) in zip(low, high, strict=True)]
+    wanted = [holds(*x) + 2 * holds(*y) for x, y in zip(low, high, strict=True)]
+    flags = "selp.u32 %d, 1, 0, %p1; selp.u32 %r1, 2, 0, %p2; or.b32 %d, %d, %r1;"
+    operands = [(32, column) for column in columns(table)]
+    assert apply(f"setp.{name}.{kind}x2 %p1|%p2, %a, %b; {flags}", 32, *operands) == wanted
+    odd = "and.b32 %r2, %r0, 1; setp.eq.u32 %p3, %r2, 1;"
+    got = apply(f"{odd} setp.{name}.xor.{kind}x2 %p1|%p2, %a, %b, %p3; {flags}", 32, *operands)
+    assert got == [w ^ (3 * (i % 2)) for i, w in enumerate(wanted)]
+    one = encode(f, Fraction(1))
+    got = apply(f"set.{name}.{kind}x2.{kind}x2 %d, %a, %b;", 32, *operands)
+    assert got == [one * (w & 1) | (one * (w >> 1)) << 16 for w in wanted]
+
+
+@pytest.mark.parametrize(("made", "true"), [("u32", 2**32 - 1), ("s32", 2**32 - 1), ("f32", 0x3F800000)])
+def test_comparisons_as_values(made, true):
+    check(f"set.lt.{made}.f32 %d, %a, %b;", F32, grid(F32, 2), lambda a, b: true * (decode(F32, a) < decode(F32, b)))
+    check_integers(f"set.lt.{made}.s32 %d, %a, %b;", 32, 2, lambda a, b: true * (signed(a, 32) < signed(b, 32)))
+    check(f"set.gtu.ftz.{made}.f32 %d, %a, %b;", F32, grid(F32, 2),
+          lambda a, b: true * (not decode(F32, flush(F32, a)) <= decode(F32, flush(F32, b))))  # fmt: skip
+
+
+def test_comparisons_of_halves_as_values():
+    check("set.ge.f16.f16 %d, %a, %b;", F16, grid(F16, 2), lambda a, b: 0x3C00 * (decode(F16, a) >= decode(F16, b)))
+    check(
+        "set.ge.bf16.bf16 %d, %a, %b;", BF16, grid(BF16, 2), lambda a, b: 0x3F80 * (decode(BF16, a) >= decode(BF16, b))
+    )
+    check("set.leu.u16.f16 %d, %a, %b;", F16, grid(F16, 2), lambda a, b: 0xFFFF * (not decode(F16, a) > decode(F16, b)))
+
+
 def test_comparisons_that_flush():
     check(f"setp.gt.ftz.f32 %p1, %a, %b; {FLAG}", F32, grid(F32, 2),
           lambda a, b: int(decode(F32, flush(F32, a)) > decode(F32, flush(F32, b))), F32)  # fmt: skip
@@ -367,6 +411,27 @@ def test_setp_with_two_results_and_a_predicate():
     for name, combine in (("and", operator.and_), ("or", operator.or_), ("xor", operator.xor)):
         check_integers("  .reg .b32 %e; " + text.format(name), 32, 2,
                        lambda a, b, combine=combine: combine(a < 7, b != 0) + 2 * combine(a >= 7, b != 0))  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_carries(bits):
+    """Numbers of two limbs: sums, differences, and products with an addend, each limb with the carry of the one below."""
+    low = (1 << bits) - 1
+    check_integers(
+        f"add.cc.u{bits} %d, %a, %b; addc.u{bits} %d, %c, 5;", bits, 3, lambda a, b, c: c + 5 + (a + b > low)
+    )
+    check_integers(f"sub.cc.s{bits} %d, %a, %b; subc.s{bits} %d, %c, 5;", bits, 3, lambda a, b, c: c - 5 - (a < b))
+    # a carry in and one out
+    text = f"add.cc.u{bits} %d, %a, %a; addc.cc.u{bits} %d, %b, %c; addc.u{bits} %d, 0, 0;"
+    check_integers(text, bits, 3, lambda a, b, c: b + c + (2 * a > low) > low)
+    text = f"sub.cc.u{bits} %d, 0, %a; subc.cc.u{bits} %d, %b, %c; subc.u{bits} %d, 0, 0;"
+    check_integers(text, bits, 3, lambda a, b, c: -(b - c - (a > 0) < 0))
+    for part, product in (("lo", lambda a, b: a * b & low), ("hi", lambda a, b: a * b >> bits)):
+        text = f"mad.{part}.cc.u{bits} %d, %a, %b, %c; addc.u{bits} %d, 0, 0;"
+        check_integers(text, bits, 3, lambda a, b, c, product=product: product(a, b) + c > low)
+        text = f"add.cc.u{bits} %d, %c, %c; madc.{part}.cc.u{bits} %d, %a, %b, %c; addc.u{bits} %d, %d, 0;"
+        check_integers(text, bits, 3, lambda a, b, c, product=product: (
+            (s := product(a, b) + c + (2 * c > low)) + (s > low)))  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["b16", "b32", "b64", "f32", "f64"])
@@ -722,6 +787,21 @@ def test_approximate_functions(name, ftz):
     EXAMPLES(given(st.lists(reals, min_size=1, max_size=30))(property_of))()
 
 
+@pytest.mark.parametrize(("name", "exact"), [("rcp", lambda x: 1 / x), ("rsqrt", lambda x: 1 / x**0.5)])
+def test_gross_approximations_of_doubles(name, exact):
+    """Of the upper half of the operand, as the upper half of the result; denormals are zeros."""
+    xs = [1.0, 3.0, 7e-300, 1.2345678901234567, 2.0**-1022, 1e300]
+    bits = [encode(F64, Fraction(x)) for x in xs]
+    got = apply(f"{name}.approx.ftz.f64 %d, %a;", 64, (64, bits))
+    for x, b, y in zip(xs, bits, got, strict=True):
+        assert y & 0xFFFFFFFF == 0
+        assert y == apply(f"{name}.approx.ftz.f64 %d, %a;", 64, (64, [b & ~0xFFFFFFFF | 0x12345678]))[0]
+        assert float(decode(F64, y)) == pytest.approx(exact(x), rel=2.0**-19) or exact(x) < 2.0**-1022
+    special = [0, F64.sign, 5, F64.largest + 1, F64.nan]
+    expected = [F64.largest + 1, F64.sign | F64.largest + 1, F64.largest + 1, 0, 0x7FFFFFFF00000000]
+    assert apply(f"{name}.approx.ftz.f64 %d, %a;", 64, (64, special)) == expected
+
+
 @pytest.mark.parametrize("form", ["full", "approx", "full.ftz"])
 def test_approximate_division(form):
     text = f"div.{form}.f32 %d, %a, %b;"
@@ -850,6 +930,17 @@ def test_shuffles(mode, b, width):
     body += "  selp.b32 %r3, 1000, 0, %p1;\n  add.s32 %r2, %r2, %r3;\n  st.global.b32 [%rd16], %r2;\n"
     wanted = [shuffled(mode, i % 32, b, c) for i in range(64)]
     assert words(64, 64, body) == [100 + i // 32 * 32 + place + 1000 * good for i, (place, good) in enumerate(wanted)]
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+@pytest.mark.parametrize("clamp", [0, 5, 12, 30])
+def test_shuffles_that_are_clamped(mode, clamp):
+    """A lane beyond the clamp keeps its own value; the offset may differ from lane to lane."""
+    body = "  add.s32 %r1, %r0, 100;\n  and.b32 %r4, %r0, 7;\n"
+    body += f"  shfl.sync.{mode}.b32 %r2|%p1, %r1, %r4, {16 << 8 | clamp}, -1;\n"
+    body += "  selp.b32 %r3, 1000, 0, %p1;\n  add.s32 %r2, %r2, %r3;\n  st.global.b32 [%rd16], %r2;\n"
+    wanted = [shuffled(mode, i, i & 7, 16 << 8 | clamp) for i in range(32)]
+    assert words(32, 32, body) == [100 + place + 1000 * good for place, good in wanted]
 
 
 def test_votes():

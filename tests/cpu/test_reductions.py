@@ -113,6 +113,9 @@ def test_integers_keep_their_type_and_bools():
             got = op(x, implementation="xla")
             assert got.y.dtype == got.p.dtype == jnp.int32
             assert (got.y.tolist(), got.p.tolist()) == ([300, 9], [1_000_000, -105])
+    op = made("x: int32[..., N]", "y: int32[...]", "y = sum(x, axis=N)")
+    with jax.enable_x64(True):  # they wrap as int32 does, whatever jnp would widen them to
+        assert op(jnp.asarray([2**31 - 1, 1], "int32"), implementation="xla").tolist() == -(2**31)
     op = made("x: float32[..., N]", "y: bool[...]; z: bool[...]", "y = any(x > 1, axis=N); z = all(x > 1, axis=N)")
     got = op(jnp.asarray([[0.0, 2.0], [2.0, 2.0], [0.0, 0.0]]), implementation="xla")
     assert (got.y.tolist(), got.z.tolist()) == ([True, True, False], [False, True, False])

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+from collections import namedtuple
 from pathlib import Path
 
 from codegen.pipeline import read_op
@@ -19,3 +20,41 @@ def make_op(folder: Path, text: str):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)
+
+
+def make_jnp_op(text: str):
+    """The op of a spec's text without a kernel: its jnp form and its reference."""
+    import jax
+    import jax.numpy as jnp
+
+    from codegen import emit, runtime
+    from codegen.ir import DTYPES
+    from codegen.plan import access_key
+
+    name = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("op:"))
+    made = read_op(f"specs/{name}.yaml", text)
+    spec, plan = made.spec, made.plan
+    leaves = {access_key(plan, a): a.name for a in plan.loads} | {("param", p.name): p.name for p in spec.params}
+    types = {d: f"jnp.{d}" for d in DTYPES} | {t: t for t, _ in spec.types}
+    dialect = emit.Dialect(
+        "jnp", leaves, "compute", "jnp.int32", types, like=plan.loads[0].name, order=plan.order
+    )  # fmt: skip
+    stores = {(a.array.name, a.part): a.name for a in plan.stores if a.array}
+    targets = {(s.name, s.part): stores.get((s.name, s.part), s.name) for s in made.statements}
+    body = emit.emit(made.statements, targets, dialect)
+    body.append(f"return {', '.join(stores.values())}")
+    reference = [line for lines in made.reference.lines for line in lines.split("\n")]
+    parameters = [*dict.fromkeys(leaves.values()), "compute", "row_axes", *dict(spec.types)]
+    names = [*(a.name for a in spec.inputs), *(p.name for p in spec.params)]
+    lines = [f"def xla({', '.join(parameters)}):", *(f"    {line}" for line in body)]
+    lines += [f"def reference({', '.join(names)}):", *(f"    {line}" for line in reference)]
+    found: dict = {"jax": jax, "jnp": jnp, "runtime": runtime}
+    exec("\n".join(lines), found)
+    fields = [a.name for a in spec.outputs]
+    result = namedtuple("Outputs", fields) if len(fields) > 1 else None
+
+    def declaration(): ...
+
+    declaration.__name__ = name
+    parts = {"launch": None, "xla": found["xla"], "reference": found["reference"], "result": result}
+    return runtime.op(text, **parts)(declaration)

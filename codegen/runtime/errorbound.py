@@ -14,7 +14,7 @@ Reductions, over n values x with errors e:
              sum on its way, whatever its own size. A mean divides: two more roundings.
   prod       Any order has n - 1 roundings, all of them relative: off by prod(|x| + e) - prod|x| + (n - 1) u prod(|x| + e).
              A partial product that underflows is off by the smallest normal number, times the others at their largest.
-  max, min   The largest x lies between the largest x - e and the largest x + e.
+  max, min   The largest x lies between the largest x - e and the largest x + e; an x that may be NaN leaves it open.
   any, all   Uncertain where no certain element decides and an uncertain one may.
 
 The bound says what float32 arithmetic can do to this chain; the expected value comes from the reference alone.
@@ -188,7 +188,9 @@ class Analysis:
                 function(np.where(np.isinf(error), s * np.inf, x + s * error), axes, keepdims=True) for s in (-1, 1)
             )
             reach = np.maximum(_distance(low, value), _distance(high, value))
-            lost = _lost(Bound(x, error, overflow)).any(axes, keepdims=True)
+            # What may be anything may be NaN, which wins, unless another NaN is certain to
+            open_, certain = np.isinf(error), np.isnan(x) & np.isfinite(error)
+            lost = open_.any(axes, keepdims=True) & ~certain.any(axes, keepdims=True)
             return Bound(value, np.where(lost, np.inf, reach), overflow)
         decides = x if node.op == "any" else ~x
         decided = (decides & (error == 0)).any(axes, keepdims=True)

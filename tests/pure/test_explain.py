@@ -286,3 +286,82 @@ def test_explaining_imports_neither_jax_nor_cutlass():
     code = "import sys, codegen.explain, codegen.svg, codegen.sizes; print([m for m in sys.modules if m in ('jax', 'cutlass')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SPECS.parent)
     assert done.stdout.strip() == "[]"
+
+
+# Ops that reduce
+
+SOFTMAX = ("y = softmax(x, axis=N) + b", "x: T[..., N]; b: T[N]; c: float32[...]", "y: T[..., N]; z: float32[...]")
+
+
+def softmax():
+    chain, inputs, outputs = SOFTMAX
+    return made(f"{chain}; z = sum(x, axis=N) * c", inputs, outputs, "types: {T: [bfloat16, float32]}")
+
+
+def test_statistics_stand_in_their_stages():
+    report = explain(softmax(), {"...": 4, "N": 16})
+    assert report["kind"] == "row" and report["why"].startswith(
+        "row: max and sum along N; the threads that share a row"
+    )
+    stages = [(s["value"], s["stage"], s["over"]) for s in report["statistics"]]
+    assert stages == [("max(x, axis=N)", 0, "row"), ("sum(x, axis=N)", 0, "row"), ("sum(%2, axis=N)", 1, "row")]
+    assert {"name": "%2", "op": "exp", "args": ["%1"], "type": "float[..., N]"} in report["graph"]
+    both = made(
+        "dx = dy - mean(dy, axis=N); db = sum(dy, axis=...)",
+        "dy: float32[..., N]",
+        "dx: float32[..., N]; db: float32[N]",
+    )
+    report = explain(both, {"...": 4, "N": 16})
+    assert report["kind"] == "row+column" and report["kernels"]["fused"] == 2
+    assert report["why"].startswith("row+column: mean along N and sum over rows (...);")
+    assert [s["over"] for s in report["statistics"]] == ["row", "column"]
+
+
+def test_access_of_rows():
+    rows = {a["value"]: a for a in explain(softmax(), {"...": 4, "N": 16})["accesses"]}
+    assert {v: a["mode"] for v, a in rows.items()} == {"x": "flat", "b": "flat", "c": "row", "y": "flat", "z": "row"}
+    assert rows["x"]["how"] == "whole vectors, of its row" and rows["c"]["how"] == "one value a row"
+    assert rows["b"]["how"] == "whole vectors, the same for every row"
+    assert "aligned" in rows["x"]["ragged"] and "aligned" not in rows["b"]["ragged"]
+
+
+def test_bytes_of_a_reduction():
+    op = made("s = sum(x, axis=N); y = x / s", "x: float16[..., N]", "y: float16[..., N]")
+    _, cost = costs(op, {"...": 4, "N": 16})
+    # the sum reads x and writes a float a row; the division reads both and writes y
+    assert cost["bytes"]["unfused"] == (2 * 64 + 4 * 4) + (2 * 64 + 4 * 4 + 2 * 64)
+    assert cost["bytes"]["fused"] == 2 * 64 + 2 * 64
+
+
+def test_launch_of_rows():
+    op = made("y = softmax(x, axis=N)", "x: float32[..., N]", "y: float32[..., N]")
+    _, cost = costs(op, {"...": 1000, "N": 256})
+    # 64 vectors of 4; a thread keeps 4 of them; 8 rows share a block of 128 threads
+    assert cost["launch"] == {
+        "vector": 4, "vector_bytes": {"x": 16, "y": 16}, "threads": 128, "ragged": False, "threads_a_row": 16,
+        "vectors_a_thread": 4, "cluster": 1, "rows_read": 1, "blocks": 125,
+    }  # fmt: skip
+    assert cost["launch_in_clusters"] is None
+    _, cost = costs(op, {"...": 10, "N": 2**16})
+    # 256 KiB a row: read for the max, for the sum and for the result, or kept by four blocks
+    assert cost["launch"]["rows_read"] == 3
+    assert (cost["launch_in_clusters"]["cluster"], cost["launch_in_clusters"]["rows_read"]) == (4, 1)
+    assert cost["launch_in_clusters"]["blocks"] == 40
+
+
+def test_default_shape_has_the_axes_that_are_reduced():
+    assert default_shape(made("y = sum(x, axis=N)", "x: float32[..., N]", "y: float32[...]").spec) == {
+        "...": 8192, "N": 4096
+    }  # fmt: skip
+    chain, inputs = "y = sum(take(w, i, axis=P), axis=N)", "w: float32[P, N]; i: int32[...]"
+    assert default_shape(made(chain, inputs, "y: float32[...]").spec) == {"...": 8192, "N": 4096, "P": 4096}
+
+
+def test_explain_prints_what_rows_do(monkeypatch, capsys, tmp_path):
+    lines = ["op: total", "summary: Made here.", "inputs: {x: 'float32[..., N]'}", "outputs: {y: 'float32[...]'}"]
+    (tmp_path / "total.yaml").write_text("\n".join([*lines, "chain: y = sum(x, axis=N)", "reference: x.sum(-1)"]))
+    drawing = tmp_path / "total.svg"
+    assert run(monkeypatch, "explain", "total", "--specs", tmp_path, "--svg", drawing) == 0
+    text = capsys.readouterr().out
+    assert "sum along N" in text and "row_sum = sum(x, axis=N)" in text and "threads a row" in text
+    assert "sum(x, axis=N)" in drawing.read_text()

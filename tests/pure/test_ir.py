@@ -6,6 +6,7 @@ import pytest
 from goldens import check_golden
 
 from codegen.chain import read_chain
+from codegen.emit import axis_numbers
 from codegen.ir import Graph, Node, Statement, print_statements, topological
 from codegen.notation import parse_dims
 from codegen.spec import Spec
@@ -191,3 +192,11 @@ def test_what_a_kernel_may_compute_otherwise_is_not_folded(formula):
 def test_shared_values_are_one_node():
     node = value("gelu(x) + gelu(x)")
     assert node.args[0] is node.args[1]
+
+
+def test_axes_of_a_reduction_in_jnp():
+    """Named axes count from the end, since `...` is any number of leading dimensions."""
+    order = ("...", "B", "N")
+    assert axis_numbers(("N",), order) == "-1" and axis_numbers(("B", "N"), order) == "(-2, -1)"
+    assert axis_numbers(("...",), order) == "row_axes" and axis_numbers(("...", "B"), order) == "(*row_axes, -2)"
+    assert axis_numbers(order, order) == axis_numbers(("N",), ("N",)) == "None"

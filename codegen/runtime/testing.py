@@ -96,16 +96,12 @@ def check_case(
     """One call against the reference."""
     report = report or Report()
     with jax.enable_x64(True):
-        made = draw.arrays(op, case)
-        args, keywords = draw.operands(op, case, made)
+        made, args, keywords, expected, narrow, bounds = _expected(op, case)
         call = functools.partial(run or op, **keywords, implementation=implementation)
         if implementation == "xla" and op.plan.extremes and not on_gpu():
             call = jax.jit(call, compiler_options=cpu_options())
         outputs = call(*args)
         outputs = tuple(outputs) if len(op.spec.outputs) > 1 else (outputs,)
-        expected = reference_values(op, args, keywords, "float64")
-        narrow = reference_values(op, args, keywords, "float32")
-        bounds = error_bounds(op, case, args, keywords)
     report.examples += 1
     for i, array in enumerate(op.spec.outputs):
         got = np.asarray(outputs[i])
@@ -114,6 +110,19 @@ def check_case(
         if got.shape != shape or got.dtype != jnp.dtype(dtype):
             raise Disagreement(f"{name} is {got.dtype}{got.shape}, but {array} is {dtype}{shape}; {case}")
         compare(name, array.name, dtype, got, expected[i], narrow[i], *bounds[i], case, report, made)
+
+
+@functools.lru_cache(maxsize=2 * EXAMPLES)  # tests of several implementations draw the same calls, one after the other
+def _expected(op: Op, case: Case) -> tuple:
+    """A call: its arrays by name, its arguments and keywords; the reference's values in float64 and in float32, and the
+    bounds. `compare` looks at the float32 values only where float32 overflows on the way: elsewhere they are not computed."""
+    made = draw.arrays(op, case)
+    args, keywords = draw.operands(op, case, made)
+    bounds = error_bounds(op, case, args, keywords)
+    expected = narrow = reference_values(op, args, keywords, "float64")
+    if any(np.any(overflow) for _, _, overflow in bounds):
+        narrow = reference_values(op, args, keywords, "float32")
+    return made, args, keywords, expected, narrow, bounds
 
 
 def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
@@ -232,7 +241,9 @@ def check_gradient(op: Op, examples: int = 3) -> None:
     """The op's vjp against the vjp of its reference in float64, on smooth random calls.
 
     The backward runs in float32 over values of magnitude about one: an error of 2**-16 of the largest gradient allows for
-    some hundred roundings, and a rounding to the input's type comes on top.
+    some hundred roundings, and a rounding to the input's type comes on top. Where larger terms cancel to a small gradient
+    (that of a norm of one column, say), the largest gradient says nothing of these roundings: there, four times what the
+    reference's own backward loses in float32 is allowed, its largest loss at eight calls nearby, for one may be lucky.
     """
 
     @hypothesis.settings(
@@ -271,31 +282,61 @@ def check_gradient_case(op: Op, case: Case) -> None:
                 o for o, a in zip(outputs, spec.outputs, strict=True) if DTYPES[case.types.dtype(a)].kind == "float"
             )
 
-        def reference(full):
-            wide = [x if x is None or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype("float64") for x in full]
+        def reference(full, precision="float64"):
             key, operands = op.bind(tuple(args), keywords)
-            there = [x for x in wide if x is not None]
-            values = op.evaluate_reference(key, (*there, *operands[len(there) :]), "float64")
+            there = [x for x in full if x is not None]
+            values = op.evaluate_reference(key, (*there, *operands[len(there) :]), precision)
             axes = case.axes
             return tuple(
                 jnp.broadcast_to(v, views.user_shape(a, axes)) for v, a in zip(values, spec.outputs, strict=True)
             )
 
-        ours, pull = jax.vjp(lambda *xs: call(lambda full: op(*full, **keywords), *xs), *(args[i] for i in floating))
+        def backward(run):
+            """The gradients of `run` as a function of the floating inputs and the cotangents."""
+
+            def pull(xs, cotangents):
+                return jax.vjp(lambda *xs: call(run, *xs), *xs)[1](cotangents)
+
+            return jax.jit(pull)
+
+        own = tuple(args[i] for i in floating)
+        ours = jax.eval_shape(lambda *xs: call(lambda full: op(*full, **keywords), *xs), *own)
         generator = np.random.default_rng(case.seed)
         cotangents = tuple(jnp.asarray(generator.standard_normal(o.shape)).astype(o.dtype) for o in ours)
+        got = backward(lambda full: op(*full, **keywords))(own, cotangents)
         with jax.default_device(jax.devices("cpu")[0]):
-            wide = [jnp.asarray(np.asarray(args[i], np.float64)) for i in floating]
+            wide = [np.asarray(x, np.float64) for x in own]
+            outer = [np.asarray(c, np.float64) for c in cotangents]
             args = [None if a is None else jnp.asarray(np.asarray(a)) for a in args]
-            _, pull_wide = jax.vjp(lambda *xs: call(reference, *xs), *wide)
-            expected = pull_wide(tuple(jnp.asarray(np.asarray(c, np.float64)) for c in cotangents))
-        got = pull(cotangents)
-    for i, g, e in zip(floating, got, expected, strict=True):
-        a, b = np.asarray(g, np.float64), np.asarray(e, np.float64)
-        eps = max(2.0**-16, float(jnp.finfo(jnp.dtype(case.types.dtype(spec.inputs[i]))).eps))
-        allowed = eps * np.abs(b) + 2.0**-16 * (np.abs(b).max() if b.size else 0) + 1e-30
-        if a.shape != b.shape or not np.all((np.abs(a - b) <= allowed) | _same(a, b)):
-            worst = float(np.max(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")
-            raise Disagreement(
-                f"{spec.op}: the gradient of {spec.inputs[i].name!r} is off by {worst:.3g} times what is allowed; {case}"
-            )
+            exact = backward(reference)
+            expected = exact(tuple(map(jnp.asarray, wide)), tuple(map(jnp.asarray, outer)))
+
+            @functools.cache
+            def cancelled() -> list[float]:
+                """The largest error of the reference's own backward in float32 at calls nearby, for each gradient."""
+                single = backward(functools.partial(reference, precision="float32"))
+                worst = [0.0] * len(floating)
+                for _ in range(8):
+                    near = [x * (1 + 2.0**-12 * generator.standard_normal(x.shape)) for x in wide]
+                    near = [jnp.asarray(x.astype(np.float32)) for x in near]
+                    rough = single(tuple(near), tuple(jnp.asarray(c, "float32") for c in outer))
+                    right = exact(tuple(x.astype("float64") for x in near), tuple(map(jnp.asarray, outer)))
+                    errors = [np.abs(np.asarray(a, np.float64) - b) for a, b in zip(rough, right, strict=True)]
+                    worst = [max(w, float(np.max(e, initial=0))) for w, e in zip(worst, errors, strict=True)]
+                return worst
+
+            for place, (i, g, e) in enumerate(zip(floating, got, expected, strict=True)):
+                a, b = np.asarray(g, np.float64), np.asarray(e, np.float64)
+                eps = max(2.0**-16, float(jnp.finfo(jnp.dtype(case.types.dtype(spec.inputs[i]))).eps))
+                allowed = eps * np.abs(b) + 2.0**-16 * np.abs(b).max(initial=0) + 1e-30
+                if a.shape != b.shape or not _within(a, b, allowed):
+                    allowed = allowed + 4 * cancelled()[place]
+                if a.shape != b.shape or not _within(a, b, allowed):
+                    worst = float(np.max(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")
+                    raise Disagreement(
+                        f"{spec.op}: the gradient of {spec.inputs[i].name!r} is off by {worst:.3g} times what is allowed; {case}"
+                    )
+
+
+def _within(a: np.ndarray, b: np.ndarray, allowed: np.ndarray) -> bool:
+    return bool(np.all((np.abs(a - b) <= allowed) | _same(a, b)))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import itertools
+import math
 import re
 import shutil
 import struct
@@ -17,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from codegen.errors import Mistake
 from codegen.ir import DTYPES
 from codegen.plan import Extents, Launch, overrides
+from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.runtime import views
 from codegen.runtime.arguments import Types
 from codegen.runtime.op import Op
@@ -38,14 +42,17 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel to compile: the types bound, whether rows are ragged, whether inputs with defaults are left out."""
+    """One kernel to compile: the types bound, whether rows are ragged, whether inputs with defaults are left out; where
+    the op reduces, the columns of a row."""
 
     types: Types
     ragged: bool
     defaults: bool = False
+    columns: int | None = None
 
     def __str__(self) -> str:
         words = [f"{name}={dtype}" for name, dtype in self.types.variables]
+        words += [] if self.columns is None else [f"columns={self.columns}"]
         words += ["ragged"] if self.ragged else []
         return " ".join([*words, *(["defaults"] if self.defaults else [])]) or "-"
 
@@ -94,20 +101,57 @@ def bindings(spec: Spec, wanted: Mapping[str, str] | None = None) -> Iterator[Ty
 
 
 def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
-    """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params."""
+    """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params, and for as many
+    rows as there are lengths: of those `row_lengths`."""
     some = any(a.default is not None for a in op.spec.inputs)
     for types in bindings(op.spec, wanted):
-        for ragged in (False, True):
-            if ragged and launch_of(op, types, False).vec == 1:
-                continue
-            for defaults in (False, True) if some else (False,):
-                yield Variant(types, ragged, defaults)
+        for columns in row_lengths(op, types):
+            for ragged in (False, True):
+                variant = Variant(types, ragged, False, columns)
+                if ragged and launch_of(op, replace(variant, ragged=False)).vec == 1:
+                    continue
+                for defaults in (False, True) if some else (False,):
+                    yield replace(variant, defaults=defaults)
 
 
-def launch_of(op: Op, types: Types, ragged: bool, arch: str | None = None) -> Launch:
+# Bytes of a row's inputs: a few threads hold it; a whole block does; a cluster, where there are clusters, or nobody, and it
+# is read again for every stage.
+ROW_BYTES = (256, 16 * 1024, 256 * 1024)
+
+
+def row_lengths(op: Op, types: Types) -> tuple[int | None, ...]:
+    """The columns of the rows that stand for all: of every way in which the kernel goes about a row."""
+    plan = op.plan
+    if not isinstance(plan, Reduction) or plan.collapsed:
+        return (None,)
+    if all(axis in op.spec.extents for group in plan.column_groups for axis in group.axes):
+        return (plan.rows_and_columns(lambda axes: math.prod(op.spec.extents.get(a, 1) for a in axes))[1],)
     dtypes = {a.name: types.dtype(a) for a in op.spec.arrays}
-    inner = None if ragged else 16
-    return op.plan.launch(dtypes, Extents(inner, inner), overrides(op.spec, arch), arch)
+    found = [size // plan.column_bytes(dtypes) // 16 * 16 or 16 for size in ROW_BYTES]
+    if not plan.rows:
+        found = found[:2]  # whoever walks down the columns has at most a warp a row
+    return tuple(n for n in found if _possible(op, Variant(types, False, False, n)))
+
+
+def _possible(op: Op, variant: Variant) -> bool:
+    """Whether there is a kernel for rows of this length, on every architecture."""
+    try:
+        return all(launch_of(op, variant, arch) for arch in ARCHITECTURES)
+    except Mistake:
+        return False
+
+
+def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
+    """The launch of a variant: its rows, where their number matters, are many."""
+    dtypes = {a.name: variant.types.dtype(a) for a in op.spec.arrays}
+    columns = variant.columns
+    if columns is None:
+        inner = None if variant.ragged else 16
+        extents = Extents(inner, inner)
+    else:
+        columns += variant.ragged
+        extents = Extents(columns, columns, columns)
+    return op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
 
 
 def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None) -> Compiled:
@@ -116,7 +160,7 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-    spec, how = op.spec, launch_of(op, variant.types, variant.ragged, arch)
+    spec, how = op.spec, launch_of(op, variant, arch)
 
     def tensor(dtype: str, divisors: tuple[int, ...], alignment: int):
         shape = tuple(cute.sym_int(divisibility=d) for d in divisors)
@@ -136,6 +180,9 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     tensors = {a.name: array(a) for a in spec.inputs}
     tensors |= {p.name: tensor(scalar[p.kind].cutlass, (1,), scalar[p.kind].size) for p in spec.params if not p.static}
     tensors |= {a.name: array(a) for a in spec.outputs}
+    for statistic, dtype in views.part_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
+        divisors = (1,) if op.plan.collapsed else (1, 1)
+        tensors[f"{statistic.name} parts"] = tensor(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
     constants = [
         (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
     ]  # fmt: skip
@@ -150,8 +197,18 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
         registers, stack, shared = read_cubin(cubin)
         # What is spilled lies on the stack, so only a kernel that has one is compiled again for ptxas's report
         spills = _spills(lambda: compiled("remarks{ptx}")) if stack else 0
-    names = [name for name, value in tensors.items() if value is not None]
-    return Compiled(ptx, cubin, registers, stack, spills, shared, operands(ptx, names))
+    found = {name: value is not None for name, value in tensors.items()}
+    kernels = [(text, [n for n in _parameters(op, name, list(found)) if found[n]]) for name, text in entries(ptx)]
+    return Compiled(ptx, cubin, registers, stack, spills, shared, operands(kernels, [n for n in found if found[n]]))
+
+
+def _parameters(op: Op, entry: str, tensors: list[str]) -> list[str]:
+    """Which of the launcher's tensors a kernel takes, by their names in the generated file."""
+    names = list(inspect.signature(op._launch).parameters)[1:]
+    module = inspect.unwrap(op._launch).__globals__
+    kernel = next(module[k] for k in (f"{op.spec.op}_kernel", f"{op.spec.op}_finish") if k in entry)
+    own = inspect.signature(kernel).parameters
+    return [tensor for name, tensor in zip(names, tensors, strict=False) if name in own]
 
 
 def _spills(compile_verbosely) -> int:
@@ -216,13 +273,19 @@ _SYMBOL = re.compile(r"(?<![%\w.$])[A-Za-z_$][\w$]*")
 _SPACES = {"param", "local", "shared", "const", "tex"}
 
 
-def memory_accesses(ptx: str) -> list[MemoryAccess]:
-    """Every access of global (or unnamed) memory in the kernel itself, not in library functions that it calls.
+def entries(ptx: str) -> Iterator[tuple[str, str]]:
+    """Each kernel's name and text, without the library functions that it calls."""
+    for text in re.split(r"(?m)^}$", ptx):
+        if found := re.search(r"(?m)^(?:\.visible )?\.entry (\w+)", text):
+            yield found[1], text[found.start() :]
+
+
+def memory_accesses(entry: str) -> list[MemoryAccess]:
+    """Every access of global (or unnamed) memory in a kernel itself, not in library functions that it calls.
 
     A pointer is the first eight bytes of a tensor's parameter; address arithmetic is followed from there.
     """
-    entry = next(text for text in re.split(r"(?m)^}$", ptx) if re.search(r"(?m)^(\.visible )?\.entry ", text))
-    body = entry[entry.index("\n{") :]  # a function declared before it ends in no brace
+    body = entry[entry.index("\n{") :]
     instructions = [m.groups() for line in body.splitlines() if (m := _INSTRUCTION.match(line))]
     sources: dict[str, frozenset[int | str]] = {}
     changed = True
@@ -261,18 +324,21 @@ def _access(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> M
     return MemoryAccess(words[0] == "st", vector * bits // 8, found)
 
 
-def operands(ptx: str, names: list[str]) -> tuple[Operand, ...]:
-    """What a kernel reads and writes of each array; `names` are those it takes, in its order."""
-    accesses = memory_accesses(ptx)
-    for access in accesses:
-        tables = all(isinstance(source, str) for source in access.sources)
-        if len(access.sources) != 1 or not (tables or access.sources <= set(range(len(names)))):
-            raise RuntimeError(f"cannot tell which of {', '.join(names)} a {access.width}-byte access belongs to")
-
-    def widths(place: int, store: bool) -> tuple[int, ...]:
-        return _widest_first(a.width for a in accesses if a.store == store and place in a.sources)
-
-    return tuple(Operand(name, widths(i, False), widths(i, True)) for i, name in enumerate(names))
+def operands(kernels: list[tuple[str, list[str]]], names: list[str]) -> tuple[Operand, ...]:
+    """What a launcher's kernels read and write of each array. `kernels` are their texts and the arrays each takes, in its
+    order; `names` are all of them."""
+    widths: dict[tuple[str, bool], list[int]] = {}
+    for text, own in kernels:
+        for access in memory_accesses(text):
+            tables = all(isinstance(source, str) for source in access.sources)
+            if len(access.sources) != 1 or not (tables or access.sources <= set(range(len(own)))):
+                raise RuntimeError(f"cannot tell which of {', '.join(own)} a {access.width}-byte access belongs to")
+            for source in access.sources:
+                if isinstance(source, int):
+                    widths.setdefault((own[source], access.store), []).append(access.width)
+    return tuple(
+        Operand(name, *(_widest_first(widths.get((name, store), [])) for store in (False, True))) for name in names
+    )
 
 
 def _widest_first(widths: Iterable[int]) -> tuple[int, ...]:
@@ -349,6 +415,7 @@ def as_row(outcome: Outcome) -> dict[str, Any]:
     row: dict[str, Any] = {
         "op": task.op,
         "types": dict(task.variant.types.variables),
+        "columns": task.variant.columns,
         "ragged": task.variant.ragged,
         "defaults": task.variant.defaults,
         "arch": task.arch,

@@ -22,6 +22,7 @@ The bound says what float32 arithmetic can do to this chain; the expected value 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ class Analysis:
             for statement in statements:
                 for node in topological([statement.value]):
                     if id(node) not in bounds:
-                        bounds[id(node)] = self.node(node, [bounds[id(a)] for a in node.args], leaves)
+                        bound = self.node(node, [bounds[id(a)] for a in node.args], leaves)
+                        bounds[id(node)] = self.factored(node, bound, bounds)
                 results[(statement.name, statement.part)] = bounds[id(statement.value)]
         return results
 
@@ -149,6 +151,17 @@ class Analysis:
             for arg in args:
                 uncertain = uncertain | _lost(arg)
         return Bound(value, uncertain.astype(np.float64), overflow)
+
+    def factored(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
+        """XLA takes a power of two out of a sum: it computes a * c + b * c as (a + b) * c, and a + b may overflow."""
+        if node.op not in ("add", "sub") or any(a.op != "mul" for a in node.args):
+            return bound
+        first, second = ([bounds[id(a)].value for a in product.args] for product in node.args)
+        for (a, c), (b, d) in itertools.product((first, first[::-1]), (second, second[::-1])):
+            if c.ndim == d.ndim == 0 and c == d and abs(np.frexp(c)[0]) == 0.5:
+                beyond = np.isfinite(a) & np.isfinite(b) & (np.abs(a) + np.abs(b) > self.top)
+                bound = Bound(bound.value, np.where(beyond, np.inf, bound.error), bound.overflow | beyond)
+        return bound
 
     def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:
         value = np.where(condition.value, a.value, b.value)

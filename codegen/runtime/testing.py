@@ -327,8 +327,9 @@ def check_gradient_case(op: Op, case: Case) -> None:
 
             for place, (i, g, e) in enumerate(zip(floating, got, expected, strict=True)):
                 a, b = np.asarray(g, np.float64), np.asarray(e, np.float64)
-                eps = max(2.0**-16, float(jnp.finfo(jnp.dtype(case.types.dtype(spec.inputs[i]))).eps))
-                allowed = eps * np.abs(b) + 2.0**-16 * np.abs(b).max(initial=0) + 1e-30
+                info: Any = jnp.finfo(jnp.dtype(case.types.dtype(spec.inputs[i])))
+                eps, tiny = max(2.0**-16, float(info.eps)), max(1e-30, float(info.smallest_subnormal))
+                allowed = eps * np.abs(b) + 2.0**-16 * np.abs(b).max(initial=0) + tiny
                 if a.shape != b.shape or not _within(a, b, allowed):
                     allowed = allowed + 4 * cancelled()[place]
                 if a.shape != b.shape or not _within(a, b, allowed):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import INT_MAX, Access, Elementwise, Extents, Launch, Plan
-from codegen.reductions import Reduction, RowLaunch, WalkLaunch
+from codegen.reductions import Reduction, RowLaunch, Statistic, WalkLaunch
 from codegen.runtime.arguments import Axes
 from codegen.spec import Array, Spec
 
@@ -120,11 +120,17 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
     """Shapes and dtypes of what a kernel that folds over rows leaves for the one that finishes."""
+    found = part_dtypes(plan, compute, integer)
+    columns = () if plan.collapsed or not found else (_product(group_extents(plan, axes)[plan.kept :]),)  # type: ignore[attr-defined]
+    return [((how.parts, *columns), dtype) for _, dtype in found]
+
+
+def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:
+    """Each statistic folded over rows, and the dtype of its parts."""
     if not isinstance(plan, Reduction):
         return []
     dtypes = {"float": compute, "int": integer, "bool": "int32"}
-    columns = () if plan.collapsed else (_product(group_extents(plan, axes)[plan.kept :]),)
-    return [((how.parts, *columns), dtypes[s.kind]) for s in plan.columns]
+    return [(s, dtypes[s.kind]) for s in plan.columns]
 
 
 def known_extents(plan: Plan, axes: Axes) -> Extents:

@@ -63,7 +63,7 @@ def dequantize_fp8_kernel(
             rScale.fill(mScale[0])
         else:
             device.copy_whole_or_part(gQ, rQ, valid)
-            if icols + vec <= cols:  # the vector lies in one row: wide loads, wherever it starts
+            if valid >= vec:  # a whole vector
                 rScale.fill(mScale[0])
             else:
                 

@@ -78,7 +78,7 @@ def mixture_kernel(
             device.copy_whole_or_part(gA, rA, valid)
             device.copy_whole_or_part(gB, rB, valid)
             device.copy_whole_or_part(gC, rC, valid)
-            if icols + vec <= cols:  # the vector lies in one row: wide loads, wherever it starts
+            if valid >= vec:  # a whole vector
                 rW0.fill(mW[0])
                 rW1.fill(mW[1])
                 rW2.fill(mW[2])

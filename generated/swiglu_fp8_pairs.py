@@ -74,7 +74,7 @@ def swiglu_fp8_pairs_kernel(
             rScale.fill(mScale[0])
         else:
             device.copy_whole_or_part(gX, rX, 2 * valid)
-            if icols + vec <= cols:  # the vector lies in one row: wide loads, wherever it starts
+            if valid >= vec:  # a whole vector
                 rScale.fill(mScale[0])
             else:
                 

@@ -279,11 +279,13 @@ class ElementwiseContext(Context):
                 tensor = self.tensors[access.array.name]
                 in_row = f"device.load_anywhere({tensor}, cute.crd2idx({self.where(access)}, {tensor}.layout), {name})"
             loads.append({"guard": self.guard(access), "element": f"{name}[i] = {value}", "in_row": in_row})
-        whole_row = f"{inner} + vec <= {self.groups[-1].name}" if len(self.groups) > 1 else "valid >= vec"
+        rows = len(self.groups) > 1 and self.plan.coordinates
+        whole_row = f"{inner} + vec <= {self.groups[-1].name}" if rows else "valid >= vec"
+        words = "the vector lies in one row: wide loads, wherever it starts" if rows else "a whole vector"
         stores = self.element_stores()
         rests = " | ".join(row["rest"] for row in stores)
         rests = f"({rests})" if len(stores) > 1 else rests
-        return {"loads": loads, "stores": stores, "rests": rests, "row": whole_row,
+        return {"loads": loads, "stores": stores, "rests": rests, "row": whole_row, "row_words": words,
                 "parts": any(row["part"] for row in self.stores()), **self.next_element()}  # fmt: skip
 
     def element_stores(self) -> list[dict]:

@@ -124,7 +124,7 @@ def store_anywhere(
             vec - skip, vec
         )  # what this lane's aligned vector takes of its elements; the rest is the next one's
         taken = cutlass.select_(stores, head, Uint32(0))
-        next_stores = (lane < group - 1) & (after >= 2 * vec - skip)
+        next_stores = (lane < group - 1) & (before >= 0) & (after >= 2 * vec - skip)
         taken = taken | cutlass.select_(next_stores, ~head, Uint32(0))
         rest = rest & ~taken
     return rest

@@ -190,6 +190,8 @@ def sqrt(words, operands) -> Execute:
 def extreme(scalar: Callable, integer: Callable, words, operands) -> Execute:
     kind = words[-1]
     target, *sources = operands
+    if list(words) == ["relu", "s32"]:  # negative results become 0
+        return integer_arithmetic(lambda a, b: np.maximum(integer(a, b), 0), words[1:], operands)
     if not kind.startswith(("f", "bf")):
         return integer_arithmetic(integer, words, operands)
     flags = only(words[:-1], ("NaN", "ftz"))

@@ -24,6 +24,7 @@ import numpy as np
 
 from codegen import pipeline
 from codegen.arch import lacks
+from codegen.errors import Mistake
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
@@ -216,8 +217,8 @@ class Op(Generic[P, R]):
                 )
                 return choose(cute, xla, *operands, refuse=refuse)
             axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
-            if views.fits(self.plan, axes) is not None:
-                return xla(*operands)  # more rows than a kernel's coordinates hold
+            if self._refused(key.types, axes) is not None:
+                return xla(*operands)
             return choose(cute, xla, *operands)
 
         batched = jax.custom_batching.custom_vmap(run)
@@ -347,7 +348,7 @@ class Op(Generic[P, R]):
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
-        problem = views.fits(plan, axes)
+        problem = self._refused(key.types, axes)
         if problem:
             raise ValueError(f"{spec.op}: {problem}")
         missing = lacks(self, key.types, current_arch() or interpreted.DEFAULT_ARCH)
@@ -376,6 +377,16 @@ class Op(Generic[P, R]):
             tuple(views.user_shape(a, axes) for a in spec.outputs),
             {**dict(key.static), **how.constants},
         )
+
+    def _refused(self, types: Types, axes: Axes) -> str | None:
+        """Why no kernel takes these extents: too many rows for its coordinates, or longer ones than it can keep."""
+        problem = views.fits(self.plan, axes)
+        if problem is None:
+            try:
+                self.launch_for(types, axes)
+            except Mistake as mistake:
+                problem = f"{mistake.message}; implementation='xla' runs without"
+        return problem
 
     def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch:
         """The launch for these types and extents."""

@@ -619,6 +619,9 @@ def test_integer_arithmetic(kind):
     if kind[0] == "s":
         check_integers(f"neg.{kind} %d, %a;", bits, 1, lambda a: -see(a))
         check_integers(f"abs.{kind} %d, %a;", bits, 1, lambda a: abs(see(a)))
+    if kind == "s32":
+        check_integers("max.relu.s32 %d, %a, %b;", bits, 2, lambda a, b: max(see(a), see(b), 0))
+        check_integers("min.relu.s32 %d, %a, %b;", bits, 2, lambda a, b: max(min(see(a), see(b)), 0))
 
 
 @pytest.mark.parametrize("kind", ["s16x2", "u16x2"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from codegen.ir import ROWS, Node, Statement, topological
 from codegen.ops import OPS, REDUCTIONS
@@ -40,6 +40,8 @@ class Dialect:
     fast: bool = False
     like: str = ""  # a vector of the compute type, for constants that need one
     order: tuple[str, ...] = ()  # jnp: the axes of every operand that is no scalar
+    columns: tuple[str, ...] = ()  # the axes that a vector runs along, where others make a row
+    approx_of: Mapping[int, str] = field(default_factory=dict)  # of single nodes, by identity
 
 
 def leaf_key(node: Node) -> tuple:
@@ -148,9 +150,12 @@ class _Emitter:
         else:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = op.cute_fast if dialect.fast and op.cute_fast else op.cute
+            if node.op == "div" and self.by_row(node):
+                text = "device.divide_by_row({0}, {1}, {approx})"
             if not op.infix and all(a.is_const for a in node.args):
                 args[0] = self.constant_vector(node.args[0])
-        return text.format(*args, approx=dialect.approx, exact=dialect.exact), binding
+        approx = dialect.approx_of.get(id(node), dialect.approx)
+        return text.format(*args, approx=approx, exact=dialect.exact), binding
 
     def reduction(self, node: Node) -> str:
         """A reduction in jnp; kernels have theirs as leaves. The axes lost stay, of length 1. Sums and products of
@@ -160,6 +165,11 @@ class _Emitter:
         widened = node.kind == "int" and node.op in ("sum", "prod")
         dtype = f", dtype={self.dialect.integer}" if widened else ""
         return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
+
+    def by_row(self, node: Node) -> bool:
+        """Whether a vector is divided by one value of its row."""
+        along = [any(axis in self.dialect.columns for axis in a.dims) for a in node.args]
+        return along == [True, False] and not node.args[1].is_const
 
     def argument(self, node: Node, binding: int, place: int) -> str:
         """An argument's text, in parentheses where the operator around it binds tighter."""

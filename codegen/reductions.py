@@ -70,10 +70,11 @@ class RowLaunch:
     vectors: int
     cluster: int
     kept: bool  # the row stays in registers; else every stage reads it again
+    exact: bool  # every vector of every thread lies inside the row
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept")
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -97,11 +98,12 @@ class WalkLaunch:
     vectors: int
     cluster: int
     at_once: int
+    exact: bool  # every vector of every thread lies inside a row
     parts: int
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once")
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact")
         return {name: getattr(self, name) for name in names}
 
     def blocks(self, rows: int, columns: int) -> int:
@@ -247,6 +249,7 @@ class Reduction:
         if cluster > 1:
             per_row = max(per_row, 32)
         vectors = -(-count // (per_row * cluster))
+        exact = not ragged and count == vectors * per_row * cluster
         if self.columns:
             if vectors * width > max(MOST_KEPT_WALKING, width):
                 message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"
@@ -254,11 +257,11 @@ class Reduction:
             threads = max(per_row, schedule.get("threads", LEAST_THREADS))
             rows = -(-(extents.rows or 2**31) // (threads // per_row))
             parts = max(1, min(WALK_WHOLE // cluster, rows))
-            return WalkLaunch(vec, ragged, threads, per_row, vectors, cluster, 1, parts)
+            return WalkLaunch(vec, ragged, threads, per_row, vectors, cluster, 1, exact and threads == per_row, parts)
         if vectors * width > max(MOST_KEPT, width):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True)
+        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact)
 
     def _walk(self, vec: int, ragged: bool, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""
@@ -267,19 +270,19 @@ class Reduction:
             width = threads * vec
             rows = -(-(extents.total or 2**40) // width)
             parts = max(1, min(WALK_BLOCKS, -(-rows // WALK_ROWS)))
-            return WalkLaunch(vec, ragged, threads, threads, 1, 1, WALK_ROWS, parts)
+            return WalkLaunch(vec, ragged, threads, threads, 1, 1, WALK_ROWS, False, parts)
         per_row, columns = 1, extents.columns
         while per_row < 32 and (columns is None or per_row * vec < columns):
             per_row *= 2
         tiles = -(-(columns or 4096) // (per_row * vec)) or 1
         rows = -(-(extents.rows or 2**31) // (threads // per_row * WALK_ROWS))
         parts = max(1, min(-(-WALK_BLOCKS // tiles), rows))
-        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, WALK_ROWS, parts)
+        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, WALK_ROWS, False, parts)
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
         threads = schedule.get("threads", 512)
-        return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False)
+        return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False, False)
 
 
 def clusters(arch: str | None) -> bool:

@@ -49,7 +49,7 @@ def causal_softmax_row_sum(x, index_k, index_q, scale, row_max, approx):
 def causal_softmax_chain(x, index_k, index_q, scale, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     seen = index_k <= index_q
-    t0 = device.divide(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx), row_sum, approx)
+    t0 = device.divide_by_row(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx), row_sum, approx)
     y = device.where(seen, t0, 0.0)
     return y
 
@@ -66,6 +66,7 @@ def causal_softmax_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -105,7 +106,8 @@ def causal_softmax_kernel(
                 cute.full((vec,), iQ, cutlass.Int32),
                 cute.full((vec,), mScale[0], cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
@@ -124,7 +126,8 @@ def causal_softmax_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
                 approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
@@ -161,12 +164,13 @@ def causal_softmax_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows, Q = mX.shape[0], mX.shape[1]
     blocks = (rows * Q // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     causal_softmax_kernel(
         mX, mScale, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -62,18 +62,19 @@ def cross_entropy_grad_stage0(x, label, index_n):
     return device.where(at_label, x, 0.0), x
 
 
-def cross_entropy_grad_total(x, top, approx):
+def cross_entropy_grad_total(x, top):
     """What is folded into total (sum), on one vector of each operand."""
-    e = device.exp(x - top, approx)
+    e = device.exp(x - top, False)
     return e
 
 
 def cross_entropy_grad_chain(x, label, index_n, ignore_index, weight, top, total, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     at_label = index_n == label
-    e = device.exp(x - top, approx)
+    e = device.exp(x - top, False)
     ignored = label == ignore_index
-    dx = device.where(ignored, 0.0, weight * (device.divide(e, total, approx) - device.where(at_label, 1, 0).to(cutlass.Float32)))
+    t0 = weight * (device.divide_by_row(e, total, approx) - device.where(at_label, 1, 0).to(cutlass.Float32))
+    dx = device.where(ignored, 0.0, t0)
     return dx
 
 
@@ -99,6 +100,7 @@ def cross_entropy_grad_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -113,7 +115,7 @@ def cross_entropy_grad_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mLoss, mDx)
+    approx = device.narrow(mDx)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
@@ -140,7 +142,8 @@ def cross_entropy_grad_kernel(
                 cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rPicked, rTop], ("sum", "max"), values, inside)
     picked, top = reduce.over_row([rPicked, rTop], ("sum", "max"), sStage0, per_row, cluster)
 
@@ -154,9 +157,9 @@ def cross_entropy_grad_kernel(
             values = cross_entropy_grad_total(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), top, cutlass.Float32),
-                approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rTotal], ("sum",), values, inside)
     total, = reduce.over_row([rTotal], ("sum",), sTotal, per_row, cluster)
 
@@ -208,12 +211,13 @@ def cross_entropy_grad_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cross_entropy_grad_kernel(
         mX, mLabel, mWeight, mLoss, mDx,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept,
+        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -43,21 +43,21 @@ grad: none
 """
 
 
-def dscaled_swiglu_row_sum(dy, x0, x1, approx):
+def dscaled_swiglu_row_sum(dy, x0, x1):
     """What is folded into row_sum (sum), on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp(-cute.math.abs(g), False)
+    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, False)
     return dy * (g * s * u)
 
 
-def dscaled_swiglu_chain(dy, x0, x1, scale, approx):
+def dscaled_swiglu_chain(dy, x0, x1, scale):
     """The chain, on one vector of each operand and the row's statistics."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp(-cute.math.abs(g), False)
+    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, False)
     dscaled = dy * scale
     t1 = g * s
     dx0 = dscaled * u * (s + t1 * (1.0 - s))
@@ -85,6 +85,7 @@ def dscaled_swiglu_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -99,7 +100,6 @@ def dscaled_swiglu_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mDx, mDscale)
 
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
@@ -130,9 +130,9 @@ def dscaled_swiglu_kernel(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
-                approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
@@ -149,7 +149,6 @@ def dscaled_swiglu_kernel(
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
-                approx,
             )
             rDx0.store(dx0.to(mDx.element_type))
             rDx1.store(dx1.to(mDx.element_type))
@@ -180,12 +179,13 @@ def dscaled_swiglu_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     dscaled_swiglu_kernel(
         mDy, mX, mScale, mDx, mDscale,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

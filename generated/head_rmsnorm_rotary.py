@@ -75,6 +75,7 @@ def head_rmsnorm_rotary_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -121,7 +122,8 @@ def head_rmsnorm_rotary_kernel(
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
     row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(D)
@@ -173,12 +175,13 @@ def head_rmsnorm_rotary_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     B, S, H = mX.shape[0], mX.shape[1], mX.shape[2]
     blocks = (B * S * H // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     head_rmsnorm_rotary_kernel(
         mX, mWeight, mCos, mSin, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -38,7 +38,7 @@ def l2_normalize_row_sum(x):
 
 def l2_normalize_chain(x, eps, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    y = device.divide(x, device.maximum(cute.math.sqrt(row_sum, fastmath=approx), eps), approx)
+    y = device.divide_by_row(x, device.maximum(cute.math.sqrt(row_sum, fastmath=approx), eps), approx)
     return y
 
 
@@ -54,6 +54,7 @@ def l2_normalize_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -87,7 +88,8 @@ def l2_normalize_kernel(
             values = l2_normalize_row_sum(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
@@ -121,12 +123,13 @@ def l2_normalize_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     l2_normalize_kernel(
         mX, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

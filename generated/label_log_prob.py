@@ -38,13 +38,13 @@ domain:
 
 def label_log_prob_stage0(x, label, index_n, temperature):
     """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
-    z = device.divide(x, temperature, False)
+    z = device.divide_by_row(x, temperature, False)
     return device.where(index_n == label, z, 0.0), z
 
 
 def label_log_prob_row_sum2(x, temperature, row_max):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    z = device.divide(x, temperature, False)
+    z = device.divide_by_row(x, temperature, False)
     return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
@@ -67,6 +67,7 @@ def label_log_prob_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -107,7 +108,8 @@ def label_log_prob_kernel(
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), mTemperature[0], cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
     row_sum, row_max = reduce.over_row([rRowSum, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
 
@@ -123,7 +125,8 @@ def label_log_prob_kernel(
                 cute.full((vec,), mTemperature[0], cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum2], ("sum",), values, inside)
     row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
 
@@ -152,12 +155,13 @@ def label_log_prob_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     label_log_prob_kernel(
         mX, mLabel, mTemperature, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -56,7 +56,7 @@ def layernorm_int8_chain(x, weight, bias, scale, eps, row_mean, row_mean2):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = x - row_mean
     rstd = device.rsqrt(row_mean2 + eps, False)
-    q = device.cast(cute.math.roundeven(device.divide(centred * rstd * weight + bias, scale, False)), cutlass.Int8).to(cutlass.Int32)
+    q = device.cast(cute.math.roundeven(device.divide_by_row(centred * rstd * weight + bias, scale, False)), cutlass.Int8).to(cutlass.Int32)
     return q
 
 
@@ -75,6 +75,7 @@ def layernorm_int8_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -112,7 +113,8 @@ def layernorm_int8_kernel(
             values = layernorm_int8_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
@@ -128,7 +130,8 @@ def layernorm_int8_kernel(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
     row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(N)
@@ -171,12 +174,13 @@ def layernorm_int8_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     layernorm_int8_kernel(
         mX, mWeight, mBias, mScale, mQ,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

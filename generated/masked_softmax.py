@@ -41,7 +41,7 @@ def masked_softmax_row_sum(x, mask, row_max, approx):
 
 def masked_softmax_chain(x, mask, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.divide(device.exp(device.where(mask, x, -float("inf")) - row_max, approx), row_sum, approx)
+    t0 = device.divide_by_row(device.exp(device.where(mask, x, -float("inf")) - row_max, approx), row_sum, approx)
     y = device.where(mask, t0, 0.0)
     return y
 
@@ -58,6 +58,7 @@ def masked_softmax_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -96,7 +97,8 @@ def masked_softmax_kernel(
                 rX[None, v].load().to(cutlass.Float32),
                 rMask[None, v].load() != 0,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
@@ -114,7 +116,8 @@ def masked_softmax_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
                 approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
@@ -150,13 +153,14 @@ def masked_softmax_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     mMask = device.as_bytes(mMask)
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     masked_softmax_kernel(
         mX, mMask, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

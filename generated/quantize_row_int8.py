@@ -49,7 +49,7 @@ def quantize_row_int8_row_max(x):
 def quantize_row_int8_chain(x, amax_min, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
     scale = device.divide(device.maximum(row_max, amax_min), 127.0, False)
-    q = device.cast(cute.math.roundeven(device.divide(x, scale, False)), cutlass.Int8).to(cutlass.Int32)
+    q = device.cast(cute.math.roundeven(device.divide_by_row(x, scale, False)), cutlass.Int8).to(cutlass.Int32)
     return q
 
 
@@ -72,6 +72,7 @@ def quantize_row_int8_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -106,7 +107,8 @@ def quantize_row_int8_kernel(
             values = quantize_row_int8_row_max(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
@@ -148,12 +150,13 @@ def quantize_row_int8_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     quantize_row_int8_kernel(
         mX, mQ, mScale,
-        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept,
+        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -44,25 +44,25 @@ bench:
 """
 
 
-def silu_mul_row_fp8_row_max(x0, x1, approx):
+def silu_mul_row_fp8_row_max(x0, x1):
     """What is folded into row_max (max), on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x0), approx)
-    y = x0 * device.divide(device.where(x0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * x1
+    t0 = device.exp(-cute.math.abs(x0), False)
+    y = x0 * device.divide(device.where(x0 >= 0.0, 1.0, t0), 1.0 + t0, False) * x1
     return cute.math.abs(y)
 
 
-def silu_mul_row_fp8_chain(x0, x1, amax_min, row_max, approx):
+def silu_mul_row_fp8_chain(x0, x1, amax_min, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.exp(-cute.math.abs(x0), approx)
-    y = x0 * device.divide(device.where(x0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * x1
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, approx)
-    q = device.divide(y, scale, approx)
+    t0 = device.exp(-cute.math.abs(x0), False)
+    y = x0 * device.divide(device.where(x0 >= 0.0, 1.0, t0), 1.0 + t0, False) * x1
+    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    q = device.divide_by_row(y, scale, True)
     return q
 
 
-def silu_mul_row_fp8_row(amax_min, row_max, approx):
+def silu_mul_row_fp8_row(amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, approx)
+    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
     return scale
 
 
@@ -79,6 +79,7 @@ def silu_mul_row_fp8_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -93,7 +94,6 @@ def silu_mul_row_fp8_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mQ, mScale)
 
     rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
@@ -117,9 +117,9 @@ def silu_mul_row_fp8_kernel(
             values = silu_mul_row_fp8_row_max(
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
-                approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
@@ -135,7 +135,6 @@ def silu_mul_row_fp8_kernel(
                 rX1[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), amax_min, cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
-                approx,
             )
             rQ.store(q.to(mQ.element_type))
             reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
@@ -144,7 +143,6 @@ def silu_mul_row_fp8_kernel(
         scale = silu_mul_row_fp8_row(
             cute.full((1,), amax_min, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
-            approx,
         )
         rScale.store(scale.to(mScale.element_type))
         mScale[row] = rScale[0]
@@ -165,12 +163,13 @@ def silu_mul_row_fp8_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     silu_mul_row_fp8_kernel(
         mX, mQ, mScale,
-        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept,
+        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

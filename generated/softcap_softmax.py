@@ -33,17 +33,17 @@ domain:
 
 def softcap_softmax_row_max(x, cap, approx):
     """What is folded into row_max (max), on one vector of each operand."""
-    return cap * cute.math.tanh(device.divide(x, cap, approx))
+    return cap * cute.math.tanh(device.divide_by_row(x, cap, approx))
 
 
 def softcap_softmax_row_sum(x, cap, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(cap * cute.math.tanh(device.divide(x, cap, approx)) - row_max, approx)
+    return device.exp(cap * cute.math.tanh(device.divide_by_row(x, cap, approx)) - row_max, approx)
 
 
 def softcap_softmax_chain(x, cap, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    y = device.divide(device.exp(cap * cute.math.tanh(device.divide(x, cap, approx)) - row_max, approx), row_sum, approx)
+    y = device.divide_by_row(device.exp(cap * cute.math.tanh(device.divide_by_row(x, cap, approx)) - row_max, approx), row_sum, approx)
     return y
 
 
@@ -59,6 +59,7 @@ def softcap_softmax_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -95,7 +96,8 @@ def softcap_softmax_kernel(
                 cute.full((vec,), mCap[0], cutlass.Float32),
                 approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
@@ -112,7 +114,8 @@ def softcap_softmax_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
                 approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
@@ -147,12 +150,13 @@ def softcap_softmax_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     softcap_softmax_kernel(
         mX, mCap, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -64,6 +64,7 @@ def top1_gate_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -99,7 +100,8 @@ def top1_gate_kernel(
             values = top1_gate_top(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rTop], ("max",), values, inside)
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
@@ -117,7 +119,8 @@ def top1_gate_kernel(
                 cute.full((vec,), N, cutlass.Int32),
                 cute.full((vec,), top, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, inside)
     row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster)
 
@@ -146,12 +149,13 @@ def top1_gate_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     top1_gate_kernel(
         mX, mGate, mExpert,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

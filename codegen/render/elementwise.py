@@ -41,7 +41,7 @@ class ElementwiseContext(Context):
     def chain(self) -> dict:
         names = self.target_names()
         lines = emit.emit(self.statements, names, self.dialect())
-        extra = [n for n in ("compute", "approx", *dict(self.spec.types)) if self.mentions(lines, n)]
+        extra = [n for n in ("compute", *self.flags, *dict(self.spec.types)) if self.mentions(lines, n)]
         returns = [s.name for s in self.plan.stores]
         return {
             "params": [*self.vector_names(), *extra],
@@ -120,9 +120,7 @@ class ElementwiseContext(Context):
         floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
         if self.wide and (self.needs_compute(chain)):
             lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
-        if "approx" in chain["extra"]:
-            outputs = ", ".join(self.tensors[a.name] for a in self.spec.outputs)
-            lines.append(f"approx = device.narrow({outputs})")
+        lines += self.flag_lines(chain["extra"])
         return lines
 
     def needs_compute(self, chain: dict) -> bool:

@@ -71,9 +71,10 @@ class RowContext(Context):
     def function(self, name: str, doc: str, values: list[Node], leaves: dict[tuple, str]) -> Function:
         """A function of the values, which takes what they need."""
         targets = self.target_names()
-        dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves})
+        columns = tuple(axis for group in self.plan.column_groups for axis in group.axes)
+        dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns)
         lines, results = emit.emit_values(self.statements, targets, dialect, values)
-        names = [*self.vector_names(), *leaves.values(), "compute", "approx", *dict(self.spec.types)]
+        names = [*self.vector_names(), *leaves.values(), "compute", *self.flags, *dict(self.spec.types)]
         params = [n for n in dict.fromkeys(names) if self.mentions([*lines, *results], n)]
         params = params or names[:1]
         if params[0] != dialect.like:  # what constants take their shape from is always there
@@ -223,7 +224,7 @@ class RowContext(Context):
         return [", ".join(names), ", ".join([*(p.name for p in self.static), *self.launch_constants()])]
 
     def launch_constants(self) -> tuple[str, ...]:
-        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept")
+        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact")
 
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""
@@ -443,9 +444,7 @@ class RowContext(Context):
         if self.wide and "compute" in text:
             floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
             lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
-        if any("approx" in f.params for f in self.kernel_functions()):
-            outputs = ", ".join(self.tensors[a.name] for a in self.spec.outputs)
-            lines.append(f"approx = device.narrow({outputs})")
+        lines += self.flag_lines({p for f in self.kernel_functions() for p in f.params})
         return lines
 
     def arguments_text(self) -> list[str]:

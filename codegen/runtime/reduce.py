@@ -50,13 +50,15 @@ def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
 
 
 def accumulate(
-    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Vector
+    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Vector | None
 ) -> None:
-    """Fold vectors in, one for each statistic, where their columns lie inside the row."""
+    """Fold vectors in, one for each statistic, where their columns lie inside the row (None: all do)."""
     values = values if isinstance(values, tuple) else (values,)
     for held, op, value in zip(running, ops, values, strict=True):
         dtype = held.element_type
-        value = device.where(inside, value.to(dtype), identity(op, dtype))
+        value = value.to(dtype)
+        if inside is not None:
+            value = device.where(inside, value, identity(op, dtype))
         held.store(combine(op, held.load(), value))
 
 
@@ -69,7 +71,7 @@ def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.
 
 
 def accumulate_at(
-    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Vector
+    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Vector | None
 ) -> None:
     """Fold vectors into those of the v-th vector's columns."""
     accumulate([held[None, v] for held in running], ops, values, inside)
@@ -82,8 +84,16 @@ def columns_left(total: cutlass.Int64, row: cutlass.Int32, width: int) -> cutlas
     return Int32(cutlass.select_(left < 0, Int64(0), left))
 
 
-def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool) -> Vector:
-    """Which of a vector's columns, from `first` on, lie inside the row."""
+def within(v: int, vectors: int, ragged: bool) -> bool:
+    """Whether a thread's v-th vector of a row that exists surely lies inside it: only the last may pass its end, and, where
+    vectors do not begin with the row, the last but one, and the first begin before it."""
+    return 0 < v < vectors - 2 if ragged else v < vectors - 1
+
+
+def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool, certain: bool) -> Vector | None:
+    """Which of a vector's columns, from `first` on, lie inside the row; None where that is `certain` of all."""
+    if certain:
+        return None
     mask = cute.make_rmem_tensor((vec,), Boolean)
     if not ragged:
         mask.fill(first < columns)

@@ -42,6 +42,7 @@ class Dialect:
     order: tuple[str, ...] = ()  # jnp: the axes of every operand that is no scalar
     columns: tuple[str, ...] = ()  # the axes that a vector runs along, where others make a row
     approx_of: Mapping[int, str] = field(default_factory=dict)  # of single nodes, by identity
+    given: Mapping[int, str] = field(default_factory=dict)  # nodes that are there already, by identity
 
 
 def leaf_key(node: Node) -> tuple:
@@ -80,14 +81,14 @@ class _Emitter:
                 self.uses.update(id(arg) for arg in node.args)
         self.uses.update(id(root) for root in roots)
         self.statements = [s for s in statements if id(s.value) in reached]
-        self.taken = set(names.values()) | set(dialect.leaves.values())
+        self.taken = {*names.values(), *dialect.leaves.values(), *dialect.given.values()}
         self.text: dict[int, str] = {}
         self.binding: dict[int, int] = {}  # how tightly the text of a node binds
         self.out: list[str] = []
         self.count = 0
 
     def is_leaf(self, node: Node) -> bool:
-        return leaf_key(node) in self.dialect.leaves
+        return leaf_key(node) in self.dialect.leaves or id(node) in self.dialect.given
 
     def lines(self) -> list[str]:
         # A value that a statement names is written under that name
@@ -115,7 +116,7 @@ class _Emitter:
 
     def visit(self, node: Node, name: str | None) -> None:
         text, binding = self.expression(node)
-        leaf = node.is_const or leaf_key(node) in self.dialect.leaves
+        leaf = node.is_const or self.is_leaf(node)
         if not leaf and name is None and (self.uses[id(node)] > 1 or len(text) > WIDTH):
             fresh = self.fresh()
             self.out.append(f"{fresh} = {text}")
@@ -132,6 +133,8 @@ class _Emitter:
         dialect = self.dialect
         if node.is_const:
             return constant(node), BINDING["neg"] if constant(node).startswith("-") else ATOM
+        if id(node) in dialect.given:
+            return dialect.given[id(node)], ATOM
         if leaf_key(node) in dialect.leaves:
             return dialect.leaves[leaf_key(node)], ATOM
         if node.op == "float":

@@ -78,8 +78,8 @@ def mean_squared_error_kernel(
             row = base + u * rows_a_block + tidx // per_row
             columns = reduce.columns_left(total, row, width)
             column = first
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True)
-            reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True)
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = reduce.columns_left(total, row, width)

@@ -71,6 +71,7 @@ def modulated_layernorm_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -97,15 +98,15 @@ def modulated_layernorm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-        reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False)
-        reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False)
+        reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+        reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_row_mean(
@@ -121,7 +122,7 @@ def modulated_layernorm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_row_mean2(
@@ -137,9 +138,9 @@ def modulated_layernorm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False)
-            reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+            reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = modulated_layernorm_chain(
@@ -172,12 +173,13 @@ def modulated_layernorm_launch(
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     B, S = mX.shape[0], mX.shape[1]
     blocks = (B * S // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     modulated_layernorm_kernel(
         mX, mScale, mShift, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

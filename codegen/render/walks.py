@@ -127,6 +127,9 @@ class WalkContext(RowContext):
     def start(self, access: Access) -> str:
         return "cutlass.Int64(row) * width" if self.plan.collapsed else super().start(access)
 
+    def once(self, access: Access) -> str:
+        return str(self.plan.of_row(access))
+
     # The second kernel
 
     def finish(self) -> dict:

@@ -15,6 +15,7 @@ from cutlass.memory import SmemAllocator
 from codegen.runtime import device
 
 WARP = 32
+EVICT = cute.nvgpu.CacheEvictionPriority
 Vector = device.Vector
 
 
@@ -132,11 +133,13 @@ def load_row(
     parts: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     aligned: cutlass.Constexpr[bool],
+    once: cutlass.Constexpr[bool],
 ):
     """A thread's vectors of a row that begins at element `start` of a compact tensor, into dst (vec, vectors), or (parts,
     vec, vectors) where each column has several parts side by side; zeros outside the row. Where that is no multiple of a
     vector (`ragged`), `aligned` says that vectors are still aligned in memory, for which `first` may be negative; else
-    each is put together from the two that hold it."""
+    each is put together from the two that hold it. What is read `once` leaves the first cache to what is read again."""
+    cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
     vec = count // parts
@@ -147,11 +150,11 @@ def load_row(
         held = cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,)))
         if cutlass.const_expr(not ragged):
             if c < columns:
-                cute.autovec_copy(_vector(src, place, count), held)
+                cute.autovec_copy(_vector(src, place, count), held, l1c_evict_priority=cached)
         else:
             if (c >= 0) & (c + vec <= columns):
                 if cutlass.const_expr(aligned):
-                    cute.autovec_copy(_vector(src, place, count), held)
+                    cute.autovec_copy(_vector(src, place, count), held, l1c_evict_priority=cached)
                 else:
                     device.load_anywhere(src, place, held)
             else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from codegen.ir import ROWS, Node, Statement, topological
 from codegen.ops import OPS, REDUCTIONS
@@ -40,6 +40,9 @@ class Dialect:
     fast: bool = False
     like: str = ""  # a vector of the compute type, for constants that need one
     order: tuple[str, ...] = ()  # jnp: the axes of every operand that is no scalar
+    columns: tuple[str, ...] = ()  # the axes that a vector runs along, where others make a row
+    approx_of: Mapping[int, str] = field(default_factory=dict)  # of single nodes, by identity
+    given: Mapping[int, str] = field(default_factory=dict)  # nodes that are there already, by identity
 
 
 def leaf_key(node: Node) -> tuple:
@@ -78,14 +81,14 @@ class _Emitter:
                 self.uses.update(id(arg) for arg in node.args)
         self.uses.update(id(root) for root in roots)
         self.statements = [s for s in statements if id(s.value) in reached]
-        self.taken = set(names.values()) | set(dialect.leaves.values())
+        self.taken = {*names.values(), *dialect.leaves.values(), *dialect.given.values()}
         self.text: dict[int, str] = {}
         self.binding: dict[int, int] = {}  # how tightly the text of a node binds
         self.out: list[str] = []
         self.count = 0
 
     def is_leaf(self, node: Node) -> bool:
-        return leaf_key(node) in self.dialect.leaves
+        return leaf_key(node) in self.dialect.leaves or id(node) in self.dialect.given
 
     def lines(self) -> list[str]:
         # A value that a statement names is written under that name
@@ -113,7 +116,7 @@ class _Emitter:
 
     def visit(self, node: Node, name: str | None) -> None:
         text, binding = self.expression(node)
-        leaf = node.is_const or leaf_key(node) in self.dialect.leaves
+        leaf = node.is_const or self.is_leaf(node)
         if not leaf and name is None and (self.uses[id(node)] > 1 or len(text) > WIDTH):
             fresh = self.fresh()
             self.out.append(f"{fresh} = {text}")
@@ -130,6 +133,8 @@ class _Emitter:
         dialect = self.dialect
         if node.is_const:
             return constant(node), BINDING["neg"] if constant(node).startswith("-") else ATOM
+        if id(node) in dialect.given:
+            return dialect.given[id(node)], ATOM
         if leaf_key(node) in dialect.leaves:
             return dialect.leaves[leaf_key(node)], ATOM
         if node.op == "float":
@@ -148,9 +153,12 @@ class _Emitter:
         else:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = op.cute_fast if dialect.fast and op.cute_fast else op.cute
+            if node.op == "div" and self.by_row(node):
+                text = "device.divide_by_row({0}, {1}, {approx})"
             if not op.infix and all(a.is_const for a in node.args):
                 args[0] = self.constant_vector(node.args[0])
-        return text.format(*args, approx=dialect.approx, exact=dialect.exact), binding
+        approx = dialect.approx_of.get(id(node), dialect.approx)
+        return text.format(*args, approx=approx, exact=dialect.exact), binding
 
     def reduction(self, node: Node) -> str:
         """A reduction in jnp; kernels have theirs as leaves. The axes lost stay, of length 1. Sums and products of
@@ -160,6 +168,11 @@ class _Emitter:
         widened = node.kind == "int" and node.op in ("sum", "prod")
         dtype = f", dtype={self.dialect.integer}" if widened else ""
         return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
+
+    def by_row(self, node: Node) -> bool:
+        """Whether a vector is divided by one value of its row."""
+        along = [any(axis in self.dialect.columns for axis in a.dims) for a in node.args]
+        return along == [True, False] and not node.args[1].is_const
 
     def argument(self, node: Node, binding: int, place: int) -> str:
         """An argument's text, in parentheses where the operator around it binds tighter."""

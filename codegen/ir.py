@@ -140,6 +140,17 @@ def topological(roots: Iterable[Node], leaf: Callable[[Node], bool] = lambda nod
                 stack.extend((arg, False) for arg in reversed(node.args))
 
 
+def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:
+    """Which of the named values each node is part of, by the node's identity."""
+    wanted = set(names)
+    found: dict[int, set[str]] = {}
+    for statement in statements:
+        if statement.name in wanted:
+            for node in topological([statement.value]):
+                found.setdefault(id(node), set()).add(statement.name)
+    return found
+
+
 def dims_text(dims: tuple[str, ...]) -> str:
     return "[" + ", ".join(dims) + "]"
 

@@ -118,6 +118,11 @@ OPS: dict[str, Op] = {
     )
 }  # fmt: skip
 
+# What costs many times an addition: values that need one are better kept than computed again.
+COSTLY = frozenset(
+    name for name, op in OPS.items() if op.rule == "float" and ("math" in op.cute or "device" in op.cute)
+)
+
 # Python operators of the language, by the name of their ast class.
 BINARY = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div", "BitAnd": "and", "BitOr": "or"}
 COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq": "ne"}

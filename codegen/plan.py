@@ -31,7 +31,8 @@ THREADS = 512  # of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leav
 MAX_AXES = 7
 
 
-ModeOf = Callable[[tuple[int | str, ...]], str]  # an array's tokens to how it is reached
+Tokens = tuple[int | str, ...]  # one a mode of an array's view: a group's place, "parts", or a table's own axis
+ModeOf = Callable[[Tokens], str]  # how an array is reached
 Extent = Callable[[tuple[str, ...]], int]  # some axes to the product of their extents
 
 
@@ -300,13 +301,13 @@ class Planner:
             return Access(name, array, leaf.part, mode_of(own), own)
         index = node.args[1].attr
         assert isinstance(index, Leaf)
-        mode = self.take_mode(tokens[index.name], mode_of(own), len(groups))
         axis = str(node.attr)
+        mode = self.take_mode(tokens[index.name], own, axis, groups, mode_of)
         return Access(names.take(name, index.name, axis), array, leaf.part, mode, own, None, (index.name, axis))
 
-    def take_mode(self, index: tuple[int | str, ...], mode: str, count: int) -> str:
-        """How a table is reached whose own axes alone give `mode`."""
-        along = (count - 1) in index
+    def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
+        """How a table is reached at the places of an index, along one of its axes."""
+        mode, along = mode_of(table), (len(groups) - 1) in index
         if mode == "flat" or along:
             return "gather" if along or mode == "scalar" else "tile"
         return mode
@@ -459,6 +460,10 @@ class Names:
 
     def size(self, axis: str) -> str:
         return self.free(f"size_{axis.lower()}", "size", axis)
+
+    def beside(self, name: str, others: frozenset[str]) -> str:
+        """A name of the chain; another one where it is among `others`."""
+        return self.free(f"{name}_", "beside", name) if name in others else name
 
     def statistic(self, name: str, node: int) -> str:
         """row_sum, row_sum2, ..."""

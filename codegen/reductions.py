@@ -21,14 +21,30 @@ from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, ROWS, Node, Statement, topological
-from codegen.ops import REDUCTIONS
-from codegen.plan import MAX_AXES, Access, Extent, Extents, Group, Names, Planner, View, tokens_of, vector_width
+from codegen.names import REDUCING_NAMES
+from codegen.ops import COSTLY, REDUCTIONS
+from codegen.plan import (
+    MAX_AXES,
+    Access,
+    Extent,
+    Extents,
+    Group,
+    ModeOf,
+    Names,
+    Planner,
+    Tokens,
+    View,
+    tokens_of,
+    vector_width,
+)
 from codegen.spec import Array, Spec
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_KEPT = 128  # and with as many threads as there are
+MOST_CARRIED = 384  # where dear values stay as well
+REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps before a cluster shares it
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
@@ -60,6 +76,15 @@ class Statistic:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """A value of each column that several passes over a row need and that is dear: the first one keeps it."""
+
+    name: str
+    node: Node
+    stage: int  # of the pass that computes it
+
+
+@dataclass(frozen=True)
 class RowLaunch:
     """What a call adds to the plan of a row kernel. `vectors` a thread, `per_row` threads, `cluster` blocks a row."""
 
@@ -70,10 +95,12 @@ class RowLaunch:
     vectors: int
     cluster: int
     kept: bool  # the row stays in registers; else every stage reads it again
+    exact: bool  # every vector of every thread lies inside the row
+    carried: bool  # dear values stay in registers as well
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept")
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -97,11 +124,12 @@ class WalkLaunch:
     vectors: int
     cluster: int
     at_once: int
+    exact: bool  # every vector of every thread lies inside a row
     parts: int
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once")
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact")
         return {name: getattr(self, name) for name in names}
 
     def blocks(self, rows: int, columns: int) -> int:
@@ -123,6 +151,7 @@ class Reduction:
     stores: tuple[Access, ...]
     rows: tuple[Statistic, ...]  # folded along a row
     columns: tuple[Statistic, ...]  # folded over rows
+    carried: tuple[Carried, ...]
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
     collapsed: bool  # everything is reduced, and all arrays are one long row, or scalars
 
@@ -247,6 +276,7 @@ class Reduction:
         if cluster > 1:
             per_row = max(per_row, 32)
         vectors = -(-count // (per_row * cluster))
+        exact = not ragged and count == vectors * per_row * cluster
         if self.columns:
             if vectors * width > max(MOST_KEPT_WALKING, width):
                 message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"
@@ -254,11 +284,13 @@ class Reduction:
             threads = max(per_row, schedule.get("threads", LEAST_THREADS))
             rows = -(-(extents.rows or 2**31) // (threads // per_row))
             parts = max(1, min(WALK_WHOLE // cluster, rows))
-            return WalkLaunch(vec, ragged, threads, per_row, vectors, cluster, 1, parts)
+            return WalkLaunch(vec, ragged, threads, per_row, vectors, cluster, 1, exact and threads == per_row, parts)
         if vectors * width > max(MOST_KEPT, width):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True)
+        held = vectors * (width + 4 * vec * len(self.carried))
+        carried = bool(self.carried) and held <= min(MOST_CARRIED, REGISTER_BYTES // threads)
+        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried)
 
     def _walk(self, vec: int, ragged: bool, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""
@@ -267,19 +299,19 @@ class Reduction:
             width = threads * vec
             rows = -(-(extents.total or 2**40) // width)
             parts = max(1, min(WALK_BLOCKS, -(-rows // WALK_ROWS)))
-            return WalkLaunch(vec, ragged, threads, threads, 1, 1, WALK_ROWS, parts)
+            return WalkLaunch(vec, ragged, threads, threads, 1, 1, WALK_ROWS, False, parts)
         per_row, columns = 1, extents.columns
         while per_row < 32 and (columns is None or per_row * vec < columns):
             per_row *= 2
         tiles = -(-(columns or 4096) // (per_row * vec)) or 1
         rows = -(-(extents.rows or 2**31) // (threads // per_row * WALK_ROWS))
         parts = max(1, min(-(-WALK_BLOCKS // tiles), rows))
-        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, WALK_ROWS, parts)
+        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, WALK_ROWS, False, parts)
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
         threads = schedule.get("threads", 512)
-        return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False)
+        return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False, False, False)
 
 
 def clusters(arch: str | None) -> bool:
@@ -315,7 +347,14 @@ class _Reductions(Planner):
         """What no kernel does yet, or ever: one message for the first reason found."""
         if any(n.op == "contract" for n in self.nodes):
             return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", "")]
-        checks = (self.refuse_axes, self.refuse_orders, self.refuse_waiting, self.refuse_outputs, self.refuse_partial)
+        checks = (
+            self.refuse_axes,
+            self.refuse_orders,
+            self.refuse_waiting,
+            self.refuse_gathers,
+            self.refuse_outputs,
+            self.refuse_partial,
+        )
         for check in checks:
             problem = check()
             if problem:
@@ -387,6 +426,23 @@ class _Reductions(Planner):
                 return self.mistake_in_chain({op}, message, "make two ops: one that reduces, one that takes its result")
         return None
 
+    def refuse_names(self) -> Diagnostic | None:
+        """Parameters keep their names in the kernel."""
+        for param in self.spec.params:
+            if param.name in REDUCING_NAMES:
+                message = f"{param.name!r} cannot name a parameter here: a kernel that reduces uses it"
+                return self.spec.source.diagnostic(self.spec.chain.span, message, "pick another name")
+        return None
+
+    def refuse_gathers(self) -> Diagnostic | None:
+        """Tables are read at one place a row."""
+        place = self.split()
+        for node in self.nodes:
+            if node.op == "take" and set(node.args[1].dims) & set(self.axes[place:]):
+                message = f"no kernel that reduces gathers at an index along {', '.join(self.axes[place:])}"
+                return self.mistake_in_chain({"take"}, message, "an index of such an op has one value a row")
+        return None
+
     def refuse_outputs(self) -> Diagnostic | None:
         place = self.split()
         row_axes, column_axes = self.axes[:place], self.axes[place:]
@@ -441,13 +497,25 @@ class _Reductions(Planner):
 
         loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
         stores = tuple(
-            Access(s.name if s.part is None else names.part(s.name, s.part), self.spec.array(s.name), s.part,
-                   mode(tokens[s.name]), tokens[s.name])
+            Access(names.beside(s.name, REDUCING_NAMES) if s.part is None else names.part(s.name, s.part),
+                   self.spec.array(s.name), s.part, mode(tokens[s.name]), tokens[s.name])
             for s in self.statements if any(s.name == o.name for o in self.spec.outputs)
         )  # fmt: skip
         rows, columns = self.statistics(names)
         kind = "row+column" if rows and columns else "row" if rows else "column"
-        return Reduction(kind, groups, kept, views, loads, stores, rows, columns, self.axes, False)
+        return Reduction(
+            kind,
+            groups,
+            kept,
+            views,
+            loads,
+            stores,
+            rows,
+            columns,
+            self.carried(rows, columns, groups[kept:], names),
+            self.axes,
+            False,
+        )
 
     def everything(self) -> Reduction:
         """The plan of an op that reduces over all axes: its arrays as one long row."""
@@ -461,11 +529,57 @@ class _Reductions(Planner):
 
         loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
         stores = tuple(
-            Access(s.name, self.spec.array(s.name), None, mode(tokens[s.name]), tokens[s.name])
+            Access(
+                names.beside(s.name, REDUCING_NAMES),
+                self.spec.array(s.name),
+                None,
+                mode(tokens[s.name]),
+                tokens[s.name],
+            )
             for s in self.statements
             if any(s.name == o.name for o in self.spec.outputs)
         )
-        return Reduction("column", groups, 1, views, loads, stores, *self.statistics(names), self.axes, True)
+        return Reduction("column", groups, 1, views, loads, stores, *self.statistics(names), (), self.axes, True)
+
+    def carried(
+        self,
+        rows: tuple[Statistic, ...],
+        columns: tuple[Statistic, ...],
+        column_groups: tuple[Group, ...],
+        names: Names,
+    ) -> tuple[Carried, ...]:
+        """Values of each column that need a costly operation and that more than one pass over a row needs: the last such
+        value of a chain of them."""
+        if columns:
+            return ()
+        along = {axis for group in column_groups for axis in group.axes}
+
+        def of_row(node: Node) -> bool:
+            return not along & set(node.dims)
+
+        stages = 1 + max(s.stage for s in rows)
+        roots = [[s.operand for s in rows if s.stage == i] for i in range(stages)]
+        roots.append([s.value for s in self.statements if any(s.name == o.name for o in self.spec.outputs)])
+        passes: dict[int, set[int]] = {}
+        dear: set[int] = set()
+        for number, values in enumerate(roots):
+            for node in topological([v for v in values if not of_row(v)], of_row):
+                passes.setdefault(id(node), set()).add(number)
+                if not of_row(node) and (node.op in COSTLY or any(id(a) in dear for a in node.args)):
+                    dear.add(id(node))
+        shared = {i for i, found in passes.items() if len(found) > 1}
+        below = {id(a) for n in self.nodes if id(n) in shared for a in n.args}
+        chain = {id(s.value): s.name for s in self.statements}
+        found = []
+        for node in self.nodes:
+            if id(node) in shared and id(node) in dear and id(node) not in below and node.kind == "float":
+                name = names.beside(chain.get(id(node)) or names.statistic("value", id(node)), REDUCING_NAMES)
+                found.append(Carried(name, node, min(passes[id(node)])))
+        return tuple(found)
+
+    def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
+        """An index of a row picks that row's own place in the table."""
+        return mode_of(tuple(t for t in table if not (isinstance(t, int) and axis in groups[t].axes)))
 
     def statistics(self, names: Names) -> tuple[tuple[Statistic, ...], tuple[Statistic, ...]]:
         """The reductions, named as the chain names them, in the order of their stages."""
@@ -478,6 +592,7 @@ class _Reductions(Planner):
                 leads = self.leads(node)
                 side = "column" if leads else "row"
                 name = chain.get(id(node)) or names.statistic(f"{side}_{node.op}", id(node))
+                name = names.beside(name, REDUCING_NAMES)
                 if leads:
                     columns.append(Statistic(name, node, 0))
                 else:

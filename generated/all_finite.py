@@ -51,6 +51,7 @@ def all_finite_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -75,7 +76,7 @@ def all_finite_kernel(
             row = base + u * rows_a_block + tidx // per_row
             columns = reduce.columns_left(total, row, width)
             column = first
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True)
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = reduce.columns_left(total, row, width)
@@ -84,7 +85,7 @@ def all_finite_kernel(
                 column_all_of = all_finite_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnAll], ("all",), (column_all_of,), inside)
 
     found = reduce.over_row([fColumnAll[None, 0]], ("all",), sParts, threads, 1)
@@ -125,13 +126,14 @@ def all_finite_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     mY = device.as_bytes(mY)
     rows, cols = mX.shape[0], mX.shape[1]
     pieces, columns = 1, 1
     all_finite_kernel(
         mX, mY, mColumnAllParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnAllParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

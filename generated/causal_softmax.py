@@ -34,23 +34,27 @@ bench:
 """
 
 
+def causal_softmax_keep_value(x, index_k, index_q, scale, row_max, approx):
+    """value, on one vector of each operand: several passes need it."""
+    seen = index_k <= index_q
+    return device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx)
+
+
 def causal_softmax_row_max(x, index_k, index_q, scale):
     """What is folded into row_max (max), on one vector of each operand."""
     seen = index_k <= index_q
     return device.where(seen, x * scale, -float("inf"))
 
 
-def causal_softmax_row_sum(x, index_k, index_q, scale, row_max, approx):
+def causal_softmax_row_sum(value):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    seen = index_k <= index_q
-    return device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx)
+    return value
 
 
-def causal_softmax_chain(x, index_k, index_q, scale, row_max, row_sum, approx):
+def causal_softmax_chain(index_k, index_q, value, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     seen = index_k <= index_q
-    t0 = device.divide(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx), row_sum, approx)
-    y = device.where(seen, t0, 0.0)
+    y = device.where(seen, device.divide_by_row(value, row_sum, approx), 0.0)
     return y
 
 
@@ -66,6 +70,8 @@ def causal_softmax_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -85,18 +91,20 @@ def causal_softmax_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    if cutlass.const_expr(carried):
+        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = causal_softmax_row_max(
@@ -105,7 +113,8 @@ def causal_softmax_kernel(
                 cute.full((vec,), iQ, cutlass.Int32),
                 cute.full((vec,), mScale[0], cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
@@ -113,10 +122,10 @@ def causal_softmax_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = causal_softmax_row_sum(
+            value = causal_softmax_keep_value(
                 rX[None, v].load().to(cutlass.Float32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), iQ, cutlass.Int32),
@@ -124,22 +133,37 @@ def causal_softmax_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
                 approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            if cutlass.const_expr(carried):
+                rValueKept[None, v].store(value)
+            values = causal_softmax_row_sum(
+                value,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(carried):
+                value = rValueKept[None, v].load()
+            else:
+                value = causal_softmax_keep_value(
+                    rX[None, v].load().to(cutlass.Float32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    cute.full((vec,), iQ, cutlass.Int32),
+                    cute.full((vec,), mScale[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    approx,
+                )
             y = causal_softmax_chain(
-                rX[None, v].load().to(cutlass.Float32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), iQ, cutlass.Int32),
-                cute.full((vec,), mScale[0], cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
+                value,
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
             )
@@ -161,12 +185,14 @@ def causal_softmax_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows, Q = mX.shape[0], mX.shape[1]
     blocks = (rows * Q // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     causal_softmax_kernel(
         mX, mScale, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -47,6 +47,7 @@ def column_any_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -70,7 +71,7 @@ def column_any_kernel(
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
@@ -79,7 +80,7 @@ def column_any_kernel(
                 column_any_of = column_any_chain(
                     rX[None, v, u].load() != 0,
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnAny], ("any",), (column_any_of,), inside)
 
     reduce.store_parts([fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row)
@@ -120,6 +121,7 @@ def column_any_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     mX = device.as_bytes(mX)
     mY = device.as_bytes(mY)
@@ -127,7 +129,7 @@ def column_any_launch(
     pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
     column_any_kernel(
         mX, mY, mColumnAnyParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnAnyParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

@@ -60,6 +60,7 @@ def column_moments_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -84,7 +85,7 @@ def column_moments_kernel(
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
@@ -93,7 +94,7 @@ def column_moments_kernel(
                 column_mean_of, column_mean2_of = column_moments_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnMean, fColumnMean2], ("mean", "mean"), (column_mean_of, column_mean2_of,), inside)
 
     reduce.store_parts([fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first, step, N, per_row)
@@ -145,12 +146,13 @@ def column_moments_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     rows, N = mX.shape[0], mX.shape[1]
     pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
     column_moments_kernel(
         mX, mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnMeanParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

@@ -49,6 +49,7 @@ def column_sum_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -72,7 +73,7 @@ def column_sum_kernel(
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
@@ -81,7 +82,7 @@ def column_sum_kernel(
                 column_sum_of = column_sum_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
@@ -122,12 +123,13 @@ def column_sum_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     rows, N = mX.shape[0], mX.shape[1]
     pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
     column_sum_kernel(
         mX, mY, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

@@ -32,7 +32,7 @@ params:
   weight: {type: float, default: 1.0, static: false, doc: "The factor of the gradient, usually 1 / rows."}
 chain: |
   at_label = index(N) == label
-  picked = sum(where(at_label, x, 0), axis=N)
+  picked = take(x, label, axis=N)
   top = max(x, axis=N)
   e = exp(x - top)
   total = sum(e, axis=N)
@@ -56,29 +56,36 @@ bench:
 """
 
 
-def cross_entropy_grad_stage0(x, label, index_n):
-    """What is folded into picked (sum), top (max), on one vector of each operand."""
-    at_label = index_n == label
-    return device.where(at_label, x, 0.0), x
-
-
-def cross_entropy_grad_total(x, top, approx):
-    """What is folded into total (sum), on one vector of each operand."""
-    e = device.exp(x - top, approx)
+def cross_entropy_grad_keep_e(x, top):
+    """e, on one vector of each operand: several passes need it."""
+    e = device.exp(x - top, False)
     return e
 
 
-def cross_entropy_grad_chain(x, label, index_n, ignore_index, weight, top, total, approx):
+def cross_entropy_grad_top(x):
+    """What is folded into top (max), on one vector of each operand."""
+    return x
+
+
+def cross_entropy_grad_total_(e):
+    """What is folded into total_ (sum), on one vector of each operand."""
+    return e
+
+
+def cross_entropy_grad_chain(label, index_n, ignore_index, weight, e, total_, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     at_label = index_n == label
-    e = device.exp(x - top, approx)
+    total = total_
     ignored = label == ignore_index
-    dx = device.where(ignored, 0.0, weight * (device.divide(e, total, approx) - device.where(at_label, 1, 0).to(cutlass.Float32)))
+    t0 = weight * (device.divide_by_row(e, total, approx) - device.where(at_label, 1, 0).to(cutlass.Float32))
+    dx = device.where(ignored, 0.0, t0)
     return dx
 
 
-def cross_entropy_grad_row(label, ignore_index, picked, top, total):
+def cross_entropy_grad_row(x_at_label, label, ignore_index, top, total_):
     """The row's own results, from its statistics."""
+    picked = x_at_label
+    total = total_
     ignored = label == ignore_index
     loss = device.where(ignored, 0.0, cute.math.log(total) + (top - picked))
     return loss
@@ -99,6 +106,8 @@ def cross_entropy_grad_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -113,67 +122,82 @@ def cross_entropy_grad_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mLoss, mDx)
+    approx = device.narrow(mDx)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
+    rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sTotal = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    if cutlass.const_expr(carried):
+        rEKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sTotal_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
-    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rTop = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = cross_entropy_grad_stage0(
+            values = cross_entropy_grad_top(
                 rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
-            reduce.accumulate([rPicked, rTop], ("sum", "max"), values, inside)
-    picked, top = reduce.over_row([rPicked, rTop], ("sum", "max"), sStage0, per_row, cluster)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rTop], ("max",), values, inside)
+    top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
-    rTotal = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rTotal_ = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = cross_entropy_grad_total(
+            e = cross_entropy_grad_keep_e(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), top, cutlass.Float32),
-                approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
-            reduce.accumulate([rTotal], ("sum",), values, inside)
-    total, = reduce.over_row([rTotal], ("sum",), sTotal, per_row, cluster)
+            if cutlass.const_expr(carried):
+                rEKept[None, v].store(e)
+            values = cross_entropy_grad_total_(
+                e,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rTotal_], ("sum",), values, inside)
+    total_, = reduce.over_row([rTotal_], ("sum",), sTotal_, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(carried):
+                e = rEKept[None, v].load()
+            else:
+                e = cross_entropy_grad_keep_e(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), top, cutlass.Float32),
+                )
             dx = cross_entropy_grad_chain(
-                rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), ignore_index, cutlass.Int32),
                 cute.full((vec,), mWeight[0], cutlass.Float32),
-                cute.full((vec,), top, cutlass.Float32),
-                cute.full((vec,), total, cutlass.Float32),
+                e,
+                cute.full((vec,), total_, cutlass.Float32),
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
@@ -181,11 +205,11 @@ def cross_entropy_grad_kernel(
 
     if (row < rows) & (first_of_row):
         loss = cross_entropy_grad_row(
+            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
-            cute.full((1,), picked, cutlass.Float32),
             cute.full((1,), top, cutlass.Float32),
-            cute.full((1,), total, cutlass.Float32),
+            cute.full((1,), total_, cutlass.Float32),
         )
         rLoss.store(loss.to(mLoss.element_type))
         mLoss[row] = rLoss[0]
@@ -208,12 +232,14 @@ def cross_entropy_grad_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cross_entropy_grad_kernel(
         mX, mLabel, mWeight, mLoss, mDx,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept,
+        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 
@@ -224,10 +250,10 @@ class CrossEntropyGradOutputs(NamedTuple):
     dx: jax.Array
 
 
-def cross_entropy_grad_xla(x, label, index_n, ignore_index, weight):
+def cross_entropy_grad_xla(x, x_at_label, label, index_n, ignore_index, weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     at_label = index_n == label
-    picked = jnp.sum(jnp.where(at_label, x, 0.0), axis=-1, keepdims=True)
+    picked = x_at_label
     top = jnp.max(x, axis=-1, keepdims=True)
     e = jnp.exp(x - top)
     total = jnp.sum(e, axis=-1, keepdims=True)

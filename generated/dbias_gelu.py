@@ -71,6 +71,7 @@ def dbias_gelu_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -93,15 +94,15 @@ def dbias_gelu_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
-    reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False)
+    reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
 
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False)
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
@@ -113,7 +114,7 @@ def dbias_gelu_kernel(
                     rBias[None, v].load().to(cutlass.Float32),
                     approx,
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
@@ -159,12 +160,13 @@ def dbias_gelu_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     rows, N = mDy.shape[0], mDy.shape[1]
     pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
     dbias_gelu_kernel(
         mDy, mX, mBias, mDx, mDbias, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

@@ -63,14 +63,7 @@ def dequantize_fp8_kernel(
             rScale.fill(mScale[0])
         else:
             device.copy_whole_or_part(gQ, rQ, valid)
-            if valid >= vec:  # a whole vector
-                rScale.fill(mScale[0])
-            else:
-                
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rScale[i] = mScale[0]
-                    
+            rScale.fill(mScale[0])
 
         y = dequantize_fp8_chain(
             rQ.load().to(cutlass.Float32),

@@ -66,6 +66,7 @@ def dgelu_dbias_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -92,8 +93,8 @@ def dgelu_dbias_kernel(
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False)
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
@@ -104,7 +105,7 @@ def dgelu_dbias_kernel(
                     rX[None, v, u].load().to(cutlass.Float32),
                     approx,
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
@@ -149,12 +150,13 @@ def dgelu_dbias_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     rows, N = mDy.shape[0], mDy.shape[1]
     pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
     dgelu_dbias_kernel(
         mDy, mX, mDx, mDbias, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

@@ -90,6 +90,7 @@ def drmsnorm_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -113,15 +114,15 @@ def drmsnorm_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
-    reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
+    reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
 
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False)
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
@@ -131,7 +132,7 @@ def drmsnorm_kernel(
                 values = drmsnorm_row_mean(
                     rX[None, v, u].load().to(cutlass.Float32),
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
             row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
             row_mean = row_mean / cutlass.Float32(N)
@@ -146,7 +147,7 @@ def drmsnorm_kernel(
                     cute.full((vec,), row_mean, cutlass.Float32),
                     approx,
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
             row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
             row_mean2 = row_mean2 / cutlass.Float32(N)
@@ -161,7 +162,7 @@ def drmsnorm_kernel(
                     cute.full((vec,), row_mean2, cutlass.Float32),
                     approx,
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
@@ -209,12 +210,13 @@ def drmsnorm_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     rows, N = mDy.shape[0], mDy.shape[1]
     pieces, columns = cluster, N
     drmsnorm_kernel(
         mDy, mX, mWeight, mDx, mDweight, mColumnSumParts,
-        eps, vec, ragged, threads, per_row, vectors, cluster, at_once,
+        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

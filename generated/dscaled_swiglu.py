@@ -43,25 +43,29 @@ grad: none
 """
 
 
-def dscaled_swiglu_row_sum(dy, x0, x1, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+def dscaled_swiglu_keep_value(x0):
+    """value, on one vector of each operand: several passes need it."""
     g = x0
+    t0 = device.exp(-cute.math.abs(g), False)
+    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, False)
+    return g * s
+
+
+def dscaled_swiglu_row_sum(dy, x1, value):
+    """What is folded into row_sum (sum), on one vector of each operand."""
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
-    return dy * (g * s * u)
+    return dy * (value * u)
 
 
-def dscaled_swiglu_chain(dy, x0, x1, scale, approx):
+def dscaled_swiglu_chain(dy, x0, x1, scale, value):
     """The chain, on one vector of each operand and the row's statistics."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp(-cute.math.abs(g), False)
+    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, False)
     dscaled = dy * scale
-    t1 = g * s
-    dx0 = dscaled * u * (s + t1 * (1.0 - s))
-    dx1 = dscaled * t1
+    dx0 = dscaled * u * (s + value * (1.0 - s))
+    dx1 = dscaled * value
     return dx0, dx1
 
 
@@ -85,6 +89,8 @@ def dscaled_swiglu_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -99,7 +105,6 @@ def dscaled_swiglu_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mDx, mDscale)
 
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
@@ -108,48 +113,61 @@ def dscaled_swiglu_kernel(
     rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
+    if cutlass.const_expr(carried):
+        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     reduce.load_one(mScale, (row,), row < rows, rScale)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True)
-        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False)
-        reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False)
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True)
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False)
-            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False)
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            value = dscaled_swiglu_keep_value(
+                rX0[None, v].load().to(cutlass.Float32),
+            )
+            if cutlass.const_expr(carried):
+                rValueKept[None, v].store(value)
             values = dscaled_swiglu_row_sum(
                 rDy[None, v].load().to(cutlass.Float32),
-                rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
-                approx,
+                value,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True)
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False)
-            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False)
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(carried):
+                value = rValueKept[None, v].load()
+            else:
+                value = dscaled_swiglu_keep_value(
+                    rX0[None, v].load().to(cutlass.Float32),
+                )
             dx0, dx1 = dscaled_swiglu_chain(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
-                approx,
+                value,
             )
             rDx0.store(dx0.to(mDx.element_type))
             rDx1.store(dx1.to(mDx.element_type))
@@ -180,12 +198,14 @@ def dscaled_swiglu_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     dscaled_swiglu_kernel(
         mDy, mX, mScale, mDx, mDscale,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -50,6 +50,7 @@ def full_amax_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -74,7 +75,7 @@ def full_amax_kernel(
             row = base + u * rows_a_block + tidx // per_row
             columns = reduce.columns_left(total, row, width)
             column = first
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True)
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = reduce.columns_left(total, row, width)
@@ -83,7 +84,7 @@ def full_amax_kernel(
                 column_max_of = full_amax_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
 
     found = reduce.over_row([fColumnMax[None, 0]], ("max",), sParts, threads, 1)
@@ -124,12 +125,13 @@ def full_amax_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     rows, cols = mX.shape[0], mX.shape[1]
     pieces, columns = 1, 1
     full_amax_kernel(
         mX, mAmax, mColumnMaxParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnMaxParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

@@ -74,6 +74,8 @@ def group_norm_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -106,7 +108,7 @@ def group_norm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False)
+        reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
         if cutlass.const_expr(mWeight is not None):
             reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
         if cutlass.const_expr(mBias is not None):
@@ -116,13 +118,14 @@ def group_norm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = group_norm_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(C * S)
@@ -131,14 +134,15 @@ def group_norm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = group_norm_row_mean2(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
     row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(C * S)
@@ -146,7 +150,7 @@ def group_norm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
             if cutlass.const_expr(mWeight is not None):
                 reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
             if cutlass.const_expr(mBias is not None):
@@ -182,12 +186,14 @@ def group_norm_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     B, G = mX.shape[0], mX.shape[1]
     blocks = (B * G // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     group_norm_kernel(
         mX, mWeight, mBias, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -60,6 +60,8 @@ def head_rmsnorm_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -82,19 +84,20 @@ def head_rmsnorm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = head_rmsnorm_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(D)
@@ -102,8 +105,8 @@ def head_rmsnorm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = head_rmsnorm_chain(
@@ -132,12 +135,14 @@ def head_rmsnorm_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     head_rmsnorm_kernel(
         mX, mWeight, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -75,6 +75,8 @@ def head_rmsnorm_rotary_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -103,25 +105,26 @@ def head_rmsnorm_rotary_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False)
-        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False)
-        reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False)
-        reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False)
+        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+        reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
+        reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = head_rmsnorm_rotary_stage0(
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
     row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(D)
@@ -130,12 +133,12 @@ def head_rmsnorm_rotary_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False)
-            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False)
-            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False)
-        reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False)
-        reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
+            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
+        reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
+        reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y0, y1 = head_rmsnorm_rotary_chain(
@@ -173,12 +176,14 @@ def head_rmsnorm_rotary_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     B, S, H = mX.shape[0], mX.shape[1], mX.shape[2]
     blocks = (B * S * H // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     head_rmsnorm_rotary_kernel(
         mX, mWeight, mCos, mSin, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -36,15 +36,19 @@ domain:
 """
 
 
-def label_log_prob_stage0(x, label, index_n, temperature):
+def label_log_prob_keep_z(x, temperature):
+    """z, on one vector of each operand: several passes need it."""
+    z = device.divide_by_row(x, temperature, False)
+    return z
+
+
+def label_log_prob_stage0(label, index_n, z):
     """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
-    z = device.divide(x, temperature, False)
     return device.where(index_n == label, z, 0.0), z
 
 
-def label_log_prob_row_sum2(x, temperature, row_max):
+def label_log_prob_row_sum2(z, row_max):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    z = device.divide(x, temperature, False)
     return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
@@ -67,6 +71,8 @@ def label_log_prob_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -85,29 +91,37 @@ def label_log_prob_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rY = cute.make_rmem_tensor((1,), mY.element_type)
+    if cutlass.const_expr(carried):
+        rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
     sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = label_log_prob_stage0(
+            z = label_log_prob_keep_z(
                 rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), mTemperature[0], cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            if cutlass.const_expr(carried):
+                rZKept[None, v].store(z)
+            values = label_log_prob_stage0(
+                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                reduce.count_up(c, vec).to(cutlass.Int32),
+                z,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
     row_sum, row_max = reduce.over_row([rRowSum, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
 
@@ -115,15 +129,22 @@ def label_log_prob_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(carried):
+                z = rZKept[None, v].load()
+            else:
+                z = label_log_prob_keep_z(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                )
             values = label_log_prob_row_sum2(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), mTemperature[0], cutlass.Float32),
+                z,
                 cute.full((vec,), row_max, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum2], ("sum",), values, inside)
     row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
 
@@ -152,12 +173,14 @@ def label_log_prob_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     label_log_prob_kernel(
         mX, mLabel, mTemperature, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -56,7 +56,7 @@ def layernorm_int8_chain(x, weight, bias, scale, eps, row_mean, row_mean2):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = x - row_mean
     rstd = device.rsqrt(row_mean2 + eps, False)
-    q = device.cast(cute.math.roundeven(device.divide(centred * rstd * weight + bias, scale, False)), cutlass.Int8).to(cutlass.Int32)
+    q = device.cast(cute.math.roundeven(device.divide_by_row(centred * rstd * weight + bias, scale, False)), cutlass.Int8).to(cutlass.Int32)
     return q
 
 
@@ -75,6 +75,8 @@ def layernorm_int8_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -100,19 +102,20 @@ def layernorm_int8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_int8_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
@@ -121,14 +124,15 @@ def layernorm_int8_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_int8_row_mean2(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
     row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(N)
@@ -136,9 +140,9 @@ def layernorm_int8_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
-        reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
+        reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             q = layernorm_int8_chain(
@@ -171,12 +175,14 @@ def layernorm_int8_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     layernorm_int8_kernel(
         mX, mWeight, mBias, mScale, mQ,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -54,18 +54,18 @@ def layernorm_stats_row_mean2(x, row_mean):
     return t0 * t0
 
 
-def layernorm_stats_chain(x, weight, bias, eps, row_mean, row_mean2, approx):
+def layernorm_stats_chain(x, weight, bias, eps, row_mean, row_mean2):
     """The chain, on one vector of each operand and the row's statistics."""
     mean = row_mean
-    rstd = device.rsqrt(row_mean2 + eps, approx)
+    rstd = device.rsqrt(row_mean2 + eps, False)
     y = (x - mean) * rstd * weight + bias
     return y
 
 
-def layernorm_stats_row(eps, row_mean, row_mean2, approx):
+def layernorm_stats_row(eps, row_mean, row_mean2):
     """The row's own results, from its statistics."""
     mean = row_mean
-    rstd = device.rsqrt(row_mean2 + eps, approx)
+    rstd = device.rsqrt(row_mean2 + eps, False)
     return mean, rstd
 
 
@@ -85,6 +85,8 @@ def layernorm_stats_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -99,7 +101,6 @@ def layernorm_stats_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mY, mMean, mRstd)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     if cutlass.const_expr(mWeight is None):
@@ -120,19 +121,20 @@ def layernorm_stats_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_stats_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
@@ -141,14 +143,15 @@ def layernorm_stats_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_stats_row_mean2(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
     row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(N)
@@ -156,11 +159,11 @@ def layernorm_stats_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         if cutlass.const_expr(mBias is not None):
-            reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False)
+            reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = layernorm_stats_chain(
@@ -170,7 +173,6 @@ def layernorm_stats_kernel(
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
-                approx,
             )
             rY.store(y.to(mY.element_type))
             reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
@@ -180,7 +182,6 @@ def layernorm_stats_kernel(
             cute.full((1,), eps, cutlass.Float32),
             cute.full((1,), row_mean, cutlass.Float32),
             cute.full((1,), row_mean2, cutlass.Float32),
-            approx,
         )
         rMean.store(mean.to(mMean.element_type))
         rRstd.store(rstd.to(mRstd.element_type))
@@ -206,12 +207,14 @@ def layernorm_stats_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     layernorm_stats_kernel(
         mX, mWeight, mBias, mY, mMean, mRstd,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -54,6 +54,8 @@ def logsumexp_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -76,19 +78,20 @@ def logsumexp_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = logsumexp_row_max(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
@@ -96,14 +99,15 @@ def logsumexp_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = logsumexp_row_sum(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
@@ -129,12 +133,14 @@ def logsumexp_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     logsumexp_kernel(
         mX, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

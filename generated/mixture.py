@@ -78,18 +78,9 @@ def mixture_kernel(
             device.copy_whole_or_part(gA, rA, valid)
             device.copy_whole_or_part(gB, rB, valid)
             device.copy_whole_or_part(gC, rC, valid)
-            if valid >= vec:  # a whole vector
-                rW0.fill(mW[0])
-                rW1.fill(mW[1])
-                rW2.fill(mW[2])
-            else:
-                
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rW0[i] = mW[0]
-                        rW1[i] = mW[1]
-                        rW2[i] = mW[2]
-                    
+            rW0.fill(mW[0])
+            rW1.fill(mW[1])
+            rW2.fill(mW[2])
 
         y = mixture_chain(
             rW0.load().to(cutlass.Float32),

@@ -70,6 +70,8 @@ def modulated_layernorm_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -96,21 +98,22 @@ def modulated_layernorm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-        reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False)
-        reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False)
+        reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+        reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
@@ -119,14 +122,15 @@ def modulated_layernorm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_row_mean2(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
     row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(N)
@@ -134,9 +138,9 @@ def modulated_layernorm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False)
-            reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+            reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = modulated_layernorm_chain(
@@ -168,12 +172,14 @@ def modulated_layernorm_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     B, S = mX.shape[0], mX.shape[1]
     blocks = (B * S // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     modulated_layernorm_kernel(
         mX, mScale, mShift, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

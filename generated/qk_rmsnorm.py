@@ -51,10 +51,10 @@ def qk_rmsnorm_stage0(q, k):
     return q * q, k * k
 
 
-def qk_rmsnorm_chain(q, k, q_weight, k_weight, eps, row_mean, row_mean2, approx):
+def qk_rmsnorm_chain(q, k, q_weight, k_weight, eps, row_mean, row_mean2, approx_q_out, approx_k_out):
     """The chain, on one vector of each operand and the row's statistics."""
-    q_rstd = device.rsqrt(row_mean + eps, approx)
-    k_rstd = device.rsqrt(row_mean2 + eps, approx)
+    q_rstd = device.rsqrt(row_mean + eps, approx_q_out)
+    k_rstd = device.rsqrt(row_mean2 + eps, approx_k_out)
     q_out = q * q_rstd * q_weight
     k_out = k * k_rstd * k_weight
     return q_out, k_out
@@ -76,6 +76,8 @@ def qk_rmsnorm_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -89,7 +91,8 @@ def qk_rmsnorm_kernel(
         first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
     step = per_row * cluster * vec
     passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mQOut, mKOut)
+    approx_q_out = device.narrow(mQOut)
+    approx_k_out = device.narrow(mKOut)
 
     rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
     rK = cute.make_rmem_tensor((vec, vectors), mK.element_type)
@@ -101,23 +104,24 @@ def qk_rmsnorm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True)
-        reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True)
+        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+        reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True)
-            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True)
+            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = qk_rmsnorm_stage0(
                 rQ[None, v].load().to(cutlass.Float32),
                 rK[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
     row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(D)
@@ -126,10 +130,10 @@ def qk_rmsnorm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True)
-            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True)
-        reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False)
-        reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False)
+            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+        reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
+        reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             q_out, k_out = qk_rmsnorm_chain(
@@ -140,7 +144,8 @@ def qk_rmsnorm_kernel(
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
-                approx,
+                approx_q_out,
+                approx_k_out,
             )
             rQOut.store(q_out.to(mQOut.element_type))
             rKOut.store(k_out.to(mKOut.element_type))
@@ -166,12 +171,14 @@ def qk_rmsnorm_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mQ.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     qk_rmsnorm_kernel(
         mQ, mK, mQWeight, mKWeight, mQOut, mKOut,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -69,14 +69,7 @@ def quantize_fp8_kernel(
             rScale.fill(mScale[0])
         else:
             device.copy_whole_or_part(gX, rX, valid)
-            if valid >= vec:  # a whole vector
-                rScale.fill(mScale[0])
-            else:
-                
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rScale[i] = mScale[0]
-                    
+            rScale.fill(mScale[0])
 
         q = quantize_fp8_chain(
             rX.load().to(cutlass.Float32),

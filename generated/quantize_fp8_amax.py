@@ -39,9 +39,9 @@ domain:
 """
 
 
-def quantize_fp8_amax_chain(x, scale, approx):
+def quantize_fp8_amax_chain(x, scale):
     """The chain: q; what is folded into column_max, on one vector of each operand."""
-    q = device.divide(x, scale, approx)
+    q = device.divide(x, scale, True)
     return q, cute.math.abs(x)
 
 
@@ -65,6 +65,7 @@ def quantize_fp8_amax_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -79,7 +80,6 @@ def quantize_fp8_amax_kernel(
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     handful = rows_a_block * at_once
-    approx = device.narrow(mQ, mAmax)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
@@ -93,7 +93,7 @@ def quantize_fp8_amax_kernel(
             row = base + u * rows_a_block + tidx // per_row
             columns = reduce.columns_left(total, row, width)
             column = first
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True)
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = reduce.columns_left(total, row, width)
@@ -102,9 +102,8 @@ def quantize_fp8_amax_kernel(
                 q, column_max_of = quantize_fp8_amax_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                     cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
-                    approx,
                 )
-                inside = reduce.inside(c, columns, vec, ragged)
+                inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
                 rQ.store(q.to(mQ.element_type))
                 reduce.store_row(rQ, mQ, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
@@ -149,12 +148,13 @@ def quantize_fp8_amax_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
 ):
     rows, cols = mX.shape[0], mX.shape[1]
     pieces, columns = 1, 1
     quantize_fp8_amax_kernel(
         mX, mScale, mQ, mAmax, mColumnMaxParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
         grid=(mColumnMaxParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
     )

@@ -50,16 +50,16 @@ def quantize_row_fp8_row_max(x):
     return cute.math.abs(x)
 
 
-def quantize_row_fp8_chain(x, largest, amax_min, row_max, approx):
+def quantize_row_fp8_chain(x, largest, amax_min, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), largest, approx)
-    q = device.divide(x, scale, approx)
+    scale = device.divide(device.maximum(row_max, amax_min), largest, False)
+    q = device.divide_by_row(x, scale, True)
     return q
 
 
-def quantize_row_fp8_row(largest, amax_min, row_max, approx):
+def quantize_row_fp8_row(largest, amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), largest, approx)
+    scale = device.divide(device.maximum(row_max, amax_min), largest, False)
     return scale
 
 
@@ -77,6 +77,8 @@ def quantize_row_fp8_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -91,7 +93,6 @@ def quantize_row_fp8_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mQ, mScale)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
@@ -100,26 +101,27 @@ def quantize_row_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = quantize_row_fp8_row_max(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             q = quantize_row_fp8_chain(
@@ -127,7 +129,6 @@ def quantize_row_fp8_kernel(
                 cute.full((vec,), largest, cutlass.Float32),
                 cute.full((vec,), amax_min, cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
-                approx,
             )
             rQ.store(q.to(mQ.element_type))
             reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
@@ -137,7 +138,6 @@ def quantize_row_fp8_kernel(
             cute.full((1,), largest, cutlass.Float32),
             cute.full((1,), amax_min, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
-            approx,
         )
         rScale.store(scale.to(mScale.element_type))
         mScale[row] = rScale[0]
@@ -159,12 +159,14 @@ def quantize_row_fp8_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     quantize_row_fp8_kernel(
         mX, mQ, mScale,
-        largest, amax_min, vec, ragged, threads, per_row, vectors, cluster, kept,
+        largest, amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -51,25 +51,25 @@ def rmsnorm_row_fp8_row_mean(x):
     return x * x
 
 
-def rmsnorm_row_fp8_row_max(x, weight, eps, row_mean, approx):
+def rmsnorm_row_fp8_row_max(x, weight, eps, row_mean):
     """What is folded into row_max (max), on one vector of each operand."""
-    rstd = device.rsqrt(row_mean + eps, approx)
+    rstd = device.rsqrt(row_mean + eps, False)
     y = x * rstd * weight
     return cute.math.abs(y)
 
 
-def rmsnorm_row_fp8_chain(x, weight, eps, amax_min, row_mean, row_max, approx):
+def rmsnorm_row_fp8_chain(x, weight, eps, amax_min, row_mean, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean + eps, approx)
+    rstd = device.rsqrt(row_mean + eps, False)
     y = x * rstd * weight
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, approx)
-    q = device.divide(y, scale, approx)
+    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    q = device.divide_by_row(y, scale, True)
     return q
 
 
-def rmsnorm_row_fp8_row(amax_min, row_max, approx):
+def rmsnorm_row_fp8_row(amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, approx)
+    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
     return scale
 
 
@@ -88,6 +88,8 @@ def rmsnorm_row_fp8_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -102,7 +104,6 @@ def rmsnorm_row_fp8_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mQ, mScale)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
@@ -113,19 +114,20 @@ def rmsnorm_row_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_row_fp8_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
@@ -134,8 +136,8 @@ def rmsnorm_row_fp8_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_row_fp8_row_max(
@@ -143,17 +145,17 @@ def rmsnorm_row_fp8_kernel(
                 rWeight[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
-                approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             q = rmsnorm_row_fp8_chain(
@@ -163,7 +165,6 @@ def rmsnorm_row_fp8_kernel(
                 cute.full((vec,), amax_min, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
-                approx,
             )
             rQ.store(q.to(mQ.element_type))
             reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
@@ -172,7 +173,6 @@ def rmsnorm_row_fp8_kernel(
         scale = rmsnorm_row_fp8_row(
             cute.full((1,), amax_min, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
-            approx,
         )
         rScale.store(scale.to(mScale.element_type))
         mScale[row] = rScale[0]
@@ -195,12 +195,14 @@ def rmsnorm_row_fp8_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     rmsnorm_row_fp8_kernel(
         mX, mWeight, mQ, mScale,
-        eps, amax_min, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

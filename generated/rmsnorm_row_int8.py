@@ -61,7 +61,7 @@ def rmsnorm_row_int8_chain(x, weight, eps, amax_min, row_mean, row_max):
     rstd = device.rsqrt(row_mean + eps, False)
     y = x * rstd * weight
     scale = device.divide(device.maximum(row_max, amax_min), 127.0, False)
-    q = device.cast(cute.math.roundeven(device.divide(y, scale, False)), cutlass.Int8).to(cutlass.Int32)
+    q = device.cast(cute.math.roundeven(device.divide_by_row(y, scale, False)), cutlass.Int8).to(cutlass.Int32)
     return q
 
 
@@ -86,6 +86,8 @@ def rmsnorm_row_int8_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -110,19 +112,20 @@ def rmsnorm_row_int8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_row_int8_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
@@ -131,8 +134,8 @@ def rmsnorm_row_int8_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_row_int8_row_max(
@@ -141,15 +144,16 @@ def rmsnorm_row_int8_kernel(
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             q = rmsnorm_row_int8_chain(
@@ -189,12 +193,14 @@ def rmsnorm_row_int8_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     rmsnorm_row_int8_kernel(
         mX, mWeight, mQ, mScale,
-        eps, amax_min, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

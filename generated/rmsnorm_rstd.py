@@ -44,16 +44,16 @@ def rmsnorm_rstd_row_mean(x):
     return x * x
 
 
-def rmsnorm_rstd_chain(x, weight, eps, row_mean, approx):
+def rmsnorm_rstd_chain(x, weight, eps, row_mean):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean + eps, approx)
+    rstd = device.rsqrt(row_mean + eps, False)
     y = x * rstd * weight
     return y
 
 
-def rmsnorm_rstd_row(eps, row_mean, approx):
+def rmsnorm_rstd_row(eps, row_mean):
     """The row's own results, from its statistics."""
-    rstd = device.rsqrt(row_mean + eps, approx)
+    rstd = device.rsqrt(row_mean + eps, False)
     return rstd
 
 
@@ -71,6 +71,8 @@ def rmsnorm_rstd_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -85,7 +87,6 @@ def rmsnorm_rstd_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mY, mRstd)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     if cutlass.const_expr(mWeight is None):
@@ -99,19 +100,20 @@ def rmsnorm_rstd_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_rstd_row_mean(
                 rX[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
@@ -119,9 +121,9 @@ def rmsnorm_rstd_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False)
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = rmsnorm_rstd_chain(
@@ -129,7 +131,6 @@ def rmsnorm_rstd_kernel(
                 rWeight[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
-                approx,
             )
             rY.store(y.to(mY.element_type))
             reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
@@ -138,7 +139,6 @@ def rmsnorm_rstd_kernel(
         rstd = rmsnorm_rstd_row(
             cute.full((1,), eps, cutlass.Float32),
             cute.full((1,), row_mean, cutlass.Float32),
-            approx,
         )
         rRstd.store(rstd.to(mRstd.element_type))
         mRstd[row] = rRstd[0]
@@ -160,12 +160,14 @@ def rmsnorm_rstd_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     rmsnorm_rstd_kernel(
         mX, mWeight, mY, mRstd,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

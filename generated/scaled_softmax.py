@@ -28,19 +28,24 @@ reference: jax.nn.softmax(scale * x, axis=-1)
 """
 
 
+def scaled_softmax_keep_value(x, scale, row_max, approx):
+    """value, on one vector of each operand: several passes need it."""
+    return device.exp(x * scale - row_max, approx)
+
+
 def scaled_softmax_row_max(x, scale):
     """What is folded into row_max (max), on one vector of each operand."""
     return x * scale
 
 
-def scaled_softmax_row_sum(x, scale, row_max, approx):
+def scaled_softmax_row_sum(value):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x * scale - row_max, approx)
+    return value
 
 
-def scaled_softmax_chain(x, scale, row_max, row_sum, approx):
+def scaled_softmax_chain(value, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    y = device.divide(device.exp(x * scale - row_max, approx), row_sum, approx)
+    y = device.divide_by_row(value, row_sum, approx)
     return y
 
 
@@ -56,6 +61,8 @@ def scaled_softmax_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -73,25 +80,28 @@ def scaled_softmax_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    if cutlass.const_expr(carried):
+        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = scaled_softmax_row_max(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), mScale[0], cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
@@ -99,29 +109,42 @@ def scaled_softmax_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = scaled_softmax_row_sum(
+            value = scaled_softmax_keep_value(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), mScale[0], cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
                 approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            if cutlass.const_expr(carried):
+                rValueKept[None, v].store(value)
+            values = scaled_softmax_row_sum(
+                value,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(carried):
+                value = rValueKept[None, v].load()
+            else:
+                value = scaled_softmax_keep_value(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), mScale[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    approx,
+                )
             y = scaled_softmax_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), mScale[0], cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
+                value,
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
             )
@@ -143,12 +166,14 @@ def scaled_softmax_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     scaled_softmax_kernel(
         mX, mScale, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

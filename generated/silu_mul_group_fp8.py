@@ -43,25 +43,28 @@ bench:
 """
 
 
-def silu_mul_group_fp8_row_max(gate, up, approx):
+def silu_mul_group_fp8_keep_y(gate, up):
+    """y, on one vector of each operand: several passes need it."""
+    t0 = device.exp(-cute.math.abs(gate), False)
+    y = gate * device.divide(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, False) * up
+    return y
+
+
+def silu_mul_group_fp8_row_max(y):
     """What is folded into row_max (max), on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(gate), approx)
-    y = gate * device.divide(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, approx) * up
     return cute.math.abs(y)
 
 
-def silu_mul_group_fp8_chain(gate, up, amax_min, row_max, approx):
+def silu_mul_group_fp8_chain(amax_min, y, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.exp(-cute.math.abs(gate), approx)
-    y = gate * device.divide(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, approx) * up
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, approx)
-    q = device.divide(y, scale, approx)
+    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    q = device.divide_by_row(y, scale, True)
     return q
 
 
-def silu_mul_group_fp8_row(amax_min, row_max, approx):
+def silu_mul_group_fp8_row(amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, approx)
+    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
     return scale
 
 
@@ -79,6 +82,8 @@ def silu_mul_group_fp8_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -93,49 +98,60 @@ def silu_mul_group_fp8_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (G + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mQ, mScale)
 
     rGate = cute.make_rmem_tensor((vec, vectors), mGate.element_type)
     rUp = cute.make_rmem_tensor((vec, vectors), mUp.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
+    if cutlass.const_expr(carried):
+        rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True)
-        reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True)
+        reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
+        reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True)
-            reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True)
+            reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
+            reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = silu_mul_group_fp8_row_max(
+            y = silu_mul_group_fp8_keep_y(
                 rGate[None, v].load().to(cutlass.Float32),
                 rUp[None, v].load().to(cutlass.Float32),
-                approx,
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            if cutlass.const_expr(carried):
+                rYKept[None, v].store(y)
+            values = silu_mul_group_fp8_row_max(
+                y,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True)
-            reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True)
+            reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
+            reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(carried):
+                y = rYKept[None, v].load()
+            else:
+                y = silu_mul_group_fp8_keep_y(
+                    rGate[None, v].load().to(cutlass.Float32),
+                    rUp[None, v].load().to(cutlass.Float32),
+                )
             q = silu_mul_group_fp8_chain(
-                rGate[None, v].load().to(cutlass.Float32),
-                rUp[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), amax_min, cutlass.Float32),
+                y,
                 cute.full((vec,), row_max, cutlass.Float32),
-                approx,
             )
             rQ.store(q.to(mQ.element_type))
             reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
@@ -144,7 +160,6 @@ def silu_mul_group_fp8_kernel(
         scale = silu_mul_group_fp8_row(
             cute.full((1,), amax_min, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
-            approx,
         )
         rScale.store(scale.to(mScale.element_type))
         mScale[row] = rScale[0]
@@ -166,12 +181,14 @@ def silu_mul_group_fp8_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mGate.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     silu_mul_group_fp8_kernel(
         mGate, mUp, mQ, mScale,
-        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept,
+        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

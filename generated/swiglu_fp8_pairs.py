@@ -74,14 +74,7 @@ def swiglu_fp8_pairs_kernel(
             rScale.fill(mScale[0])
         else:
             device.copy_whole_or_part(gX, rX, 2 * valid)
-            if valid >= vec:  # a whole vector
-                rScale.fill(mScale[0])
-            else:
-                
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rScale[i] = mScale[0]
-                    
+            rScale.fill(mScale[0])
 
         q = swiglu_fp8_pairs_chain(
             rX[0, None].load().to(cutlass.Float32),

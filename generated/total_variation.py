@@ -50,6 +50,8 @@ def total_variation_kernel(
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -72,22 +74,23 @@ def total_variation_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mP, cute.crd2idx((row, 0), mP.layout), column, step, columns, rP, 1, ragged, True)
-        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True)
+        reduce.load_row(mP, cute.crd2idx((row, 0), mP.layout), column, step, columns, rP, 1, ragged, True, kept)
+        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mP, cute.crd2idx((row, 0), mP.layout), column, step, columns, rP, 1, ragged, True)
-            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True)
+            reduce.load_row(mP, cute.crd2idx((row, 0), mP.layout), column, step, columns, rP, 1, ragged, True, kept)
+            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = total_variation_row_sum(
                 rP[None, v].load().to(cutlass.Float32),
                 rQ[None, v].load().to(cutlass.Float32),
             )
-            inside = reduce.inside(c, columns, vec, ragged)
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
@@ -113,12 +116,14 @@ def total_variation_launch(
     vectors: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
 ):
     rows = mP.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     total_variation_kernel(
         mP, mQ, mLoss,
-        vec, ragged, threads, per_row, vectors, cluster, kept,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
+from collections.abc import Iterable
 
 from codegen import emit
-from codegen.ir import DTYPES, topological
+from codegen.ir import DTYPES, reaching, topological
+from codegen.ops import OPS
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
 from codegen.reductions import Reduction
@@ -81,15 +84,57 @@ class Context:
 
     def dialect(self) -> emit.Dialect:
         """How the chain is written in a kernel."""
-        approx = {"precise": "False", "fast": "True"}.get(self.spec.math, self.approx())
+        approx = {"precise": "False", "fast": "True", "auto": "False"}[self.spec.math]
         types = {d: f"cutlass.{t.cutlass}" for d, t in DTYPES.items()}
         types |= {t: f"cutlass.{DTYPES[d[0]].cutlass}" if len(d) == 1 else t for t, d in self.spec.types}
         return emit.Dialect(
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
-            self.spec.math == "precise", self.spec.math == "fast", self.like(),
+            self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations()[0],
         )  # fmt: skip
 
-    # The chain, twice
+    # Approximations under `math: auto`
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019  a context lives as long as a file is rendered
+    def approximations(self) -> tuple[dict[int, str], dict[str, tuple[Array, ...]]]:
+        """Whether each operation may be approximate, by the node's identity: where all outputs it reaches are narrower
+        than float32. Where that depends on a call's types it is a flag of the kernel: the second dict, with the outputs
+        that decide it."""
+        if self.spec.math != "auto":
+            return {}, {}
+        outputs = self.spec.outputs
+        narrow = {
+            a.name: {DTYPES[d].kind == "float" and DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in outputs
+        }
+        reached = reaching(self.statements, narrow)
+        approximable = {id(n) for n in self.nodes if n.op in OPS and "{approx}" in OPS[n.op].cute}
+        texts, flags = {}, {}
+        deciding = {
+            i: tuple(a for a in outputs if a.name in found and len(narrow[a.name]) == 2)
+            for i, found in reached.items()
+            if i in approximable and not any(narrow[name] == {False} for name in found)
+        }
+        kinds = {some for some in deciding.values() if some}
+        for i in approximable:
+            if i not in deciding:
+                texts[i] = "False"
+            elif not deciding[i]:
+                texts[i] = "True"
+            else:
+                name = "approx" if len(kinds) == 1 else "_".join(["approx", *(a.name for a in deciding[i])])
+                texts[i], flags[name] = name, deciding[i]
+        return texts, flags
+
+    def flag_lines(self, names: Iterable[str]) -> list[str]:
+        """How a kernel sets the flags of these names."""
+        return [
+            f"{flag} = device.narrow({', '.join(self.tensors[a.name] for a in outputs)})"
+            for flag, outputs in self.approximations()[1].items()
+            if flag in names
+        ]
+
+    @property
+    def flags(self) -> list[str]:
+        return list(self.approximations()[1])
 
     def target_names(self) -> dict[tuple[str, int | None], str]:
         stores = {(s.array.name, s.part): s.name for s in self.plan.stores if s.array}
@@ -105,19 +150,12 @@ class Context:
     def like(self) -> str:
         return self.plan.loads[0].name
 
-    def approx(self) -> str:
-        """`math: auto`: decided at build where every type of every output agrees, else by the kernel."""
-        widths = {
-            DTYPES[d].kind == "float" and DTYPES[d].size < 4 for a in self.spec.outputs for d in self.spec.dtypes(a)
-        }
-        return str(widths.pop()) if len(widths) == 1 else "approx"
-
     @staticmethod
     def mentions(lines: list[str], name: str) -> bool:
         return any(re.search(rf"\b{name}\b", line) for line in lines)
 
     def extra_argument(self, name: str) -> str:
-        if name in ("compute", "approx"):
+        if name == "compute" or name in self.flags:
             return name
         array = next(a for a in self.spec.arrays if a.dtype == name)
         return f"{self.tensors[array.name]}.element_type"

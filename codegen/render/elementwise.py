@@ -41,7 +41,7 @@ class ElementwiseContext(Context):
     def chain(self) -> dict:
         names = self.target_names()
         lines = emit.emit(self.statements, names, self.dialect())
-        extra = [n for n in ("compute", "approx", *dict(self.spec.types)) if self.mentions(lines, n)]
+        extra = [n for n in ("compute", *self.flags, *dict(self.spec.types)) if self.mentions(lines, n)]
         returns = [s.name for s in self.plan.stores]
         return {
             "params": [*self.vector_names(), *extra],
@@ -120,9 +120,7 @@ class ElementwiseContext(Context):
         floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
         if self.wide and (self.needs_compute(chain)):
             lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
-        if "approx" in chain["extra"]:
-            outputs = ", ".join(self.tensors[a.name] for a in self.spec.outputs)
-            lines.append(f"approx = device.narrow({outputs})")
+        lines += self.flag_lines(chain["extra"])
         return lines
 
     def needs_compute(self, chain: dict) -> bool:
@@ -279,13 +277,11 @@ class ElementwiseContext(Context):
                 tensor = self.tensors[access.array.name]
                 in_row = f"device.load_anywhere({tensor}, cute.crd2idx({self.where(access)}, {tensor}.layout), {name})"
             loads.append({"guard": self.guard(access), "element": f"{name}[i] = {value}", "in_row": in_row})
-        rows = len(self.groups) > 1 and self.plan.coordinates
-        whole_row = f"{inner} + vec <= {self.groups[-1].name}" if rows else "valid >= vec"
-        words = "the vector lies in one row: wide loads, wherever it starts" if rows else "a whole vector"
+        whole_row = f"{inner} + vec <= {self.groups[-1].name}" if len(self.groups) > 1 else "valid >= vec"
         stores = self.element_stores()
         rests = " | ".join(row["rest"] for row in stores)
         rests = f"({rests})" if len(stores) > 1 else rests
-        return {"loads": loads, "stores": stores, "rests": rests, "row": whole_row, "row_words": words,
+        return {"loads": loads, "stores": stores, "rests": rests, "row": whole_row,
                 "parts": any(row["part"] for row in self.stores()), **self.next_element()}  # fmt: skip
 
     def element_stores(self) -> list[dict]:

@@ -8,7 +8,7 @@ from codegen import emit
 from codegen.ir import Node
 from codegen.pipeline import Op
 from codegen.plan import Access
-from codegen.reductions import Reduction, Statistic
+from codegen.reductions import Carried, Reduction, Statistic
 from codegen.render.common import Context, camel
 
 
@@ -59,6 +59,7 @@ class RowContext(Context):
             "loads": [row for row in map(self.load_row, self.vector_loads()) if row["of_row"]],
             "stages": [self.stage(i) for i in range(len(self.plan.stages))],
             "row_outputs": self.row_outputs(),
+            "kept_values": [{"register": f"r{camel(c.name)}Kept", "type": self.compute()} for c in self.plan.carried],
             "columns": self.columns_text(),
             "launch_arguments": self.launch_arguments(),
         }
@@ -68,12 +69,25 @@ class RowContext(Context):
     def statistic_leaves(self) -> dict[tuple, str]:
         return {emit.leaf_key(s.node): s.name for s in (*self.plan.rows, *self.plan.columns)}
 
-    def function(self, name: str, doc: str, values: list[Node], leaves: dict[tuple, str]) -> Function:
-        """A function of the values, which takes what they need."""
+    def function(
+        self, name: str, doc: str, values: list[Node], leaves: dict[tuple, str], alone: Node | None = None
+    ) -> Function:
+        """A function of the values, which takes what they need; what is carried from pass to pass among it, but for the
+        value that is computed `alone`."""
         targets = self.target_names()
-        dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves})
+        columns = tuple(axis for group in self.plan.column_groups for axis in group.axes)
+        dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns)
+        given = {id(c.node): c.name for c in self.plan.carried if c.node is not alone}
+        dialect = replace(dialect, given=given)
         lines, results = emit.emit_values(self.statements, targets, dialect, values)
-        names = [*self.vector_names(), *leaves.values(), "compute", "approx", *dict(self.spec.types)]
+        names = [
+            *self.vector_names(),
+            *given.values(),
+            *leaves.values(),
+            "compute",
+            *self.flags,
+            *dict(self.spec.types),
+        ]
         params = [n for n in dict.fromkeys(names) if self.mentions([*lines, *results], n)]
         params = params or names[:1]
         if params[0] != dialect.like:  # what constants take their shape from is always there
@@ -115,8 +129,26 @@ class RowContext(Context):
         doc = "The row's own results, from its statistics."
         return self.function(f"{self.spec.op}_row", doc, self.values_of(stores), self.statistic_leaves())
 
+    def carried_function(self, carried: Carried) -> Function:
+        before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < carried.stage}
+        doc = f"{carried.name}, on one vector of each operand: several passes need it."
+        return self.function(f"{self.spec.op}_keep_{carried.name}", doc, [carried.node], before, carried.node)
+
+    def carried(self, function: Function, stage: int) -> list[dict]:
+        """The carried values that a pass needs."""
+        rows = []
+        for c in self.plan.carried:
+            if c.name in function.params:
+                own = self.carried_function(c)
+                rows.append({
+                    "name": c.name, "register": f"r{camel(c.name)}Kept", "first": c.stage == stage, "function": own,
+                    "arguments": self.arguments(own, "vec"),
+                })  # fmt: skip
+        return rows
+
     def functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
+        stages = [*(self.carried_function(c) for c in self.plan.carried), *stages]
         return [*stages, *(f for f in (self.chain_function(), self.row_function()) if f)]
 
     def kernel_functions(self) -> list[Function]:
@@ -126,7 +158,7 @@ class RowContext(Context):
     def arguments(self, function: Function, width: str) -> list[str]:
         """What a function is called with: vectors of `width` elements."""
         statistics = {s.name: s for s in self.plan.rows}
-        texts = self.operand_texts(width)
+        texts = self.operand_texts(width) | {c.name: c.name for c in self.plan.carried}
         return [
             self.statistic_text(statistics[p], width) if p in statistics else texts.get(p) or self.extra_argument(p)
             for p in function.params
@@ -223,7 +255,7 @@ class RowContext(Context):
         return [", ".join(names), ", ".join([*(p.name for p in self.static), *self.launch_constants()])]
 
     def launch_constants(self) -> tuple[str, ...]:
-        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept")
+        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried")
 
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""
@@ -248,9 +280,10 @@ class RowContext(Context):
         """The coordinates of a row in an array, at its first column."""
         words: list[str] = []
         for mode, token in enumerate(access.tokens):
+            taken = access.index_of[1] if access.index_of else None
             if token == "parts":
                 words.append("0" if self.interleaved(access) else str(access.part or 0))
-            elif isinstance(token, int):
+            elif isinstance(token, int) and taken not in self.groups[token].axes:
                 words.append(self.coordinate(token) if token < self.plan.kept else column)
             else:
                 assert access.index_of and access.array
@@ -342,7 +375,7 @@ class RowContext(Context):
             tensor = self.tensors[access.array.name]
             parts = access.array.parts if self.interleaved(access) else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
-            into = f"{self.registers(access)}, {parts}, ragged, {aligned}"
+            into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
             return row | {"text": f"reduce.load_row({tensor}, {self.start(access)}, column, step, columns, {into})"}
         extents = ", ".join(g.name for g in self.plan.column_groups)
         if access.mode == "index":
@@ -356,6 +389,10 @@ class RowContext(Context):
         return row | {
             "text": f"reduce.gather_row({tensor}, {where}, {tuple(places)}, ({extents},), column, step, columns, {self.registers(access)}, ragged)"
         }
+
+    def once(self, access: Access) -> str:
+        """Whether a row's vectors are read but once."""
+        return "kept" if self.plan.of_row(access) else "False"
 
     def loaded_by(self, access: Access) -> set[str]:
         """The names in the chain of what one load brings."""
@@ -381,13 +418,19 @@ class RowContext(Context):
             "shared": shared,
             "function": function,
             "arguments": self.arguments(function, "vec"),
+            "carried": self.carried(function, number),
             "loads": self.loads_for(function),
             "means": [(s.name, self.statistic_type(s)) for s in statistics if s.op == "mean"],
             "columns": self.columns_text(),
         }
 
     def loads_for(self, function: Function) -> list[dict]:
-        return [row for row in map(self.load_row, self.vector_loads()) if row["values"] & set(function.params)]
+        """The arrays that a pass reads; where the row is read again, also those of what is carried."""
+        wanted = set(function.params)
+        for carried in self.plan.carried:
+            if carried.name in wanted:
+                wanted |= set(self.carried_function(carried).params)
+        return [row for row in map(self.load_row, self.vector_loads()) if row["values"] & wanted]
 
     def final(self) -> dict | None:
         function = self.chain_function()
@@ -397,6 +440,7 @@ class RowContext(Context):
             "function": function,
             "results": ", ".join(a.name for a in self.vector_stores()),
             "arguments": self.arguments(function, "vec"),
+            "carried": self.carried(function, len(self.plan.stages)),
             "loads": self.loads_for(function),
             "converted": [self.result_line(a) for a in self.vector_stores()],
             "stores": self.store_lines(self.vector_stores()),
@@ -443,9 +487,7 @@ class RowContext(Context):
         if self.wide and "compute" in text:
             floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
             lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
-        if any("approx" in f.params for f in self.kernel_functions()):
-            outputs = ", ".join(self.tensors[a.name] for a in self.spec.outputs)
-            lines.append(f"approx = device.narrow({outputs})")
+        lines += self.flag_lines({p for f in self.kernel_functions() for p in f.params})
         return lines
 
     def arguments_text(self) -> list[str]:

@@ -61,7 +61,7 @@ class WalkContext(RowContext):
         return super().tensor_lines() + rows
 
     def launch_constants(self) -> tuple[str, ...]:
-        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once")
+        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact")
 
     def over_rows(self, access: Access) -> bool:
         """Whether an output is a result of columns: no row has its own."""
@@ -127,6 +127,9 @@ class WalkContext(RowContext):
     def start(self, access: Access) -> str:
         return "cutlass.Int64(row) * width" if self.plan.collapsed else super().start(access)
 
+    def once(self, access: Access) -> str:
+        return str(self.plan.of_row(access))
+
     # The second kernel
 
     def finish(self) -> dict:
@@ -136,23 +139,17 @@ class WalkContext(RowContext):
         dynamic = [f"m{camel(p.name)}" for p in self.dynamic if p.name in function.params]
         parts = [self.parts(s) for s in self.plan.columns]
         wanted = {*(self.tensors[n] for n in names), *dynamic, *parts}
-        extra = [n for n in ("compute", "approx") if n in function.params]
-        sources = {
-            "compute": [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)],
-            "approx": self.spec.outputs,
-        }
-        needed = [n for n in extra if n == "approx"] + (["compute"] if self.wide else [])
-        wanted |= {self.tensors[a.name] for n in needed for a in sources[n]}
+        flags = {f: outputs for f, outputs in self.approximations()[1].items() if f in function.params}
+        wanted |= {self.tensors[a.name] for outputs in flags.values() for a in outputs}
+        floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
+        text = " ".join([*self.finish_arguments(function), *(self.statistic_type(s) for s in self.plan.columns)])
+        lines = self.flag_lines(flags)
+        if self.wide and self.mentions([text], "compute"):
+            wanted |= {self.tensors[a.name] for a in floats}
+            lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
         wanted |= {self.extra_argument(p).split(".")[0] for p in function.params if p in dict(self.spec.types)}
         tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
         static = [p for p in self.static if p.name in function.params]
-        lines = []
-        if "compute" in needed:
-            lines.append(
-                f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in sources['compute'])})"
-            )
-        if "approx" in needed:
-            lines.append(f"approx = device.narrow({', '.join(self.tensors[a.name] for a in self.spec.outputs)})")
         loads = [
             {"guard": self.guard(a), "text": f"reduce.load_one({self.tensors[a.array.name]}, {self.finish_place(a)}, there, {self.fragment(a)})"}
             for a in inputs if a.array is not None
@@ -162,7 +159,7 @@ class WalkContext(RowContext):
             "function": function,
             "tensors": tensors,
             "static_params": [{"name": p.name, "kind": p.kind} for p in static],
-            "settings": [line for line in lines if line.split(" ")[0] in self.finish_words(function)],
+            "settings": lines,
             "fragments": [self.fragment_row(a, "1,") for a in (*inputs, *stores) if a.mode != "size"],
             "loads": loads,
             "arguments": self.finish_arguments(function),
@@ -177,10 +174,6 @@ class WalkContext(RowContext):
                 ", ".join([*(p.name for p in static), row_count]),
             ],
         }  # fmt: skip
-
-    def finish_words(self, function: Function) -> set[str]:
-        text = " ".join([*self.finish_arguments(function), *(self.statistic_type(s) for s in self.plan.columns)])
-        return {n for n in ("compute", "approx") if self.mentions([text], n)}
 
     def finish_place(self, access: Access) -> str:
         """Where a column's one value lies; a scalar's."""

@@ -212,6 +212,18 @@ def divide(a: Operand, b: Operand, approx: bool) -> Vector:
     return _each(lambda p, q: cute.math.div(p, q, full=True), a, b)
 
 
+def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
+    """a / b where b is one value for the whole row, correctly rounded; approximately a times its reciprocal, within 3 ulp over the
+    whole range."""
+    if not approx or a.dtype is not Float32:
+        return divide(a, b, approx)
+    one = cute.full((1,), b[0], Float32)
+    size = cute.math.abs(one)
+    # what keeps the reciprocal a normal number: a power of two
+    scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
+    return a * cute.full_like(a, (1.0 / (one * scale))[0]) * cute.full_like(a, scale[0])
+
+
 def reciprocal(x: Vector, approx: bool) -> Vector:
     """1 / x, correctly rounded; approximately within 2 ulp over the whole range."""
     return divide(1.0, x, approx)
@@ -247,12 +259,16 @@ def remainder(a: Operand, b: Operand) -> Vector:
 def maximum(a: Operand, b: Operand) -> Vector:
     """The larger of two; NaN where either is."""
     a, b = _vectors(a, b)
+    if a.dtype is Float32:  # one instruction
+        return _each(lambda p, q: cute.arch.fmax(p, q, nan=True), a, b)
     return cute.math.max(a, b, propagate_nan=True)
 
 
 def minimum(a: Operand, b: Operand) -> Vector:
     """The smaller of two; NaN where either is."""
     a, b = _vectors(a, b)
+    if a.dtype is Float32:
+        return _each(lambda p, q: cute.arch.fmin(p, q, nan=True), a, b)
     return cute.math.min(a, b, propagate_nan=True)
 
 

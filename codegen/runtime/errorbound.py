@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -74,22 +74,23 @@ class Bound:
 
 class Analysis:
     """The bounds of a chain's values. `compute` is "float32" or "float64"; values have a dimension for each axis of
-    `order`, `rows` of them for `...`, or are scalars."""
+    `order`, `rows` of them for `...`, or are scalars; `narrow` holds the nodes, by identity, that may be approximate."""
 
     def __init__(
         self,
         compute: str,
         fast: bool,
-        narrow: bool,
+        narrow: Collection[int],
         casts: Mapping[str, str],
         order: tuple[str, ...] = (),
         rows: int = 0,
     ):
         info = np.finfo(compute)
         self.unit, self.tiny, self.top = float(info.eps) / 2, float(info.smallest_normal), float(info.max)
-        self.function = (
-            (FAST if fast else NARROW if narrow else FUNCTION) * float(info.eps) / float(np.finfo(np.float32).eps)
-        )
+        scale = float(info.eps) / float(np.finfo(np.float32).eps)
+        self.function = (FAST if fast else FUNCTION) * scale
+        self.approximate = (FAST if fast else NARROW) * scale
+        self.narrow = narrow
         self.casts = casts
         self.dimensions: dict[str, tuple[int, ...]] = {}
         for axis in order:
@@ -266,7 +267,10 @@ class Analysis:
         if node.kind != "float":
             return Bound(value, error, overflow)
         if node.op not in ("where", "cast", "neg", "abs", "maximum", "minimum", "floor", "ceil", "round", "sign"):
-            unit = self.unit if node.op in ROUNDED else self.function
+            loose = id(node) in self.narrow
+            unit = self.approximate if loose else self.function
+            if node.op in ROUNDED:  # approximately within 2 ulp, a division by a row's value within 3
+                unit = self.unit * (6 if loose and "{approx}" in OPS[node.op].cute else 1)
             error = error + np.where(np.isfinite(value), np.abs(value), 0) * unit
         error = error + self.tiny
         beyond = np.isfinite(value) & (np.abs(value) + error > self.top)

@@ -15,6 +15,7 @@ from cutlass.memory import SmemAllocator
 from codegen.runtime import device
 
 WARP = 32
+EVICT = cute.nvgpu.CacheEvictionPriority
 Vector = device.Vector
 
 
@@ -50,13 +51,15 @@ def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
 
 
 def accumulate(
-    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Vector
+    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Vector | None
 ) -> None:
-    """Fold vectors in, one for each statistic, where their columns lie inside the row."""
+    """Fold vectors in, one for each statistic, where their columns lie inside the row (None: all do)."""
     values = values if isinstance(values, tuple) else (values,)
     for held, op, value in zip(running, ops, values, strict=True):
         dtype = held.element_type
-        value = device.where(inside, value.to(dtype), identity(op, dtype))
+        value = value.to(dtype)
+        if inside is not None:
+            value = device.where(inside, value, identity(op, dtype))
         held.store(combine(op, held.load(), value))
 
 
@@ -69,7 +72,7 @@ def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.
 
 
 def accumulate_at(
-    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Vector
+    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Vector | None
 ) -> None:
     """Fold vectors into those of the v-th vector's columns."""
     accumulate([held[None, v] for held in running], ops, values, inside)
@@ -82,8 +85,16 @@ def columns_left(total: cutlass.Int64, row: cutlass.Int32, width: int) -> cutlas
     return Int32(cutlass.select_(left < 0, Int64(0), left))
 
 
-def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool) -> Vector:
-    """Which of a vector's columns, from `first` on, lie inside the row."""
+def within(v: int, vectors: int, ragged: bool) -> bool:
+    """Whether a thread's v-th vector of a row that exists surely lies inside it: only the last may pass its end, and, where
+    vectors do not begin with the row, the last but one, and the first begin before it."""
+    return 0 < v < vectors - 2 if ragged else v < vectors - 1
+
+
+def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool, certain: bool) -> Vector | None:
+    """Which of a vector's columns, from `first` on, lie inside the row; None where that is `certain` of all."""
+    if certain:
+        return None
     mask = cute.make_rmem_tensor((vec,), Boolean)
     if not ragged:
         mask.fill(first < columns)
@@ -122,11 +133,13 @@ def load_row(
     parts: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     aligned: cutlass.Constexpr[bool],
+    once: cutlass.Constexpr[bool],
 ):
     """A thread's vectors of a row that begins at element `start` of a compact tensor, into dst (vec, vectors), or (parts,
     vec, vectors) where each column has several parts side by side; zeros outside the row. Where that is no multiple of a
     vector (`ragged`), `aligned` says that vectors are still aligned in memory, for which `first` may be negative; else
-    each is put together from the two that hold it."""
+    each is put together from the two that hold it. What is read `once` leaves the first cache to what is read again."""
+    cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
     vec = count // parts
@@ -137,11 +150,11 @@ def load_row(
         held = cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,)))
         if cutlass.const_expr(not ragged):
             if c < columns:
-                cute.autovec_copy(_vector(src, place, count), held)
+                cute.autovec_copy(_vector(src, place, count), held, l1c_evict_priority=cached)
         else:
             if (c >= 0) & (c + vec <= columns):
                 if cutlass.const_expr(aligned):
-                    cute.autovec_copy(_vector(src, place, count), held)
+                    cute.autovec_copy(_vector(src, place, count), held, l1c_evict_priority=cached)
                 else:
                     device.load_anywhere(src, place, held)
             else:

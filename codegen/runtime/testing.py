@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from codegen.ir import DTYPES
+from codegen.ir import DTYPES, reaching
 from codegen.plan import access_key
 from codegen.runtime import arguments, draw, views
 from codegen.runtime.draw import Case
@@ -152,8 +152,10 @@ def error_bounds(
             leaves[access_key(plan, access)] = np.asarray(value)
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
-    widths = [DTYPES[case.types.dtype(a)] for a in spec.outputs]
-    narrow = spec.math == "auto" and all(d.kind == "float" and d.size < 4 for d in widths)
+    widths = {a.name: DTYPES[case.types.dtype(a)] for a in spec.outputs}
+    wide_outputs = {name for name, d in widths.items() if d.kind != "float" or d.size >= 4}
+    reached = reaching(op.statements, widths)
+    narrow = {i for i, names in reached.items() if not names & wide_outputs} if spec.math == "auto" else set()
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
                         plan.order, len(case.axes.rows))  # fmt: skip
     bounds = analysis.statements(op.statements, leaves)

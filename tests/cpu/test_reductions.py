@@ -170,7 +170,7 @@ def bound_of(reduction: str, x: np.ndarray, error: float = 0.0):
     chain = f"y = {reduction}(x, axis=N)"
     op = read_op("specs/made.yaml", spec_text(f"x: {kind}[..., N]", f"y: {kind}[...]", chain))
     (statement,) = op.statements
-    analysis = Analysis("float32", False, False, {}, op.plan.order, x.ndim - 1)
+    analysis = Analysis("float32", False, (), {}, op.plan.order, x.ndim - 1)
     leaf = statement.value.args[0]
     bound = analysis.statements(op.statements, {("input", leaf.attr): x})[("y", None)]
     if error:
@@ -262,7 +262,7 @@ def test_a_bool_is_uncertain_only_where_it_can_change():
     chain = "y = any(x > 1, axis=N); z = all(x > 1, axis=N)"
     op = read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: bool[...]; z: bool[...]", chain))
     x = np.array([[1.0, 0.0], [1.0, 2.0], [2.0, 2.0], [0.0, 0.0]])
-    analysis = Analysis("float32", False, False, {}, op.plan.order, 1)
+    analysis = Analysis("float32", False, (), {}, op.plan.order, 1)
     bound = type(bound_of("sum", x))
     arg = bound(x > 1, (x == 1).astype(float), np.zeros(x.shape, bool))
     found = [analysis.node(s.value, [arg], {}) for s in op.statements]

@@ -34,6 +34,11 @@ IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "int
 EXAMPLES = int(os.environ.get("CODEGEN_EXAMPLES", "12"))
 
 
+def default_examples(op: Op) -> int:
+    """Calls a test: fewer of ops that reduce, nearly each of which has a row length, so a kernel to compile, of its own."""
+    return EXAMPLES if op.plan.kind == "elementwise" else max(1, EXAMPLES * 2 // 3)
+
+
 @functools.cache
 def cpu_options() -> dict[str, str]:
     """XLA hands large reductions on the CPU to YNNPACK, whose max and min drop NaN (jaxlib 0.10.2): it is not to, where
@@ -79,7 +84,7 @@ def check_op(
     report = report or Report()
 
     @hypothesis.settings(
-        max_examples=examples or EXAMPLES, deadline=None, database=None, derandomize=seed is None, print_blob=False,
+        max_examples=examples or default_examples(op), deadline=None, database=None, derandomize=seed is None, print_blob=False,
         suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
     @hypothesis.given(draw.cases(op))

@@ -1,0 +1,99 @@
+"""What reductions must get right whatever their bounds allow: the generated kernels, interpreted, and their jnp forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from making import make_op
+
+import generated
+from codegen.runtime.testing import Disagreement, check_gradient, cpu_options
+
+IMPLEMENTATIONS = ["xla", "interpret"]
+VARIANCE = """
+op: variance
+summary: Variance of each row.
+inputs: {x: 'float32[..., N]'}
+outputs: {y: 'float32[...]'}
+chain: y = var(x, axis=N)
+reference: jnp.var(x, axis=-1)
+"""
+NORM = """
+op: norm_of_rows
+summary: Each row over its root mean square.
+inputs: {x: 'float32[..., N]'}
+outputs: {y: 'float32[..., N]'}
+chain: y = x * rsqrt(mean(square(x), axis=N) + 1e-6)
+reference: x / jnp.sqrt(REST(jnp.mean(x * x, axis=-1, keepdims=True)) + 1e-6)
+"""
+
+
+def run(op, implementation, *args):
+    """The op's outputs, under `jit` with XLA's CPU reductions that keep NaN."""
+    call = lambda *xs: op(*xs, implementation=implementation)  # noqa: E731
+    return (jax.jit(call, compiler_options=cpu_options()) if implementation == "xla" else call)(*args)
+
+
+def normal(*shape, mean=0.0, std=1.0):
+    return jnp.asarray(mean + std * np.random.default_rng(sum(shape)).standard_normal(shape), "float32")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("columns", [255, 4096])
+def test_variance_far_from_zero(implementation, columns, tmp_path):
+    """E[x**2] - E[x]**2 would be right to 300**2 / 2**2 * 2**-24, 1e-3 of the variance after some additions."""
+    x = normal(5, columns, mean=300, std=2)
+    got = run(make_op(tmp_path, VARIANCE), implementation, x)
+    np.testing.assert_allclose(np.asarray(got), np.var(np.asarray(x, np.float64), axis=-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("columns", [3, 256, 1021])
+def test_softmax_of_special_rows(implementation, columns):
+    x = np.array(normal(5, columns))
+    x[0] = -np.inf
+    x[1, columns // 2] = np.inf
+    x[2, columns - 1] = np.nan
+    x[3, 1:] = -np.inf
+    got = np.asarray(run(generated.softmax, implementation, jnp.asarray(x)))
+    assert np.isnan(got[:3]).all()
+    assert got[3].tolist() == [1, *[0] * (columns - 1)]
+    wide = np.exp(x[4].astype(np.float64) - x[4].max())
+    np.testing.assert_allclose(got[4], wide / wide.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", ["softmax", "column_sum", "full_sum_squares"])
+def test_two_runs_agree_to_the_bit(name, implementation):
+    x = normal(67, 129)
+    one, two = (np.asarray(run(getattr(generated, name), implementation, x)) for _ in range(2))
+    assert one.tobytes() == two.tobytes()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("columns", [1, 5, 8])
+def test_sums_over_few_rows(rows, columns, implementation):
+    x = jnp.asarray(np.arange(1, rows * columns + 1).reshape(rows, columns), "float32")
+    got = run(generated.column_sum, implementation, x)
+    assert np.asarray(got, np.float64).tolist() == np.asarray(x, np.float64).sum(0).tolist()
+
+
+def test_what_no_kernel_keeps_runs_in_jnp(monkeypatch):
+    """Rows too long to fold along them and over them in one kernel."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
+    dy, x, w = normal(2, 200_000), normal(2, 200_000, mean=1), jnp.ones(200_000)
+    message = r"^drmsnorm: 200000 columns are more than one kernel keeps .*; implementation='xla' runs without$"
+    with pytest.raises(ValueError, match=message):
+        generated.drmsnorm(dy, x, w, implementation="interpret")
+    for got, expected in zip(
+        generated.drmsnorm(dy, x, w), generated.drmsnorm(dy, x, w, implementation="xla"), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
+
+
+def test_a_gradient_that_cancels_is_no_mistake_and_one_that_lacks_a_term_is(tmp_path):
+    """One column's norm hardly depends on it: what is left of two terms is their rounding."""
+    check_gradient(make_op(tmp_path, NORM.replace("REST", "")), 8)
+    with pytest.raises(Disagreement, match="the gradient of 'x' is off"):
+        check_gradient(make_op(tmp_path, NORM.replace("REST", "jax.lax.stop_gradient")), 8)

@@ -276,7 +276,7 @@ class Reduction:
         if cluster > 1:
             per_row = max(per_row, 32)
         vectors = -(-count // (per_row * cluster))
-        exact = not ragged and count == vectors * per_row * cluster
+        exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if self.columns:
             if vectors * width > max(MOST_KEPT_WALKING, width):
                 message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"

@@ -47,6 +47,7 @@ MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps before a cluster shares it
+CLUSTER_ROW = 32 * 1024  # bytes of a row that a block of a cluster keeps, while there are more blocks
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
 WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them
@@ -267,8 +268,10 @@ class Reduction:
         kept = KEPT * (2 if self.columns else 1)
         most = MAX_THREADS // 2 if self.columns else MAX_THREADS
         cluster = 1
-        while clusters(arch) and cluster < MAX_CLUSTER and count * width > cluster * BLOCK_ROW:
-            cluster *= 2
+        if clusters(arch) and count * width > BLOCK_ROW:  # blocks of few warps wait less for each other
+            kept = 2 * KEPT
+            while cluster < MAX_CLUSTER and count * width > cluster * CLUSTER_ROW:
+                cluster *= 2
         cluster = schedule.get("cluster", cluster)
         per_row = 1
         while per_row < most and per_row * cluster * max(1, kept // width) < count:

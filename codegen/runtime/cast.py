@@ -20,6 +20,10 @@ def cast(x: jax.Array, dtype) -> jax.Array:
         if dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
             top = jnp.asarray(jnp.finfo(dtype).max, jnp.float32).astype(x.dtype)
             x = jnp.clip(x, -top, top)
+        elif dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating):
+            # XLA may leave out a conversion to a narrow type and back; this rounding it keeps
+            info = jnp.finfo(dtype)
+            x = jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
         return x.astype(dtype)
     info = jnp.iinfo(dtype)
     if jnp.issubdtype(x.dtype, jnp.floating):

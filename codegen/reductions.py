@@ -49,9 +49,10 @@ MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps before a cluster shares it
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
-WALK_BLOCKS = 1024  # that such a kernel aims for, unless whole rows meet in them
+WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them
 WALK_WHOLE = 264  # where they do: two for each processor of today's largest GPUs
-WALK_ROWS = 4  # that a thread reads at once
+WALK_ROWS = 8  # that a thread reads at once, at most
+WALK_BYTES = 128  # and of them
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ class Reduction:
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
         if self.collapsed or not self.rows:
-            return self._walk(vec, ragged, extents, schedule)
+            return self._walk(vec, ragged, width, extents, schedule)
         if self.columns:
             width += 4 * vec * len(self.columns)
         columns = extents.columns
@@ -292,21 +293,22 @@ class Reduction:
         carried = bool(self.carried) and held <= min(MOST_CARRIED, REGISTER_BYTES // threads)
         return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried)
 
-    def _walk(self, vec: int, ragged: bool, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
+    def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""
         threads = schedule.get("threads", WALK_THREADS)
+        at_once = max(1, min(WALK_ROWS, WALK_BYTES // held))
         if self.collapsed:
             width = threads * vec
             rows = -(-(extents.total or 2**40) // width)
-            parts = max(1, min(WALK_BLOCKS, -(-rows // WALK_ROWS)))
-            return WalkLaunch(vec, ragged, threads, threads, 1, 1, WALK_ROWS, False, parts)
+            parts = max(1, min(WALK_BLOCKS, -(-rows // at_once)))
+            return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, parts)
         per_row, columns = 1, extents.columns
         while per_row < 32 and (columns is None or per_row * vec < columns):
             per_row *= 2
         tiles = -(-(columns or 4096) // (per_row * vec)) or 1
-        rows = -(-(extents.rows or 2**31) // (threads // per_row * WALK_ROWS))
+        rows = -(-(extents.rows or 2**31) // (threads // per_row * at_once))
         parts = max(1, min(-(-WALK_BLOCKS // tiles), rows))
-        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, WALK_ROWS, False, parts)
+        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, parts)
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:

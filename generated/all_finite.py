@@ -91,7 +91,6 @@ def all_finite_kernel(
     found = reduce.over_row([fColumnAll[None, 0]], ("all",), sParts, threads, 1)
     if tidx == 0:
         mColumnAllParts[part] = found[0]
-    reduce.leave(cluster)
 
 
 @cute.kernel

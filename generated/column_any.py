@@ -84,7 +84,6 @@ def column_any_kernel(
                 reduce.accumulate_at(v, [fColumnAny], ("any",), (column_any_of,), inside)
 
     reduce.store_parts([fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row)
-    reduce.leave(cluster)
 
 
 @cute.kernel

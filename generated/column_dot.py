@@ -91,7 +91,6 @@ def column_dot_kernel(
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
-    reduce.leave(cluster)
 
 
 @cute.kernel

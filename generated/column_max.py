@@ -87,7 +87,6 @@ def column_max_kernel(
                 reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
 
     reduce.store_parts([fColumnMax], ("max",), [mColumnMaxParts], sColumns, part, first, step, N, per_row)
-    reduce.leave(cluster)
 
 
 @cute.kernel

@@ -86,7 +86,6 @@ def column_mean_kernel(
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     reduce.store_parts([fColumnMean], ("mean",), [mColumnMeanParts], sColumns, part, first, step, N, per_row)
-    reduce.leave(cluster)
 
 
 @cute.kernel

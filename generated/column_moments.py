@@ -98,7 +98,6 @@ def column_moments_kernel(
                 reduce.accumulate_at(v, [fColumnMean, fColumnMean2], ("mean", "mean"), (column_mean_of, column_mean2_of,), inside)
 
     reduce.store_parts([fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first, step, N, per_row)
-    reduce.leave(cluster)
 
 
 @cute.kernel

@@ -107,7 +107,7 @@ def cosine_similarity_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, inside)
-    row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster)
+    row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         similarity = cosine_similarity_row(

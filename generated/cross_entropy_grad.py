@@ -176,7 +176,7 @@ def cross_entropy_grad_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rTotal_], ("sum",), values, inside)
-    total_, = reduce.over_row([rTotal_], ("sum",), sTotal_, per_row, cluster)
+    total_, = reduce.over_row([rTotal_], ("sum",), sTotal_, per_row, cluster, last=True)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)

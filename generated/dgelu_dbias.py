@@ -111,7 +111,6 @@ def dgelu_dbias_kernel(
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
-    reduce.leave(cluster)
 
 
 @cute.kernel

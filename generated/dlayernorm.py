@@ -204,6 +204,7 @@ def dlayernorm_kernel(
             reduce.again(per_row, cluster)
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
+    reduce.arrive(cluster)
     reduce.leave(cluster)
 
 

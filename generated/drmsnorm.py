@@ -169,6 +169,7 @@ def drmsnorm_kernel(
             reduce.again(per_row, cluster)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    reduce.arrive(cluster)
     reduce.leave(cluster)
 
 

@@ -90,7 +90,6 @@ def full_amax_kernel(
     found = reduce.over_row([fColumnMax[None, 0]], ("max",), sParts, threads, 1)
     if tidx == 0:
         mColumnMaxParts[part] = found[0]
-    reduce.leave(cluster)
 
 
 @cute.kernel

@@ -90,7 +90,6 @@ def full_sum_squares_kernel(
     found = reduce.over_row([fColumnSum[None, 0]], ("sum",), sParts, threads, 1)
     if tidx == 0:
         mColumnSumParts[part] = found[0]
-    reduce.leave(cluster)
 
 
 @cute.kernel

@@ -146,7 +146,7 @@ def label_log_prob_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum2], ("sum",), values, inside)
-    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         y = label_log_prob_row(

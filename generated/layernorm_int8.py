@@ -134,7 +134,7 @@ def layernorm_int8_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
-    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster, last=True)
     row_mean2 = row_mean2 / cutlass.Float32(N)
 
     for p in cutlass.range(passes):

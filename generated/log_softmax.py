@@ -111,7 +111,7 @@ def log_softmax_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, last=True)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)

@@ -95,7 +95,6 @@ def mean_squared_error_kernel(
     found = reduce.over_row([fColumnMean[None, 0]], ("mean",), sParts, threads, 1)
     if tidx == 0:
         mColumnMeanParts[part] = found[0]
-    reduce.leave(cluster)
 
 
 @cute.kernel

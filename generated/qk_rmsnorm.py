@@ -123,7 +123,7 @@ def qk_rmsnorm_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
-    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
+    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster, last=True)
     row_mean = row_mean / cutlass.Float32(D)
     row_mean2 = row_mean2 / cutlass.Float32(D)
 

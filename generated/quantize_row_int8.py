@@ -111,7 +111,7 @@ def quantize_row_int8_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, last=True)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)

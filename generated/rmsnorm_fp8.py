@@ -102,7 +102,7 @@ def rmsnorm_fp8_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
-    row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
+    row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster, last=True)
     row_mean = row_mean / cutlass.Float32(N)
 
     for p in cutlass.range(passes):

@@ -84,7 +84,7 @@ def row_all_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowAll], ("all",), values, inside)
-    row_all, = reduce.over_row([rRowAll], ("all",), sRowAll, per_row, cluster)
+    row_all, = reduce.over_row([rRowAll], ("all",), sRowAll, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         y = row_all_row(

@@ -84,7 +84,7 @@ def row_any_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowAny], ("any",), values, inside)
-    row_any, = reduce.over_row([rRowAny], ("any",), sRowAny, per_row, cluster)
+    row_any, = reduce.over_row([rRowAny], ("any",), sRowAny, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         y = row_any_row(

@@ -92,7 +92,7 @@ def row_dot_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         dot = row_dot_row(

@@ -87,7 +87,7 @@ def row_max_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         y = row_max_row(

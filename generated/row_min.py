@@ -87,7 +87,7 @@ def row_min_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMin], ("min",), values, inside)
-    row_min, = reduce.over_row([rRowMin], ("min",), sRowMin, per_row, cluster)
+    row_min, = reduce.over_row([rRowMin], ("min",), sRowMin, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         y = row_min_row(

@@ -121,7 +121,7 @@ def row_moments_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
-    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster, last=True)
     row_mean2 = row_mean2 / cutlass.Float32(N)
 
     if (row < rows) & (first_of_row):

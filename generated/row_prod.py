@@ -86,7 +86,7 @@ def row_prod_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowProd], ("prod",), values, inside)
-    row_prod, = reduce.over_row([rRowProd], ("prod",), sRowProd, per_row, cluster)
+    row_prod, = reduce.over_row([rRowProd], ("prod",), sRowProd, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         y = row_prod_row(

@@ -91,7 +91,7 @@ def row_rms_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
-    row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
+    row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster, last=True)
     row_mean = row_mean / cutlass.Float32(N)
 
     if (row < rows) & (first_of_row):

@@ -123,7 +123,7 @@ def top1_gate_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, inside)
-    row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster)
+    row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster, last=True)
 
     if (row < rows) & (first_of_row):
         gate, expert = top1_gate_row(

@@ -307,8 +307,10 @@ def over_row(
     buffers: list[cute.Tensor],
     per_row: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
+    last: cutlass.Constexpr[bool] = False,
 ):
-    """Each row's statistics, from all its threads' running values; every thread gets them."""
+    """Each row's statistics, from all its threads' running values; every thread gets them. Behind the `last` of a kernel no
+    block reads another's shared memory again: `leave` waits for that."""
     values = [over_lanes(over_vector(r, op), op, min(per_row, WARP)) for r, op in zip(running, ops, strict=True)]
     if cutlass.const_expr(per_row > WARP or cluster > 1):
         warps = max(per_row // WARP, 1)
@@ -323,6 +325,8 @@ def over_row(
         else:
             cute.arch.sync_threads()
         values = [_gathered(buffers[k], ops[k], row, lane, warps, cluster) for k in range(len(ops))]
+        if cutlass.const_expr(cluster > 1 and last):
+            cute.arch.cluster_arrive()
     return [v[0] for v in values]
 
 
@@ -436,8 +440,13 @@ def over_all_parts(parts: cute.Tensor, op: cutlass.Constexpr[str]):
     return value
 
 
+def arrive(cluster: int) -> None:
+    """Behind the last row of a kernel that walks: see `leave`."""
+    if cluster > 1:
+        cute.arch.cluster_arrive()
+
+
 def leave(cluster: int) -> None:
     """The end of a kernel: a block's shared memory stays until the whole cluster has read it."""
     if cluster > 1:
-        cute.arch.cluster_arrive()
         cute.arch.cluster_wait()

@@ -114,7 +114,8 @@ def check_case(
         name = f"{op.spec.op} ({implementation}): {array.name}"
         if got.shape != shape or got.dtype != jnp.dtype(dtype):
             raise Disagreement(f"{name} is {got.dtype}{got.shape}, but {array} is {dtype}{shape}; {case}")
-        compare(name, array.name, dtype, got, expected[i], narrow[i], *bounds[i], case, report, made)
+        value, error, overflow = bounds[i]
+        compare(name, array.name, dtype, got, expected[i], narrow[i], value, error, overflow, case, report, made)
 
 
 @functools.lru_cache(maxsize=2 * EXAMPLES)  # tests of several implementations draw the same calls, one after the other

@@ -353,6 +353,7 @@ class _Reductions(Planner):
         if any(n.op == "contract" for n in self.nodes):
             return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", "")]
         checks = (
+            self.refuse_names,
             self.refuse_axes,
             self.refuse_orders,
             self.refuse_waiting,

@@ -291,8 +291,9 @@ class ElementwiseContext(Context):
             if access.mode == "flat" or access.array is None:
                 continue
             name, tensor = self.fragment(access), self.tensors[access.array.name]
-            rest, inner = f"rest{camel(access.name)}", self.groups[-1]
+            rest = f"rest{camel(access.name)}"
             if access.mode == "tile":
+                inner = self.groups[-1]
                 before, after = inner.coordinate, "valid"
                 if len(self.groups) > 1:
                     after = f"{inner.name} - {inner.coordinate}"

@@ -270,7 +270,8 @@ class Analysis:
             loose = id(node) in self.narrow
             unit = self.approximate if loose else self.function
             if node.op in ROUNDED:  # approximately within 2 ulp, a division by a row's value within 3
-                unit = self.unit * (6 if loose and "{approx}" in OPS[node.op].cute else 1)
+                approximate = loose and node.op in OPS and "{approx}" in OPS[node.op].cute
+                unit = self.unit * (6 if approximate else 1)
             error = error + np.where(np.isfinite(value), np.abs(value), 0) * unit
         error = error + self.tiny
         beyond = np.isfinite(value) & (np.abs(value) + error > self.top)

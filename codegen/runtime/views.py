@@ -186,6 +186,8 @@ def jnp_value(
         place = own.index(axis)
         if array.name in arrays:
             value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
+            if jnp.issubdtype(value.dtype, jnp.floating):  # before: a gradient sums what one element is taken for
+                value = value.astype(compute)
             indices = named_index(plan, index, arrays, axes).astype(integer)
             value = _gather(value, own, indices, plan.view(index).array.axes, axis, plan.order, len(axes.rows))
             own = plan.order

@@ -97,3 +97,27 @@ def test_a_gradient_that_cancels_is_no_mistake_and_one_that_lacks_a_term_is(tmp_
     check_gradient(make_op(tmp_path, NORM.replace("REST", "")), 8)
     with pytest.raises(Disagreement, match="the gradient of 'x' is off"):
         check_gradient(make_op(tmp_path, NORM.replace("REST", "jax.lax.stop_gradient")), 8)
+
+
+def test_names_of_a_kernel_s_own(tmp_path):
+    """A spec may name its values as the kernel names its variables."""
+    text = """
+op: own_names
+summary: A softmax whose names the kernel has too.
+inputs: {first: 'float32[..., N]', step: 'float32[N]'}
+outputs: {columns: 'float32[..., N]', p: 'float32[...]'}
+params: {factor: 2.0}
+chain: |
+  c = max(first * step, axis=N)
+  row_sum = first * step - c
+  p = sum(exp(row_sum), axis=N) * factor
+  columns = exp(row_sum) / p
+reference: |
+  columns = jax.nn.softmax(first * step, axis=-1) / factor
+  p = jnp.exp(first * step - jnp.max(first * step, axis=-1, keepdims=True)).sum(-1) * factor
+"""
+    op = make_op(tmp_path, text)
+    x, w = normal(5, 37), normal(37)
+    for implementation in IMPLEMENTATIONS:
+        for got, expected in zip(run(op, implementation, x, w), op.reference(x, w), strict=True):
+            np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=1e-5)

@@ -105,7 +105,8 @@ def block(text: str) -> str:
 @pytest.mark.parametrize("stem", SPECS)
 def test_good_specs(stem):
     outcome = read(SPECS[stem], stem)
-    assert isinstance(outcome, Op) or "no kernel for a" in str(outcome)
+    refusals = "no kernel for a", "no kernel reduces over", "row reductions here give"
+    assert isinstance(outcome, Op) or any(words in str(outcome) for words in refusals)
 
 
 # Random ones

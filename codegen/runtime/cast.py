@@ -7,6 +7,17 @@ import jax.numpy as jnp
 
 
 def cast(x: jax.Array, dtype) -> jax.Array:
+    """`x` rounded to `dtype` within a chain, as `store` does it. XLA may leave out a conversion to a narrow float and back;
+    not this one."""
+    dtype = jnp.dtype(dtype)
+    if dtype == jnp.bfloat16 and jnp.issubdtype(x.dtype, jnp.floating):
+        x = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    rounded = store(x, dtype)
+    # reduce_precision would flush float16's denormals
+    return jax.lax.optimization_barrier(rounded) if dtype == jnp.float16 else rounded
+
+
+def store(x: jax.Array, dtype) -> jax.Array:
     """`x` rounded once to `dtype`.
 
     Floats round to nearest even; float8 saturates to the largest finite value and keeps NaN. Floats become integers
@@ -20,10 +31,6 @@ def cast(x: jax.Array, dtype) -> jax.Array:
         if dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
             top = jnp.asarray(jnp.finfo(dtype).max, jnp.float32).astype(x.dtype)
             x = jnp.clip(x, -top, top)
-        elif dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating):
-            # XLA may leave out a conversion to a narrow type and back; this rounding it keeps
-            info = jnp.finfo(dtype)
-            x = jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
         return x.astype(dtype)
     info = jnp.iinfo(dtype)
     if jnp.issubdtype(x.dtype, jnp.floating):

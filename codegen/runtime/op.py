@@ -30,7 +30,7 @@ from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import arguments, interpreted, unsigned, views
 from codegen.runtime.arguments import Axes, Types
-from codegen.runtime.cast import cast as store
+from codegen.runtime.cast import store
 from codegen.runtime.platform import COMPILE_OPTIONS, choose, current_arch
 from codegen.spec import Array, Spec
 

@@ -106,6 +106,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         whole = min(most, size * together.get(name, 1) * vec)
         if name in folded:
             good = widths == (size,)  # written by the kernel that finishes, a column a thread
+        elif rows and len({a.mode for a in op.plan.loads if a.array == access.array}) > 1 and access in op.plan.loads:
+            good = widths == (whole, size)  # along the row in vectors, and one element at a place of its own
         elif access.mode == "flat" and variant.ragged and rows:
             good = widths[:1] == ((whole if size * vec % 4 == 0 else size),)
         elif access.mode == "flat" and variant.ragged:

@@ -31,6 +31,9 @@ from codegen.runtime.op import Op
 
 # ptxas may park one value in memory to get below a register count at which one more block fits: rotary_pairs on sm_120a
 SPILLS_WHERE_RAGGED = 16
+# Where a block of 1024 threads keeps its piece of a row that a cluster shares, a thread has 64 registers: a few values spill,
+# which costs less than reading the row again.
+SPILLS_OF_LONG_ROWS = 256
 # One op of each kind that reduces
 COMPILED_WHOLE = ("softmax", "bias_grad", "drmsnorm")
 
@@ -103,6 +106,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         whole = min(most, size * together.get(name, 1) * vec)
         if name in folded:
             good = widths == (size,)  # written by the kernel that finishes, a column a thread
+        elif rows and len({a.mode for a in op.plan.loads if a.array == access.array}) > 1 and access in op.plan.loads:
+            good = widths == (whole, size)  # along the row in vectors, and one element at a place of its own
         elif access.mode == "flat" and variant.ragged and rows:
             good = widths[:1] == ((whole if size * vec % 4 == 0 else size),)
         elif access.mode == "flat" and variant.ragged:
@@ -116,7 +121,9 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
             good = access.array.parts is not None or widths == (size,)
         if not good:
             problems.append(f"{access.mode} {name} is accessed {widths} bytes at a time; a whole vector has {whole}")
-    if compiled.spills > (SPILLS_WHERE_RAGGED if variant.ragged else 0):
+    long = variant.columns == max(row_lengths(op, variant.types), key=lambda n: n or 0) and op.plan.rows
+    most_spills = SPILLS_OF_LONG_ROWS if long else SPILLS_WHERE_RAGGED if variant.ragged else 0
+    if compiled.spills > most_spills:
         problems.append(f"{compiled.spills} bytes of spills")
     return problems
 

@@ -16,6 +16,7 @@ How an array is reached:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,12 +43,12 @@ from codegen.spec import Array, Spec
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
-MOST_KEPT = 128  # and with as many threads as there are
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps before a cluster shares it
 CLUSTER_ROW = 32 * 1024  # bytes of a row that a block of a cluster keeps, while there are more blocks
+MAX_STAGES = 16
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
 WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them
@@ -157,7 +158,7 @@ class Reduction:
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
     collapsed: bool  # everything is reduced, and all arrays are one long row, or scalars
 
-    @property
+    @functools.cached_property
     def stages(self) -> tuple[tuple[Statistic, ...], ...]:
         count = 1 + max((s.stage for s in self.rows), default=-1)
         return tuple(tuple(s for s in self.rows if s.stage == i) for i in range(count))
@@ -289,7 +290,7 @@ class Reduction:
             rows = -(-(extents.rows or 2**31) // (threads // per_row))
             parts = max(1, min(WALK_WHOLE // cluster, rows))
             return WalkLaunch(vec, ragged, threads, per_row, vectors, cluster, 1, exact and threads == per_row, parts)
-        if vectors * width > max(MOST_KEPT, width):
+        if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
         held = vectors * (width + 4 * vec * len(self.carried))
@@ -353,6 +354,7 @@ class _Reductions(Planner):
         if any(n.op == "contract" for n in self.nodes):
             return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", "")]
         checks = (
+            self.refuse_stages,
             self.refuse_names,
             self.refuse_axes,
             self.refuse_orders,
@@ -438,6 +440,16 @@ class _Reductions(Planner):
             if param.name in REDUCING_NAMES:
                 message = f"{param.name!r} cannot name a parameter here: a kernel that reduces uses it"
                 return self.spec.source.diagnostic(self.spec.chain.span, message, "pick another name")
+        return None
+
+    def refuse_stages(self) -> Diagnostic | None:
+        """Statistics that need others that need others ... each cost the row another pass."""
+        depth: dict[int, int] = {}
+        for node in self.nodes:
+            depth[id(node)] = max((depth[id(a)] for a in node.args), default=0) + (node.op in REDUCTIONS)
+            if depth[id(node)] > MAX_STAGES:
+                message = f"more than {MAX_STAGES} reductions one after the other, each of the one before"
+                return self.mistake_in_chain({node.op}, message, "make several ops of it")
         return None
 
     def refuse_gathers(self) -> Diagnostic | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass, replace
 
 from codegen import emit
@@ -88,13 +90,13 @@ class RowContext(Context):
             *self.flags,
             *dict(self.spec.types),
         ]
-        params = [n for n in dict.fromkeys(names) if self.mentions([*lines, *results], n)]
-        params = params or names[:1]
-        if params[0] != dialect.like:  # what constants take their shape from is always there
-            dialect = replace(dialect, like=params[0])
-            lines, results = emit.emit_values(self.statements, targets, dialect, values)
+        words = set(re.findall(r"\w+", " ".join([*lines, *results])))
+        params = [n for n in dict.fromkeys(names) if n in words] or names[:1]
+        if dialect.like in words and dialect.like != params[0]:  # constants take their shape from what is there
+            lines, results = emit.emit_values(self.statements, targets, replace(dialect, like=params[0]), values)
         return Function(name, doc, params, lines, results)
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def stage_function(self, stage: int) -> Function:
         statistics = self.plan.stages[stage]
         before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < stage}
@@ -115,6 +117,7 @@ class RowContext(Context):
         values = {(s.name, s.part): s.value for s in self.statements}
         return [values[(a.array.name, a.part)] for a in stores if a.array is not None]
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def chain_function(self) -> Function | None:
         stores = self.vector_stores()
         if not stores:
@@ -122,6 +125,7 @@ class RowContext(Context):
         doc = "The chain, on one vector of each operand and the row's statistics."
         return self.function(f"{self.spec.op}_chain", doc, self.values_of(stores), self.statistic_leaves())
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def row_function(self) -> Function | None:
         stores = self.row_stores()
         if not stores:
@@ -129,6 +133,7 @@ class RowContext(Context):
         doc = "The row's own results, from its statistics."
         return self.function(f"{self.spec.op}_row", doc, self.values_of(stores), self.statistic_leaves())
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def carried_function(self, carried: Carried) -> Function:
         before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < carried.stage}
         doc = f"{carried.name}, on one vector of each operand: several passes need it."
@@ -146,6 +151,7 @@ class RowContext(Context):
                 })  # fmt: skip
         return rows
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
         stages = [*(self.carried_function(c) for c in self.plan.carried), *stages]
@@ -172,6 +178,7 @@ class RowContext(Context):
             return f"cute.full(({width},), {statistic.name}, cutlass.Int32) != 0"
         return f"cute.full(({width},), {statistic.name}, {self.statistic_type(statistic)})"
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def operand_texts(self, width: str) -> dict[str, str]:
         """How each operand of the chain is read from its registers."""
         texts = {access.name: self.operand_text(access, width) for access in self.plan.loads}
@@ -301,6 +308,7 @@ class RowContext(Context):
 
     # Registers
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def vector_loads(self) -> list[Access]:
         """What is read in vectors; interleaved parts, which come together, once."""
         found: dict[str, Access] = {}

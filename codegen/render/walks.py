@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from codegen import emit
@@ -78,6 +79,7 @@ class WalkContext(RowContext):
     def row_stores(self) -> list[Access]:
         return [a for a in super().row_stores() if not self.over_rows(a)]
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def walk_function(self) -> Function:
         stores = self.vector_stores()
         values = [*self.values_of(stores), *(s.operand for s in self.plan.columns)]
@@ -86,11 +88,13 @@ class WalkContext(RowContext):
         rows = {emit.leaf_key(s.node): s.name for s in self.plan.rows}
         return self.function(f"{self.spec.op}_chain", doc + ".", values, rows)
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def finish_function(self) -> Function:
         leaves = {emit.leaf_key(s.node): s.name for s in self.plan.columns}
         doc = "The columns' results, from their statistics." if not self.plan.collapsed else "The result."
         return self.function(f"{self.spec.op}_columns", doc, self.values_of(self.finish_stores()), leaves)
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
         row = self.row_function()

@@ -1,4 +1,5 @@
-"""Runs every op's kernels once, for a memory checker to watch:
+"""Runs every op's kernels once, for a checker to watch: memcheck, initcheck, racecheck or synccheck. The longest rows are
+those of clusters.
 
 compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py [first [step]]
 """
@@ -12,7 +13,7 @@ from codegen.runtime import draw
 from codegen.runtime.compile import bindings
 
 first, step = int(sys.argv[1]) if len(sys.argv) > 1 else 0, int(sys.argv[2]) if len(sys.argv) > 2 else 1
-SIZES = ((64, (3, 2)), (67, (5,)), (2048, (9,)), (1, (7,)), (4099, ()))
+SIZES = ((64, (3, 2)), (67, (5,)), (2048, (9,)), (1, (7,)), (4099, ()), (100_000, (2,)), (70_001, (1,)))
 kernels = 0
 for name in generated.__all__[first::step]:
     op = getattr(generated, name)

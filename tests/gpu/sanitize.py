@@ -21,13 +21,18 @@ for name in generated.__all__[first::step]:
     small = {axis: op.spec.extents.get(axis, 3) for axis in axes}
     choices = list(bindings(op.spec))
     for i, (inner, rows) in enumerate(SIZES):
-        extents = {**small, **({axes[-1]: inner} if axes else {})}
+        free = [axis for axis in axes if axis not in op.spec.extents]
+        extents = {**small, **({free[-1]: inner} if free else {})}
         rows = rows if "..." in op.spec.axes else ()
         params = tuple((p.name, 1 if p.default is None else p.default) for p in op.spec.params)
         optional = tuple(a.name for a in op.spec.inputs if a.default is not None) if i % 2 else ()
         case = draw.Case(choices[i % len(choices)], rows, tuple(extents.items()), optional, params, True, 1.0, i)
         with jax.enable_x64(True):
             args, keywords = draw.operands(op, case, draw.arrays(op, case))
-            jax.block_until_ready(op(*args, **keywords, implementation="cute"))
-        kernels += 1
+            try:
+                jax.block_until_ready(op(*args, **keywords, implementation="cute"))
+                kernels += 1
+            except ValueError as error:  # rows too long for a kernel
+                if "implementation='xla' runs without" not in str(error):
+                    raise
 print(f"{kernels} kernels ran")

@@ -112,7 +112,7 @@ class RowLaunch:
 
     def blocks(self, rows: int, columns: int) -> int:
         """Those of a row kernel."""
-        return -(-rows // self.rows_a_block) * self.cluster
+        return (rows // self.rows_a_block + 1) * self.cluster
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,9 @@ class Reduction:
         return len(self.stages) + bool(written)
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
-        """How many rows there are, and columns."""
+        """How many rows there are, and columns; where everything is reduced, one row of all."""
+        if self.collapsed:
+            return 1, extent(self.order)
         rows, columns = ([axis for g in groups for axis in g.axes] for groups in (self.row_groups, self.column_groups))
         return extent(tuple(rows)), extent(tuple(columns))
 

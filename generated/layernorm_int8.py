@@ -35,8 +35,9 @@ reference: |
   y = centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bias
   q = jnp.round(y / scale)
 grad: none
-domain:
+domain:  # an infinite weight would meet what underflows: 0 * inf
   eps: positive
+  weight: finite
   scale: positive
 """
 

@@ -170,7 +170,8 @@ def values(
     if domain in ("positive", "nonzero", "finite"):
         x = np.where(np.isfinite(x), x, 1.0)
     if domain == "positive":
-        x = np.maximum(np.abs(x), 1e-3)
+        # what divides: XLA on a CPU may multiply by a reciprocal, and flush that of more than 2**126 to zero
+        x = np.clip(np.abs(x), 1e-3, 2.0**126)
     if domain == "nonzero":
         x = np.where(np.abs(x) < 1e-30, 1.0, x)
     with np.errstate(all="ignore"):

@@ -13,7 +13,7 @@ from codegen import __main__ as command_line
 from codegen.explain import Binding, fused_bytes
 from codegen.runtime import bench
 from codegen.runtime.bench import Measurement, make_inputs, measure, sets_of, typical
-from codegen.sizes import default_shape
+from codegen.sizes import bench_shapes, default_shape
 
 WHERE = {"gpu": "NVIDIA Test 80GB", "driver": "1.2", "jax": "0.11", "date": "2026-11-21", "empty call": "5 us"}
 
@@ -156,14 +156,17 @@ def pretended_gpu(monkeypatch):
     return tasks
 
 
+KINDS = "column-elementwise-row-row+column"  # of the library: what a run of all of them is called
+
+
 def test_the_command_measures_what_specs_ask_for(pretended_gpu, monkeypatch, capsys, tmp_path):
     assert run(monkeypatch, "bench", "--out", tmp_path, "--repeat", 2) == 0
-    expected = [(n, dict(s)) for n in generated.__all__ for s in getattr(generated, n).spec.bench]
+    expected = [(n, s) for n in generated.__all__ for s in bench_shapes(getattr(generated, n).spec)]
     assert [(name, shape) for name, _, shape, _ in pretended_gpu] == expected
     assert {groups for *_, groups in pretended_gpu} == {2}
     assert "over XLA" in capsys.readouterr().out
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["elementwise.json", "elementwise.md", "elementwise.png"]
-    assert "`codegen bench --out" in (tmp_path / "elementwise.md").read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{KINDS}.{suffix}" for suffix in ("json", "md", "png")]
+    assert "`codegen bench --out" in (tmp_path / f"{KINDS}.md").read_text()
 
 
 def test_the_command_takes_shapes_and_types(pretended_gpu, monkeypatch, capsys, tmp_path):
@@ -194,7 +197,7 @@ def test_one_failure_is_a_row_and_status_1(pretended_gpu, monkeypatch, capsys, t
         (["nonsuch"], "no op 'nonsuch'"),
         (["relu", "--shape", "M=3"], "no axis 'M'"),
         (["relu", "--types", "T=int8"], "T=int8"),
-        (["--suite", "gemm"], "of the kinds elementwise"),
+        (["--suite", "gemm"], "of the kinds column, elementwise, row, row+column"),
         (["--package", "nowhere"], "codegen build"),
     ],
 )

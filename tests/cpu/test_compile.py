@@ -112,8 +112,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
             good = widths[:1] == ((whole if size * vec % 4 == 0 else size),)
         elif access.mode == "flat" and variant.ragged:
             good = widths[:1] == (whole,)  # beside the whole vectors, the arrays' ends element by element
-        elif access.mode == "tile" and variant.ragged and access in op.plan.loads:
-            # two aligned vectors shifted into place, element by element where the row ends; words are what is shifted
+        elif access.mode == "tile" and variant.ragged:
+            # aligned vectors shifted into place, element by element where rows (and warps that store) end; words are shifted
             good = widths[:1] == ((whole if size * vec % 4 == 0 else size),)
         elif access.mode in ("flat", "tile"):
             good = widths == ((size if variant.ragged else whole),)

@@ -8,6 +8,7 @@ import pytest
 import generated
 from codegen.explain import bindings, blocks_of, fused_bytes, launch_of
 from codegen.ir import ROWS
+from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import views
 from codegen.runtime.arguments import Axes, Types
 from codegen.sizes import default_shape
@@ -26,5 +27,13 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
             shapes = {a: views.user_shape(a, axes) for a in op.spec.arrays}
             sizes = [math.prod(shapes[a]) * jnp.dtype(binding.dtype(a)).itemsize for a in op.spec.arrays]
             assert fused_bytes(binding, shape) == sum(sizes)
-            positions = math.prod(views.group_extents(op.plan, axes))
-            assert blocks_of(op, how, shape) == positions // (how.vec * how.threads) + 1
+            extents = views.group_extents(op.plan, axes)
+            if isinstance(how, RowLaunch):
+                rows_of_all = math.prod(extents[: op.plan.kept])
+                blocks = (rows_of_all // (how.threads // how.per_row) + 1) * how.cluster
+            elif isinstance(how, WalkLaunch):
+                tiles = -(-math.prod(extents[op.plan.kept :]) // (how.vec * how.per_row))
+                blocks = how.parts * (1 if op.plan.collapsed else how.cluster if op.plan.rows else tiles)
+            else:
+                blocks = math.prod(extents) // (how.vec * how.threads) + 1
+            assert blocks_of(op, how, shape) == blocks

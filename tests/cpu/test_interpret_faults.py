@@ -272,7 +272,7 @@ def test_a_shuffle_from_a_lane_that_is_not_there():
         ("cvt.rn.relu.bf16.f32 %h1, %r3;", "made: unknown instruction 'cvt.rn.relu.bf16.f32' (its .relu is not known)"),
         ("cvt.rn.satfinite.e2m1x2.f32 %h1, %r1, %r2;", "made: unknown form of 'cvt.rn.satfinite.e2m1x2.f32'"),
         ("add.rz.f64 %rd1, %rd2, %rd3;", "made: unknown instruction 'add.rz.f64' (its .rz is not known)"),
-        ("min.relu.s32 %r1, %r2, %r3;", "made: unknown instruction 'min.relu.s32' (its .relu is not known)"),
+        ("add.relu.s32 %r1, %r2, %r3;", "made: unknown instruction 'add.relu.s32' (its .relu is not known)"),
         ("atom.add.u32 %r1, [%rd0], %r2;", "made: unknown instruction 'atom.add.u32' (its .add is not known)"),
         ("atom.global.inc.u32 %r1, [%rd0], %r2;", "made: unknown instruction 'atom.global.inc.u32' (its .inc is not"),
         ("bar.red.popc.u32 %r1, 0, %p1;", "made: unknown instruction 'bar.red.popc.u32'"),

@@ -338,8 +338,8 @@ def drawn(text: str, count: int = 400) -> list[draw.Case]:
 def test_sizes_drawn():
     cases = drawn(NORM)
     columns = {dict(c.extents)["N"] for c in cases}
-    # a vector of 4, what a thread keeps of both inputs (8), and a warp of those
-    assert {0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 31, 127, 128, 129, 255, 256, 257, 1021} <= columns
+    # a vector of 4, what a thread keeps of a row (16), and a warp of those
+    assert {0, 1, 2, 3, 4, 5, 7, 8, 13, 15, 16, 17, 31, 127, 128, 129, 257, 511, 512, 513, 1021} <= columns
     assert {len(c.rows) for c in cases} == {0, 1, 2, 3}
     assert max(np.prod(c.rows) for c in drawn(MOMENTS)) > 500
     assert min(dict(c.extents)["N"] for c in drawn(SOFTMAX)) == 1  # there is a max over N

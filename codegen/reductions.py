@@ -302,7 +302,8 @@ class Reduction:
     def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""
         threads = schedule.get("threads", WALK_THREADS)
-        at_once = max(1, min(WALK_ROWS, WALK_BYTES // held))
+        values = any(a.mode == "row" and a.tokens for a in self.loads)  # of rows: registers for each of them
+        at_once = max(1, min(WALK_ROWS // (2 if values else 1), WALK_BYTES // held))
         if self.collapsed:
             width = threads * vec
             rows = -(-(extents.total or 2**40) // width)

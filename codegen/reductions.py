@@ -179,12 +179,6 @@ class Reduction:
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
 
-    def varies_along_columns(self, node: Node) -> bool:
-        return any(axis in group.axes for group in self.column_groups for axis in node.dims)
-
-    def varies_along_rows(self, node: Node) -> bool:
-        return any(axis in group.axes for group in self.row_groups for axis in node.dims)
-
     def aligned(self, access: Access) -> bool:
         """Whether the array's vectors are aligned in memory whatever the number of columns, once they are for one such
         array: it has every axis, in order."""
@@ -517,11 +511,7 @@ class _Reductions(Planner):
             return "flat" if tail[-(len(groups) - kept) :] == tuple(range(kept, len(groups))) else "gather"
 
         loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
-        stores = tuple(
-            Access(names.beside(s.name, REDUCING_NAMES) if s.part is None else names.part(s.name, s.part),
-                   self.spec.array(s.name), s.part, mode(tokens[s.name]), tokens[s.name])
-            for s in self.statements if any(s.name == o.name for o in self.spec.outputs)
-        )  # fmt: skip
+        stores = self.stores(tokens, names, mode)
         rows, columns = self.statistics(names)
         kind = "row+column" if rows and columns else "row" if rows else "column"
         return Reduction(
@@ -549,18 +539,19 @@ class _Reductions(Planner):
             return "flat" if own else "row"
 
         loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
-        stores = tuple(
-            Access(
-                names.beside(s.name, REDUCING_NAMES),
-                self.spec.array(s.name),
-                None,
-                mode(tokens[s.name]),
-                tokens[s.name],
-            )
-            for s in self.statements
-            if any(s.name == o.name for o in self.spec.outputs)
-        )
+        stores = self.stores(tokens, names, mode)
         return Reduction("column", groups, 1, views, loads, stores, *self.statistics(names), (), self.axes, True)
+
+    def stores(self, tokens: Mapping[str, Tokens], names: Names, mode_of: ModeOf) -> tuple[Access, ...]:
+        """How the outputs are reached, in the order of the chain."""
+        outputs = {o.name for o in self.spec.outputs}
+        return tuple(
+            Access(
+                names.beside(s.name, REDUCING_NAMES) if s.part is None else names.part(s.name, s.part),
+                self.spec.array(s.name), s.part, mode_of(tokens[s.name]), tokens[s.name],
+            )
+            for s in self.statements if s.name in outputs
+        )  # fmt: skip
 
     def carried(
         self,

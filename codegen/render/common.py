@@ -124,6 +124,11 @@ class Context:
                 texts[i], flags[name] = name, deciding[i]
         return texts, flags
 
+    def compute_line(self) -> str:
+        """How a kernel sets the type that floating values are computed in, where float64 may be among its inputs."""
+        floats = [self.tensors[a.name] for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
+        return f"compute = device.compute_type({', '.join(floats)})"
+
     def flag_lines(self, names: Iterable[str]) -> list[str]:
         """How a kernel sets the flags of these names."""
         return [

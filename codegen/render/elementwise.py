@@ -117,9 +117,8 @@ class ElementwiseContext(Context):
 
     def settings(self, chain: dict) -> list[str]:
         lines = []
-        floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
         if self.wide and (self.needs_compute(chain)):
-            lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
+            lines.append(self.compute_line())
         lines += self.flag_lines(chain["extra"])
         return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen import emit
@@ -163,12 +164,15 @@ class RowContext(Context):
 
     def arguments(self, function: Function, width: str) -> list[str]:
         """What a function is called with: vectors of `width` elements."""
-        statistics = {s.name: s for s in self.plan.rows}
         texts = self.operand_texts(width) | {c.name: c.name for c in self.plan.carried}
-        return [
-            self.statistic_text(statistics[p], width) if p in statistics else texts.get(p) or self.extra_argument(p)
-            for p in function.params
-        ]
+        return self.texts_of(function, width, self.plan.rows, texts)
+
+    def texts_of(
+        self, function: Function, width: str, statistics: Sequence[Statistic], texts: Mapping[str, str]
+    ) -> list[str]:
+        """An argument for each of a function's parameters: a statistic, an operand, or what the kernel sets."""
+        known = {s.name: self.statistic_text(s, width) for s in statistics} | dict(texts)
+        return [known.get(p) or self.extra_argument(p) for p in function.params]
 
     def statistic_type(self, statistic: Statistic) -> str:
         return {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[statistic.kind]
@@ -237,9 +241,15 @@ class RowContext(Context):
         return " * ".join(g.name for g in self.plan.column_groups)
 
     def extents(self) -> list[str]:
-        names = [g.name for g in self.groups]
-        sources = [self.extent_source(i) for i in range(len(self.groups))]
-        return [f"{', '.join(names)} = {', '.join(sources)}"]
+        return self.extents_of(range(len(self.groups)))
+
+    def launch_extents(self) -> list[str]:
+        """What the launcher needs to count the rows."""
+        return self.extents_of(range(self.plan.kept))
+
+    def extents_of(self, groups: range) -> list[str]:
+        names, sources = [self.groups[i].name for i in groups], [self.extent_source(i) for i in groups]
+        return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
 
     def extent_source(self, group: int) -> str:
         needed = [a for a in (*self.spec.inputs, *self.spec.outputs) if a.default is None]
@@ -248,14 +258,6 @@ class RowContext(Context):
             if group in tokens:
                 return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
         raise AssertionError(f"no array has group {group}")
-
-    def launch_extents(self) -> list[str]:
-        """What the launcher needs to count the rows."""
-        groups = range(self.plan.kept)
-        if not groups:
-            return []
-        names, sources = [self.groups[i].name for i in groups], [self.extent_source(i) for i in groups]
-        return [f"{', '.join(names)} = {', '.join(sources)}"]
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]
@@ -283,7 +285,7 @@ class RowContext(Context):
         name = self.groups[group].coordinate
         return "iRows" if name == "row" and self.plan.kept > 1 else name
 
-    def place(self, access: Access, column: str = "0") -> str:
+    def place(self, access: Access) -> str:
         """The coordinates of a row in an array, at its first column."""
         words: list[str] = []
         for mode, token in enumerate(access.tokens):
@@ -291,7 +293,7 @@ class RowContext(Context):
             if token == "parts":
                 words.append("0" if self.interleaved(access) else str(access.part or 0))
             elif isinstance(token, int) and taken not in self.groups[token].axes:
-                words.append(self.coordinate(token) if token < self.plan.kept else column)
+                words.append(self.coordinate(token) if token < self.plan.kept else "0")
             else:
                 assert access.index_of and access.array
                 table = self.tensors[access.array.name]
@@ -418,7 +420,6 @@ class RowContext(Context):
             "names": [s.name for s in statistics],
             "ops": in_tuple([f'"{s.op}"' for s in statistics]),
             "running": running,
-            "types": types,
             "type_tuple": in_tuple(types),
             "statistics": list(
                 zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
@@ -429,7 +430,6 @@ class RowContext(Context):
             "carried": self.carried(function, number),
             "loads": self.loads_for(function),
             "means": [(s.name, self.statistic_type(s)) for s in statistics if s.op == "mean"],
-            "columns": self.columns_text(),
         }
 
     def loads_for(self, function: Function) -> list[dict]:
@@ -493,8 +493,7 @@ class RowContext(Context):
         text = " ".join(self.arguments_text())
         lines = []
         if self.wide and "compute" in text:
-            floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
-            lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
+            lines.append(self.compute_line())
         lines += self.flag_lines({p for f in self.kernel_functions() for p in f.params})
         return lines
 

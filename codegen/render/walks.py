@@ -66,9 +66,7 @@ class WalkContext(RowContext):
 
     def over_rows(self, access: Access) -> bool:
         """Whether an output is a result of columns: no row has its own."""
-        return not any(t for t in access.tokens if isinstance(t, int) and t < self.plan.kept) and (
-            0 not in access.tokens or self.plan.kept == 0
-        )
+        return not any(isinstance(t, int) and t < self.plan.kept for t in access.tokens)
 
     def finish_stores(self) -> list[Access]:
         return [a for a in self.plan.stores if self.over_rows(a)]
@@ -150,7 +148,7 @@ class WalkContext(RowContext):
         lines = self.flag_lines(flags)
         if self.wide and self.mentions([text], "compute"):
             wanted |= {self.tensors[a.name] for a in floats}
-            lines.append(f"compute = device.compute_type({', '.join(self.tensors[a.name] for a in floats)})")
+            lines.append(self.compute_line())
         wanted |= {self.extra_argument(p).split(".")[0] for p in function.params if p in dict(self.spec.types)}
         tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
         static = [p for p in self.static if p.name in function.params]
@@ -187,15 +185,11 @@ class WalkContext(RowContext):
         return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})"
 
     def finish_arguments(self, function: Function) -> list[str]:
-        statistics = {s.name: s for s in self.plan.columns}
-        texts = self.operand_texts("1")
+        texts = dict(self.operand_texts("1"))  # a copy: the loop below has its own
         for access in self.plan.loads:
             if access.array is not None:
                 alone = replace(access, mode="row")
                 texts[access.name] = self.operand_text(alone, "1").replace(f"[0{self.of_row(alone)}]", "[0]")
             elif access.mode == "index":
                 texts[access.name] = f"cute.full((1,), c, cutlass.{self.integer})"
-        return [
-            self.statistic_text(statistics[p], "1") if p in statistics else texts.get(p) or self.extra_argument(p)
-            for p in function.params
-        ]
+        return self.texts_of(function, "1", self.plan.columns, texts)

@@ -44,10 +44,7 @@ def combine(op: str, a: Vector, b: Vector) -> Vector:
 
 def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
     """A thread's running values, one for each element of a vector."""
-    dtype = Int32 if dtype is Boolean else dtype
-    result = cute.make_rmem_tensor((vec,), dtype)
-    result.fill(identity(op, dtype))
-    return result
+    return accumulators(vec, 1, op, dtype)[None, 0]
 
 
 def accumulate(

@@ -80,7 +80,7 @@ class Op(Generic[P, R]):
         self._result = parts.get("result")
         self._functions = functools.lru_cache(maxsize=None)(self._make)
         self._xla_extra = list(inspect.signature(self._xla).parameters)
-        self._backward = _Backward(self, parts) if "backward_launch" in parts else None
+        self._backward = Backward(self, parts) if "backward_launch" in parts else None
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -267,7 +267,7 @@ class Op(Generic[P, R]):
         differentiable.defvjp(forward, backward)
         return jax.jit(differentiable)
 
-    def _backward_for(self, key: Key) -> _Backward | None:
+    def _backward_for(self, key: Key) -> Backward | None:
         """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
         backward = self._backward
         if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
@@ -447,7 +447,7 @@ class _Derived(Op):
         return found
 
 
-class _Backward(_Derived):
+class Backward(_Derived):
     """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients."""
 
     def __init__(self, forward: Op, parts: dict[str, Any]):

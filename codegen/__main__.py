@@ -364,6 +364,36 @@ def verify_ops(
         sys.exit(1)
 
 
+@app.command("cache")
+def show_cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False, as_json: AsJson = False
+) -> None:
+    """Show the compiled kernels that are kept on disk: where, how many, how large. Or remove them.
+
+    They lie in CODEGEN_CACHE_DIR, else in cutefuse in XDG_CACHE_HOME or ~/.cache, and take no more than
+    CODEGEN_CACHE_LIMIT (1G if not given; 0 keeps none): those used last stay.
+
+    \b
+    Example: codegen cache
+    Example: codegen cache --clear
+    """
+    from codegen import cache
+    from codegen.errors import Mistake
+
+    folder = cache.location()
+    if folder is None:
+        raise UsageError("there is no home directory: name a folder in CODEGEN_CACHE_DIR")
+    try:
+        most = cache.limit()
+    except Mistake as mistake:
+        raise UsageError(f"{mistake.message}\n  {mistake.hint}") from None
+    report = cache.report(folder, most, cache.clear(folder) if clear else cache.entries(folder))
+    if as_json:
+        print(json.dumps(report | {"cleared": clear}, indent=2))
+    else:
+        print(cache.as_text(report, clear))
+
+
 def _load(out: Path, names: list[str] | None) -> list:
     """The generated ops of these names, or all."""
     from codegen.errors import known

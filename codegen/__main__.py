@@ -6,12 +6,13 @@ CuTe DSL.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import keyword
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -378,20 +379,84 @@ def show_cache(
     Example: codegen cache --clear
     """
     from codegen import cache
-    from codegen.errors import Mistake
 
     folder = cache.location()
     if folder is None:
         raise UsageError("there is no home directory: name a folder in CODEGEN_CACHE_DIR")
-    try:
+    with _usage():
         most = cache.limit()
-    except Mistake as mistake:
-        raise UsageError(f"{mistake.message}\n  {mistake.hint}") from None
     report = cache.report(folder, most, cache.clear(folder) if clear else cache.entries(folder))
     if as_json:
         print(json.dumps(report | {"cleared": clear}, indent=2))
     else:
         print(cache.as_text(report, clear))
+
+
+@app.command("export")
+def export_op(
+    op: Annotated[str, typer.Argument(help="The op's name.")],
+    arch: Annotated[str, typer.Option("--arch", help="The architecture of the GPU that it is for, as in sm_90a.")],
+    shape: Annotated[
+        str, typer.Option("--shape", help='Every extent, a number or a name where it is open: "...=rows,N=4096".')
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    types: Annotated[str, typer.Option("--types", help="The dtypes, as in T=bfloat16,S=float32.")] = "",
+    params: Annotated[
+        list[str] | None, typer.Option("--param", help="A static param, as in eps=1e-5; may be repeated.")
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None, typer.Option("--leave-out", help="An input that takes its default; may be repeated.")
+    ] = None,
+    vjp: Annotated[
+        bool, typer.Option("--vjp", help="Put its derivative in as well, for jax.grad and jax.vjp.")
+    ] = False,
+    platforms: Annotated[
+        str, typer.Option("--platforms", help="cuda, or cuda,cpu: the CPU gets the jnp form.")
+    ] = "cuda",
+    package: OutRead = OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Write an op with its compiled kernel as a serialized jax.export artifact, with no GPU needed.
+
+    Where it runs, JAX and nvidia-cutlass-dsl are enough: `cutlass.jax.register_ffi()`, then
+    `jax.export.deserialize(bytes).call(...)` with the inputs by position. An extent `rows` may be any, `8*n` any multiple
+    of 8, `...=(batch, 128)` are two leading axes.
+
+    \b
+    Example: codegen export bias_relu --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --out bias_relu.jax
+    Example: codegen export rmsnorm --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --param eps=1e-5 --vjp --out rmsnorm.jax
+    """
+    from codegen.runtime import export
+
+    (made,) = _load(package, [op])
+    archs = _architectures(arch)
+    if len(archs) > 1:
+        raise UsageError(f"--arch {arch}: an artifact is for one architecture")
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(
+            f"--out {out}: {'it' if out.is_dir() else out.parent} is {'a' if out.is_dir() else 'no'} folder"
+        )
+    with _usage():
+        wanted = export.read_wanted(
+            made.spec, shape, _types(types), params or [], leave_out or [], archs[0], platforms, vjp
+        )
+        data, report = export.export(made, wanted)
+    export.write(out, data)
+    if as_json:
+        print(json.dumps(report | {"file": str(out)}, indent=2))
+    else:
+        print(export.as_text(report, out))
+
+
+@contextlib.contextmanager
+def _usage() -> Iterator[None]:
+    """Mistakes of the command line: printed as such."""
+    from codegen.errors import Mistake
+
+    try:
+        yield
+    except Mistake as mistake:
+        raise UsageError("\n  ".join(filter(None, (mistake.message, mistake.hint)))) from None
 
 
 def _load(out: Path, names: list[str] | None) -> list:
@@ -410,13 +475,10 @@ def _load(out: Path, names: list[str] | None) -> list:
 
 def _shape(spec: Spec, text: str) -> dict[str, int]:
     """`...=8192,N=4096`."""
-    from codegen.errors import Mistake
     from codegen.sizes import parse_shape
 
-    try:
+    with _usage():
         return parse_shape(spec, text)
-    except Mistake as error:
-        raise UsageError(f"{error.message}\n  {error.hint}") from None
 
 
 def _types(text: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from codegen.runtime.op import Op
 from codegen.spec import Array, Param, Spec
 
 PLATFORMS = ("cuda", "cpu")
-_CUSTOM_CALL = "custom_call @CuteDSLRT_"
+_CUSTOM_CALL = re.compile(r'custom_call @CuteDSLRT_.*?[{ ]key = "((?:[^"\\]|\\.)*)"')  # the key is the code's hash
 _EXTENT = re.compile(r"(?:([1-9]\d{0,15})\s*\*\s*)?([A-Za-z_]\w*)|[1-9]\d{0,15}")
 _RESERVED = {"floordiv", "mod", "max", "min"}  # functions, where JAX reads symbolic dimensions
 
@@ -161,16 +161,16 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
     if missing:
         raise Mistake(missing)
     wide = any(DTYPES[types.dtype(a)].size == 8 for a in spec.arrays)
-    with jax.enable_x64(wide), _compiling_for(wanted.arch):
+    with jax.enable_x64(wide), _environment(wanted.arch):
         axes = _axes(wanted)
         how = _launch(op, types, axes)
         arguments = _arguments(spec, wanted, axes)
         with _open_extents(op, wanted):
             made = _exported(op, wanted, arguments)
             data = bytes(made.serialize(vjp_order=int(wanted.vjp)))
-            backward = made.vjp().mlir_module() if wanted.vjp else ""
-    kernels = made.mlir_module().count(_CUSTOM_CALL)
-    assert kernels, f"the artifact of {spec.op} holds no kernel"
+            forward = _kernels(made)
+            backward = _kernels(made.vjp()) - forward if wanted.vjp else set()
+    assert forward, f"the artifact of {spec.op} holds no kernel"
     names, constraints = _open(wanted)
     outputs = {a.name: (types.dtype(a), _words(views.user_shape(a, axes))) for a in spec.outputs}
     inputs = {name: (str(x.dtype), _words(x.shape)) for name, x in arguments.items()}
@@ -186,9 +186,9 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
         "symbolic": names,
         "constraints": constraints,
         "launch": how.constants,
-        "kernels": kernels,
+        "kernels": len(forward),
         "vjp": wanted.vjp,
-        "vjp_kernels": backward.count(_CUSTOM_CALL),
+        "vjp_kernels": len(backward),
         "x64": wide,
         "jax": jax.__version__,
         "calling_convention": made.calling_convention_version,
@@ -218,7 +218,7 @@ def as_text(report: Mapping[str, Any], path: Path) -> str:
     if report["constraints"]:
         lines.append(f"  where {', '.join(report['constraints'])}")
     if report["vjp"]:
-        lines.append("  with its VJP")
+        lines.append(f"  with its VJP, {'a kernel too' if report['vjp_kernels'] else 'which is left to XLA'}")
     return "\n".join(lines)
 
 
@@ -233,16 +233,15 @@ def _launch(op: Op, types: Types, axes: Axes) -> Any:
 
 
 @contextlib.contextmanager
-def _compiling_for(arch: str) -> Iterator[None]:
-    before = os.environ.get("CUTE_DSL_ARCH")
+def _environment(arch: str) -> Iterator[None]:
+    """Calls that name no implementation are compiled for the architecture, and not interpreted."""
+    before = {name: os.environ.pop(name, None) for name in ("CUTE_DSL_ARCH", "CODEGEN_INTERPRET")}
     os.environ["CUTE_DSL_ARCH"] = arch
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["CUTE_DSL_ARCH"]
-        else:
-            os.environ["CUTE_DSL_ARCH"] = before
+        del os.environ["CUTE_DSL_ARCH"]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 @contextlib.contextmanager
@@ -282,16 +281,20 @@ def _exported(op: Op, wanted: Wanted, arguments: Mapping[str, jax.ShapeDtypeStru
 
     bound = {a.dtype for a in op.spec.inputs}
     chosen = {name: dtype for name, dtype in wanted.types.variables if name not in bound}
-    implementation = "cute" if wanted.platforms == ("cuda",) else None
 
     def call(*values):
         given = dict(zip(arguments, values, strict=True)) | dict(wanted.params) | chosen
-        outputs = op(**given, implementation=implementation)
+        outputs = op(**given)  # a kernel for CUDA, as `_launch` has found; the backward one where there is one
         return tuple(outputs) if len(op.spec.outputs) > 1 else outputs
 
     call.__name__ = op.spec.op
     checks = cutlass.jax.get_export_disabled_safety_checks()
     return jax.export.export(jax.jit(call), platforms=wanted.platforms, disabled_checks=checks)(*arguments.values())
+
+
+def _kernels(held: jax.export.Exported) -> set[str]:
+    """The launchers of an artifact, by a hash of each."""
+    return set(_CUSTOM_CALL.findall(held.mlir_module()))
 
 
 def _words(shape: Sequence[Any]) -> list[str]:

@@ -93,6 +93,7 @@ def test_what_is_in_an_artifact(
     assert held.platforms == ("cuda",) and report["platforms"] == ["cuda"]
     assert held.fun_name == report["op"] == op
     assert held.has_vjp() == report["vjp"] == ("--vjp" in words)
+    assert report["vjp_kernels"] == ("--vjp" in words)
     found = objects(held.mlir_module())
     assert len(found) == report["kernels"] == 1
     symbols = {s.name for s in cubin(found[0]).get_section_by_name(".symtab").iter_symbols()}
@@ -190,6 +191,22 @@ def test_a_wrong_artifact_is_noticed(artifacts, monkeypatch):
     run(monkeypatch, *words, *run_exported.COMMON, "--out", artifacts / "wrong_eps")
     with pytest.raises(AssertionError, match="Mismatched elements"):
         run_exported.run("rmsnorm_open", (artifacts / "wrong_eps").read_bytes())
+
+
+def test_a_vjp_is_a_kernel_where_its_extents_allow_one(tmp_path, monkeypatch, capsys):
+    for extent, kernels_ in (("4096", 1), ("n", 0)):  # the backward keeps rows as long as it knows
+        words = ("--arch", "sm_90a", "--types", "T=bfloat16", "--shape", f"...=rows,N={extent}", "--vjp")
+        report, held = made(monkeypatch, capsys, tmp_path / "a", "rmsnorm", *words)
+        found = objects(held.vjp().mlir_module())
+        assert report["vjp_kernels"] == sum(b"rmsnorm_backward_kernel" in one for one in found) == kernels_
+
+
+def test_interpreting_is_not_exporting(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CODEGEN_INTERPRET", "1")
+    words = ("--arch", "sm_90a", "--types", "T=bfloat16", "--shape", "...=rows,N=64")
+    report, _ = made(monkeypatch, capsys, tmp_path / "a", "relu", *words)
+    assert report["kernels"] == 1
+    assert os.environ["CODEGEN_INTERPRET"] == "1"
 
 
 def test_several_outputs_are_a_tuple_and_dynamic_params_arguments(tmp_path, monkeypatch, capsys):
@@ -389,5 +406,5 @@ def test_the_text_says_what_was_made(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == (
         f"wrote {tmp_path / 'a'}: {size} bytes for sm_90a on cuda, cpu\n"
         "  x: bfloat16[rows, 8*n]\n  weight: bfloat16[8*n]\n  -> y: bfloat16[rows, 8*n]\n"
-        "  where rows >= 1, n >= 1, N % 8 == 0\n  with its VJP\n"
+        "  where rows >= 1, n >= 1, N % 8 == 0\n  with its VJP, which is left to XLA\n"
     )

@@ -106,6 +106,8 @@ def run(name: str, data: bytes) -> str:
             pass
         else:
             raise AssertionError("took an extent that it is not for")
+    if name == "rmsnorm_vjp":
+        assert "rmsnorm_backward_kernel" in held.vjp().mlir_module(), "the VJP holds no kernel"
     return f"agrees with jnp on {platform} for {', '.join(map(str, ROWS))} rows" + (", its VJP too" * held.has_vjp())
 
 

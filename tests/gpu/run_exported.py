@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+ROOT = Path(__file__).parent.parent.parent
 ROWS = (1, 7, 128, 4099)
 EPS = 1e-5
 COMMON = ["--arch", "sm_90a", "--types", "T=bfloat16"]
@@ -36,8 +37,8 @@ ARTIFACTS = {
 def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, (words, _) in ARTIFACTS.items():
-        command = [sys.executable, "-m", "codegen", "export", *words, *COMMON, "--out", str(folder / name)]
-        subprocess.run(command, check=True)
+        command = [sys.executable, "-m", "codegen", "export", *words, *COMMON, "--out", str(folder.resolve() / name)]
+        subprocess.run(command, check=True, cwd=ROOT)
 
 
 class Absent:

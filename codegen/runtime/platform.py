@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.extend
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.interpreters import mlir
 
 Function = Callable[..., Sequence[jax.Array]]
@@ -55,6 +56,7 @@ def compiling_for(arch: str) -> Iterator[str]:
 
 _choose_p = jax.extend.core.Primitive("codegen_op")
 _choose_p.multiple_results = True
+prim_requires_devices_during_lowering.add(_choose_p)  # as what a kernel is lowered to does, out of JAX's sight
 
 
 def choose(cuda: Function, default: Function, *operands: jax.Array, refuse: str = "") -> Sequence[jax.Array]:

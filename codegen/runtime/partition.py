@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -189,12 +190,9 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
 
     def partition(mesh, operands, results):
         call = Call(op, key, [x.shape for x in operands])
-        shardings = [x.sharding for x in (*operands, *results)]
-        if all(isinstance(s, NamedSharding) for s in shardings):
-            shards = call.shards([s.spec for s in shardings], mesh.shape)
-        else:  # no mesh is known: every device does everything
-            mesh = Mesh(np.array(sorted(shardings[0].device_set, key=lambda d: d.id)), ("devices",))
-            shards = {}
+        if mesh.empty:  # within a `shard_map` over some axes of a mesh: what it leaves is not split further
+            mesh = Mesh(np.array(sorted(results[0].sharding.device_set, key=lambda d: d.id)), ("devices",))
+        shards = call.shards([_spec(x, mesh) for x in (*operands, *results)], mesh.shape)
         inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
 
         def shard(*local):
@@ -207,8 +205,16 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
         return Call(op, key, [tuple(t.shape) for t in operands]).rule(mesh.size)
 
     function = custom_partitioning(one_device)
-    function.def_partition(partition, sharding_rule=rule)
+    function.def_partition(partition, sharding_rule=rule, decode_shardings=False)
     return function
+
+
+def _spec(array: Any, mesh: Mesh) -> PartitionSpec:
+    """How an array is sharded over a mesh; as one that is not where mesh axes cannot say it (XLA may split one)."""
+    try:
+        return parse_flatten_op_sharding(array.sharding._to_xla_hlo_sharding(len(array.shape)), mesh)[0]
+    except (AssertionError, NotImplementedError, StopIteration, ValueError):
+        return PartitionSpec()
 
 
 def on_shard(

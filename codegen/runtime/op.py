@@ -233,7 +233,10 @@ class Op(Generic[P, R]):
                 return xla(*operands)
             return choose(cute, xla, *operands)
 
-        batched = jax.custom_batching.custom_vmap(lambda *operands: partition.varying(run(*operands), operands))
+        def typed(function):
+            return lambda *operands: partition.varying(function(*operands), operands)
+
+        batched = jax.custom_batching.custom_vmap(typed(run))
 
         @batched.def_vmap
         def batch(size, mapped, *operands):
@@ -247,7 +250,7 @@ class Op(Generic[P, R]):
             return differentiable(*operands), operands
 
         def backward(operands, cotangents):
-            return jax.vjp(xla, *operands)[1](cotangents)
+            return jax.vjp(typed(xla), *operands)[1](cotangents)
 
         differentiable.defvjp(forward, backward)
         return jax.jit(differentiable)

@@ -29,10 +29,10 @@ from codegen.errors import Mistake
 from codegen.ir import DTYPES
 from codegen.plan import Access, Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
-from codegen.runtime import arguments, batching, interpreted, partition, unsigned, views
+from codegen.runtime import aliases, arguments, batching, interpreted, partition, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
-from codegen.runtime.platform import COMPILE_OPTIONS, choose, current_arch
+from codegen.runtime.platform import COMPILE_OPTIONS, choose, current_arch, donated
 from codegen.spec import Array, Spec
 
 Implementation = Literal["cute", "xla", "interpret"] | None
@@ -68,6 +68,7 @@ class KernelCall:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them; of parts, as they are
+    how: Launch | RowLaunch | WalkLaunch
     constants: dict[str, Any]
 
 
@@ -313,15 +314,24 @@ class Op(Generic[P, R]):
                 return None
             return cutlass.jax.TensorSpec(divisibility=tensor.divisors, ptr_assumed_align=tensor.alignment)
 
+        pairs = self._aliases(key, call)
         run = cutlass.jax.cutlass_call(
-            call.launch,
+            aliases.launcher(call.launch, len(call.inputs), pairs),
             output_shape_dtype=tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs),
             input_spec=tuple(spec(None if x is None else t) for x, t in zip(call.operands, call.inputs, strict=True)),
             output_spec=tuple(spec(t) for t in call.outputs),
             compile_options=COMPILE_OPTIONS,
+            input_output_aliases=pairs,
             **call.constants,
         )
         return tuple(r.reshape(shape) for r, shape in zip(run(*inputs), call.shapes, strict=True))
+
+    def _aliases(self, key: Key, call: KernelCall) -> dict[int, int]:
+        """Which outputs take which inputs' buffers, by place."""
+        given = dict(zip(key.present, donated.get(), strict=False))
+        inputs, outputs = ([a.name for a in arrays] for arrays in (self.spec.inputs, self.spec.outputs))
+        pairs = aliases.in_place(self, call.how).items() if any(given.values()) else ()
+        return {inputs.index(i): outputs.index(o) for i, o in pairs if given.get(i)}
 
     def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
         """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
@@ -386,6 +396,7 @@ class Op(Generic[P, R]):
             inputs,
             outputs,
             (*(views.user_shape(a, axes) for a in spec.outputs), *(t.shape for t in parts)),
+            how,
             {**dict(key.static), **how.constants},
         )
 

@@ -7,6 +7,7 @@ kernel has no lowering for a CPU. A primitive's rules are lowered for their own 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import tempfile
 import threading
@@ -54,6 +55,9 @@ def compiling_for(arch: str) -> Iterator[str]:
             environment.dump_dir, environment.arch = before
 
 
+# While a kernel is lowered: for each operand, whether the program's caller gives away an argument of its type
+donated: contextvars.ContextVar[tuple[bool, ...]] = contextvars.ContextVar("donated", default=())
+
 _choose_p = jax.extend.core.Primitive("codegen_op")
 _choose_p.multiple_results = True
 prim_requires_devices_during_lowering.add(_choose_p)  # as what a kernel is lowered to does, out of JAX's sight
@@ -93,7 +97,22 @@ def _lower_cuda(ctx: Any, *operands: Any, cuda: Function, default: Function, ref
     module = ctx.module_context
     if len(module.platforms) > 1:
         ctx = ctx.replace(module_context=module.replace(platforms=("cuda",)))
-    return mlir.lower_fun(cuda, multiple_results=True)(ctx, *operands)
+    kinds = _donated_types(module.module)
+    token = donated.set(tuple(x.type in kinds for x in operands))
+    try:
+        return mlir.lower_fun(cuda, multiple_results=True)(ctx, *operands)
+    finally:
+        donated.reset(token)
+
+
+def _donated_types(module: Any) -> set[Any]:
+    """The types of those arguments of a program that its caller gives away."""
+    for function in module.body.operations:
+        if getattr(function, "name", None) is not None and function.name.value == "main":
+            names = ("tf.aliasing_output", "jax.buffer_donor")
+            attributes = zip(function.type.inputs, function.arg_attrs, strict=True)
+            return {kind for kind, own in attributes if any(name in own for name in names)}
+    return set()
 
 
 mlir.register_lowering(_choose_p, _lower_default)

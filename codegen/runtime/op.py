@@ -32,7 +32,7 @@ from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import aliases, arguments, batching, interpreted, partition, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
-from codegen.runtime.platform import COMPILE_OPTIONS, choose, current_arch, donated
+from codegen.runtime.platform import COMPILE_OPTIONS, choose, current_arch
 from codegen.spec import Array, Spec
 
 Implementation = Literal["cute", "xla", "interpret"] | None
@@ -217,7 +217,10 @@ class Op(Generic[P, R]):
 
     def _make(self, key: Key) -> Callable[..., tuple]:
         xla = functools.partial(self._run_xla, key)
-        cute = partition.partitioned(self, key, functools.partial(self._run_cute, key))
+
+        @functools.cache
+        def cute(donated):
+            return partition.partitioned(self, key, functools.partial(self._run_cute, key, donated))
 
         def run(*operands):
             if key.implementation == "xla":
@@ -301,9 +304,9 @@ class Op(Generic[P, R]):
             parts.setdefault(access.array, {})[access.part] = value
         return {array: views.join_parts(array, own, axes) for array, own in parts.items()}
 
-    def _run_cute(self, key: Key, *operands) -> tuple:
-        """The kernel, over canonical views of the operands: its outputs, then what its blocks left of each column
-        statistic."""
+    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands) -> tuple:
+        """The kernel, over canonical views of the operands, which may be written to where they are `donated`: its outputs,
+        then what its blocks left of each column statistic."""
         import cutlass.jax
 
         call = self._kernel_call(key, operands)
@@ -314,7 +317,7 @@ class Op(Generic[P, R]):
                 return None
             return cutlass.jax.TensorSpec(divisibility=tensor.divisors, ptr_assumed_align=tensor.alignment)
 
-        pairs = self._aliases(key, call)
+        pairs = self._aliases(key, donated, call)
         run = cutlass.jax.cutlass_call(
             aliases.launcher(call.launch, len(call.inputs), pairs),
             output_shape_dtype=tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs),
@@ -326,9 +329,9 @@ class Op(Generic[P, R]):
         )
         return tuple(r.reshape(shape) for r, shape in zip(run(*inputs), call.shapes, strict=True))
 
-    def _aliases(self, key: Key, call: KernelCall) -> dict[int, int]:
+    def _aliases(self, key: Key, donated: tuple[bool, ...], call: KernelCall) -> dict[int, int]:
         """Which outputs take which inputs' buffers, by place."""
-        given = dict(zip(key.present, donated.get(), strict=False))
+        given = dict(zip(key.present, donated, strict=False))
         inputs, outputs = ([a.name for a in arrays] for arrays in (self.spec.inputs, self.spec.outputs))
         pairs = aliases.in_place(self, call.how).items() if any(given.values()) else ()
         return {inputs.index(i): outputs.index(o) for i, o in pairs if given.get(i)}

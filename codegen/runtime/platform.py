@@ -7,7 +7,6 @@ kernel has no lowering for a CPU. A primitive's rules are lowered for their own 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import os
 import tempfile
 import threading
@@ -55,54 +54,52 @@ def compiling_for(arch: str) -> Iterator[str]:
             environment.dump_dir, environment.arch = before
 
 
-# While a kernel is lowered: for each operand, whether the program's caller gives away an argument of its type
-donated: contextvars.ContextVar[tuple[bool, ...]] = contextvars.ContextVar("donated", default=())
-
 _choose_p = jax.extend.core.Primitive("codegen_op")
 _choose_p.multiple_results = True
 prim_requires_devices_during_lowering.add(_choose_p)  # as what a kernel is lowered to does, out of JAX's sight
 
 
-def choose(cuda: Function, default: Function, *operands: jax.Array, refuse: str = "") -> Sequence[jax.Array]:
-    """`cuda(*operands)` on CUDA, `default(*operands)` elsewhere; both return a tuple of the same shapes and dtypes.
-    Where `refuse` is given, that is what a ValueError says elsewhere instead."""
+Kernel = Callable[[tuple[bool, ...]], Function]
+
+
+def choose(cuda: Kernel, default: Function, *operands: jax.Array, refuse: str = "") -> Sequence[jax.Array]:
+    """`cuda(donated)(*operands)` on CUDA, `default(*operands)` elsewhere; both return a tuple of the same shapes and dtypes.
+    `donated` says of each operand whether the program's caller gives away an argument of its type. Where `refuse` is
+    given, that is what a ValueError says elsewhere instead."""
     return tuple(_choose_p.bind(*operands, cuda=cuda, default=default, refuse=refuse))
 
 
 @_choose_p.def_abstract_eval
-def _shapes(*operands: Any, cuda: Function, default: Function, refuse: str) -> list[Any]:
+def _shapes(*operands: Any, cuda: Kernel, default: Function, refuse: str) -> list[Any]:
     del cuda, refuse
     shapes = jax.eval_shape(default, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
     return [jax.core.ShapedArray(s.shape, s.dtype) for s in shapes]
 
 
 @_choose_p.def_impl
-def _run(*operands: Any, cuda: Function, default: Function, refuse: str) -> Sequence[jax.Array]:
+def _run(*operands: Any, cuda: Kernel, default: Function, refuse: str) -> Sequence[jax.Array]:
     """Outside any jit, as under jax.disable_jit."""
     on_gpu = all(d.platform == "gpu" for x in operands for d in jax.numpy.asarray(x).devices())
     if refuse and not on_gpu:
         raise ValueError(refuse)
-    return cuda(*operands) if on_gpu else default(*operands)
+    return cuda((False,) * len(operands))(*operands) if on_gpu else default(*operands)
 
 
-def _lower_default(ctx: Any, *operands: Any, cuda: Function, default: Function, refuse: str) -> Any:
+def _lower_default(ctx: Any, *operands: Any, cuda: Kernel, default: Function, refuse: str) -> Any:
     del cuda
     if refuse:
         raise ValueError(refuse)
     return mlir.lower_fun(default, multiple_results=True)(ctx, *operands)
 
 
-def _lower_cuda(ctx: Any, *operands: Any, cuda: Function, default: Function, refuse: str) -> Any:
+def _lower_cuda(ctx: Any, *operands: Any, cuda: Kernel, default: Function, refuse: str) -> Any:
     del default, refuse
     module = ctx.module_context
     if len(module.platforms) > 1:
         ctx = ctx.replace(module_context=module.replace(platforms=("cuda",)))
     kinds = _donated_types(module.module)
-    token = donated.set(tuple(x.type in kinds for x in operands))
-    try:
-        return mlir.lower_fun(cuda, multiple_results=True)(ctx, *operands)
-    finally:
-        donated.reset(token)
+    kernel = cuda(tuple(x.type in kinds for x in operands))
+    return mlir.lower_fun(kernel, multiple_results=True)(ctx, *operands)
 
 
 def _donated_types(module: Any) -> set[Any]:

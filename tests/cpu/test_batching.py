@@ -20,7 +20,7 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-def stand_in(op: Op, key, *operands):
+def stand_in(op: Op, key, donated, *operands):
     seen.append([x.shape for x in operands])
     return op._run_xla(key, *operands)
 
@@ -29,7 +29,7 @@ def stand_in(op: Op, key, *operands):
 def kernels(monkeypatch):
     """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
     monkeypatch.setattr(Op, "_run_cute", stand_in)
-    monkeypatch.setattr(OP_MODULE, "choose", lambda cuda, default, *operands, refuse="": cuda(*operands))
+    monkeypatch.setattr(OP_MODULE, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
     ops = [getattr(generated, name) for name in ("bias_relu", "row_scale", "rotary", "rmsnorm", "column_sum", "axpby")]
     for op in ops:
         op._functions.cache_clear()

@@ -56,7 +56,7 @@ def assert_close(got, expected) -> None:
 seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 
 
-def stand_in(op: Op, key, *operands):
+def stand_in(op: Op, key, donated, *operands):
     """What a kernel returns, in jnp: the outputs, then what is folded over rows; here an output itself, not divided."""
     seen.append([x.shape for x in operands])
     outputs = op._run_xla(key, *operands)
@@ -78,7 +78,7 @@ def kernels(monkeypatch):
         getattr(generated, name)._functions.cache_clear()
         getattr(generated, name)._typed.cache_clear()
     monkeypatch.setattr(Op, "_run_cute", stand_in)
-    monkeypatch.setattr(OP_MODULE, "choose", lambda cuda, default, *operands, refuse="": cuda(*operands))
+    monkeypatch.setattr(OP_MODULE, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
     seen.clear()
     yield seen
     for name in generated.__all__:

@@ -7,7 +7,7 @@ reads each element of the input before the same thread writes it: element by ele
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,12 @@ def in_place(op: Op, how: Launch | RowLaunch | WalkLaunch) -> dict[str, str]:
         if [(a.mode, a.tokens, a.index_of) for a in reads] == [("flat", a.tokens, None) for a in writes]:
             found[source] = output
     return found
+
+
+def pairs(op: Op, how: Launch | RowLaunch | WalkLaunch, donated: Mapping[str, bool]) -> dict[int, int]:
+    """The same by place, of the inputs that are `donated`."""
+    inputs, outputs = ([a.name for a in arrays] for arrays in (op.spec.inputs, op.spec.outputs))
+    return {inputs.index(i): outputs.index(o) for i, o in in_place(op, how).items() if donated.get(i)}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`vmap` of an op: where it can, the mapped axis joins one that the op has, and one call does it all.
 
 It becomes one more of `...` where every output and every mapped array has `...`. In an op without, it joins the first
-axis of all outputs and mapped arrays, if no value depends on a position along it. Arrays that are not mapped stay as
+axis of all outputs and mapped arrays. No value may depend on a position along it, or on how long it is. Arrays that are not mapped stay as
 they are, unless they have that axis themselves: those are repeated.
 
 Elsewhere (a mapped weight, a mapped scalar, a result over all rows) the jnp form is mapped; where the caller asked for
@@ -56,9 +56,8 @@ def joined_axis(op: Op, mapped: Sequence[Array | None]) -> str | None:
     axis = first[0]
     if axis is None or any(other != axis for other in first):
         return None
-    if axis != ROWS and (axis in whole_axes(op) or any(axis in a.axes and _first(a) != axis for a in op.spec.inputs)):
-        return None
-    return axis
+    apart = axis != ROWS and any(axis in a.axes and _first(a) != axis for a in op.spec.inputs)
+    return None if apart or axis in whole_axes(op) else axis
 
 
 def _first(array: Array | None) -> str | None:

@@ -224,7 +224,7 @@ class Op(Generic[P, R]):
     # The function behind a key
 
     def _make(self, key: Key) -> Callable[..., tuple]:
-        xla = functools.partial(self._run_xla, key)
+        xla = functools.partial(self.jnp_form, key)
 
         @functools.cache
         def cute(donated):
@@ -287,23 +287,25 @@ class Op(Generic[P, R]):
 
     # Implementations
 
-    def _run_xla(self, key: Key, *operands) -> tuple:
-        """The jnp form: operands brought to the compute type and broadcast by name, results stored."""
+    def jnp_form(self, key: Key, *operands, sizes: Axes | None = None) -> tuple:
+        """The jnp form: operands brought to the compute type and broadcast by name, results stored. `sizes` are the extents
+        that the chain asks for, where they are not the operands'."""
         with self.wide():
-            return self._evaluate_xla(key, operands)
+            return self._evaluate_xla(key, operands, sizes)
 
     def wide(self) -> contextlib.AbstractContextManager:
         """Where 64-bit integers may be made: uint32 arrays exist without x64, the int64 they are computed in does not."""
         return jax.enable_x64(True) if self.spec.integer == "int64" else contextlib.nullcontext()
 
-    def _evaluate_xla(self, key: Key, operands: tuple) -> tuple:
+    def _evaluate_xla(self, key: Key, operands: tuple, sizes: Axes | None) -> tuple:
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         compute = self.compute(key)
         values: dict[str, Any] = {}
         for access in plan.loads:
-            values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, spec.integer)
+            own = sizes if sizes and access.mode == "size" else axes
+            values[access.name] = views.jnp_value(plan, access, arrays, own, compute, spec.integer)
         values.update(self.parameters(key, operands))
         extra = {
             "compute": jnp.dtype(compute),

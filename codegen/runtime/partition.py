@@ -8,7 +8,7 @@ XLA cannot see into a kernel, so this module says what may be split, from the sp
            it; the shards' are folded, and the chain's last steps are taken on the sum
   free     any other: rows of a row kernel, every axis of an element-wise one, the columns of a column kernel
 
-Arrays sharded along a whole axis are gathered first. An axis is split as its largest array is; others follow.
+Arrays sharded along a whole axis are gathered first; where only its size is asked for, shards take the jnp form. An axis is split as its largest array is; others follow.
 
 The jnp form needs none of this: XLA splits it as it likes. Inside `shard_map` neither does a kernel: each call is one
 shard already.
@@ -17,7 +17,7 @@ shard already.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -43,24 +43,28 @@ Shards = Mapping[str, tuple[str, ...]]  # a factor to the mesh axes that it is s
 # What may be split
 
 
-def whole_axes(op: Op) -> frozenset[str]:
-    """The axes of which a kernel needs all."""
+def whole_axes(op: Op, asking: Collection[str] = ("index", "size", "take")) -> set[str]:
+    """The axes of which a kernel needs all: among them those that the chain names in calls of the functions `asking`."""
     found = {axis for s in op.plan.rows for axis in s.node.attr}
-    for node in topological(s.value for s in op.statements):
-        if node.op in ("index", "size", "take"):
-            found.add(node.attr)
+    found |= {n.attr for n in topological(s.value for s in op.statements) if n.op in asking}  # type: ignore[misc]
     for array in op.spec.arrays:
         for dim in array.dims:
             if dim.parts is not None and dim.parts_first:
                 found |= set(dim.names)
             found |= set(dim.names[1:])
-    return frozenset(found)
+    return found
+
+
+def sized_axes(op: Op) -> set[str]:
+    """The axes of which a kernel needs all for their size alone: their shards take the jnp form, which can be told. None
+    where columns are folded: the jnp form leaves no parts."""
+    return set() if op.plan.columns else whole_axes(op) - whole_axes(op, ("index", "take"))
 
 
 def factors(op: Op, array: Array, rows: int) -> list[tuple[str, int] | None]:
     """For each dimension of an array, the factor that it may be split along, outermost in it, and how many elements lie
     within one position of that factor; None where it must be whole. `...` is a factor for each of its axes."""
-    whole = whole_axes(op)
+    whole = whole_axes(op) - sized_axes(op)
     found: list[tuple[str, int] | None] = []
     for dim in array.dims:
         if dim.names == (ROWS,):
@@ -116,6 +120,10 @@ class Call:
         lost = {axis for s in self.op.plan.columns for axis in s.node.attr}
         names = [f for f in shards if (ROWS if f.startswith(ROWS) else f) in lost]
         return tuple(axis for name in names for axis in shards[name])
+
+    def sized(self, shards: Shards) -> bool:
+        """Whether a shard is shorter along an axis than the chain must know."""
+        return any((ROWS if f.startswith(ROWS) else f) in sized_axes(self.op) for f in shards)
 
     def rule(self, devices: int) -> SdyShardingRule:
         """The same for Shardy, which carries shardings from array to array along shared factors."""
@@ -196,6 +204,8 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
         inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
 
         def shard(*local):
+            if call.sized(shards):
+                return op.jnp_form(key, *local, sizes=call.axes)
             return on_shard(op, key, kernel, local, call.folded(shards), mesh.shape)
 
         return mesh, shard, tuple(outer), tuple(inner)

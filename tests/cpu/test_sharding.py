@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import generated
+from codegen.pipeline import Derived
 from codegen.runtime import arguments, partition
 from codegen.runtime.op import Op
 from tests.making import make_op
@@ -59,7 +60,7 @@ seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 def stand_in(op: Op, key, donated, *operands):
     """What a kernel returns, in jnp: the outputs, then what is folded over rows; here an output itself, not divided."""
     seen.append([x.shape for x in operands])
-    outputs = op._run_xla(key, *operands)
+    outputs = op.jnp_form(key, *operands)
     axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
     values = {id(s.value): s.name for s in op.statements}
     by_name = dict(zip([a.name for a in op.spec.outputs], outputs, strict=True))
@@ -354,6 +355,38 @@ def test_gradients_of_sharded_arrays(kernels, kind):
     got = compiled(*args)
     assert got[0].sharding.is_equivalent_to(NamedSharding(mesh, P("a")), 2)
     assert_close(got, jax.grad(loss(generated.rmsnorm.reference), (0, 1))(x, w))
+
+
+BACKWARDS = [
+    # op, how its first input is sharded, collectives of value and gradients together
+    ("swiglu", P("a", "b"), {}),
+    ("softmax", P(("a", "b")), {}),
+    ("bias_gelu", P("a", None, "b"), REDUCE),  # the bias's
+    ("layernorm", P("a"), REDUCE),  # the weight's and the bias's
+    ("column_sum", P("a"), REDUCE),  # the value's
+    ("column_mean", P("a", None, "b"), REDUCE),  # the gradient divides by the number of all rows
+    ("mean_squared_error", P("a"), REDUCE),
+]
+
+
+@pytest.mark.parametrize(("name", "spec", "expected"), BACKWARDS, ids=[r[0] for r in BACKWARDS])
+def test_generated_backwards(kernels, name, spec, expected):
+    """The kernel of a gradient is split by the same rules, from its own axes."""
+    op, mesh = getattr(generated, name), make_mesh()
+    made = values(op, [X if "..." in a.axes else W for a in op.spec.inputs])
+    shared = [put(mesh, v, spec if v.ndim > 1 else NONE) for v in made]
+
+    def pull(f):
+        def both(*args):
+            y, back = jax.vjp(f, *args)
+            return (y, *back(jnp.cos(y)))
+
+        return jax.jit(both)
+
+    assert isinstance(op.backward, Derived)
+    compiled = pull(op).lower(*shared).compile()
+    assert collectives(compiled) == expected
+    assert_close(compiled(*shared), pull(op.reference)(*made))
 
 
 def test_vmap_of_sharded_arrays(kernels):

@@ -82,11 +82,16 @@ def expectations(f, floats: tuple[int, ...], first: jax.Array, *others: jax.Arra
     return tupled(values), gradients
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_transformations(name):
+KERNELS = ["bias_relu", "swiglu", "rmsnorm"]  # interpreted, their backwards too
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"), [(name, "xla") for name in OPS] + [(name, "interpret") for name in KERNELS]
+)
+def test_transformations(name, implementation):
     op = getattr(generated, name)
     stacked, keywords, floats = calls(op)
-    ours = functools.partial(op, implementation="xla", **keywords)
+    ours = functools.partial(op, implementation=implementation, **keywords)
     reference = functools.partial(op.reference, **keywords)
     expect = jax.jit(functools.partial(expectations, reference, floats), compiler_options=FAST)
     values, gradients = expect(*stacked)

@@ -92,10 +92,11 @@ class Algebra:
         if abs(number) != 1 and rest[0].op == "div" and id(rest[0]) not in self.known:
             rest[0] = self.div(self.mul(self.const(number), rest[0].args[0]), rest[0].args[1])
             number = 1.0
-        ordered = [self.const(abs(number)), *rest][abs(number) == 1 :]
-        product = functools.reduce(lambda x, y: self.make("mul", x, y), ordered)
+        if abs(number) != 1:  # of an element's factors the number comes last: what they are may need their own order
+            rest.insert(0 if len(rest[0].dims) < len(rest[-1].dims) else len(rest), self.const(abs(number)))
+        product = functools.reduce(lambda x, y: self.make("mul", x, y), rest)
         if id(product) not in self.known:
-            self.products[id(product)] = tuple(ordered)
+            self.products[id(product)] = tuple(rest)
         return self.neg(product) if number < 0 else product
 
     def div(self, a: Node, b: Node) -> Node:

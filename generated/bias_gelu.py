@@ -125,7 +125,7 @@ def bias_gelu_reference(x, bias):
 def bias_gelu_backward_chain(dy, x, bias, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     z = x + bias
-    t1 = 0.5 * device.erfc(-0.7071067811865476 * z, approx, False) + 0.3989422804014327 * z * device.exp(-(0.5 * z * z), approx)
+    t1 = device.erfc(-0.7071067811865476 * z, approx, False) * 0.5 + z * device.exp(-(z * z * 0.5), approx) * 0.3989422804014327
     t0 = dy * t1
     dx = t0
     return dx, dx
@@ -259,7 +259,7 @@ def bias_gelu_backward_launch(
 def bias_gelu_backward_xla(dy, x, bias, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    t0 = dy * (0.5 * jax.lax.erfc(-0.7071067811865476 * z) + 0.3989422804014327 * z * jnp.exp(-(0.5 * z * z)))
+    t0 = dy * (jax.lax.erfc(-0.7071067811865476 * z) * 0.5 + z * jnp.exp(-(z * z * 0.5)) * 0.3989422804014327)
     dx = t0
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
     return dx, dbias

@@ -132,11 +132,12 @@ def bias_gelu_tanh_backward_chain(dy, x, bias, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     z = x + bias
     t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t3 = device.exp(-cute.math.abs(t0), approx)
     t4 = 1.0 + t3
-    t5 = 1.5957691216057308 * z * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.0 + 0.134145 * t1 * t1)
-    t2 = dy * device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx) * (1.0 + t5)
+    t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
+    t6 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t1 = z * t5 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = dy * (t5 + t1)
     dx = t2
     return dx, dx
 
@@ -270,11 +271,12 @@ def bias_gelu_tanh_backward_xla(dy, x, bias, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
     t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
     t3 = jnp.exp(-jnp.abs(t0))
     t4 = 1.0 + t3
-    t5 = 1.0 + 1.5957691216057308 * z * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.0 + 0.134145 * t1 * t1)
-    t2 = dy * (jnp.where(t0 >= 0.0, 1.0, t3) / t4) * t5
+    t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
+    t6 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t1 = z * t5 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = dy * (t5 + t1)
     dx = t2
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
     return dx, dbias

@@ -124,8 +124,8 @@ def dgelu_backward_chain(ddx, dy, x, approx):
     t1 = device.exp(-0.5 * (x * x), approx)
     pdf = 0.3989422804014327 * t1
     ddy = ddx * (0.5 * device.erfc(t0, approx, False) + x * pdf)
-    t2 = 0.3989422804014327 * ddx * dy
-    dx_ = ddx * dy * pdf - t2 * x * t1 * x + t2 * device.exp(-(t0 * t0), approx)
+    t2 = ddx * dy
+    dx_ = t2 * pdf - t2 * x * t1 * x * 0.3989422804014327 + t2 * device.exp(-(t0 * t0), approx) * 0.3989422804014327
     return ddy, dx_
 
 
@@ -213,8 +213,8 @@ def dgelu_backward_xla(ddx, dy, x):
     t1 = jnp.exp(-0.5 * (x * x))
     pdf = 0.3989422804014327 * t1
     ddy = ddx * (0.5 * jax.lax.erfc(t0) + x * pdf)
-    t2 = 0.3989422804014327 * ddx * dy
-    dx_ = ddx * dy * pdf - t2 * x * t1 * x + t2 * jnp.exp(-(t0 * t0))
+    t2 = ddx * dy
+    dx_ = t2 * pdf - t2 * x * t1 * x * 0.3989422804014327 + t2 * jnp.exp(-(t0 * t0)) * 0.3989422804014327
     return ddy, dx_
 
 

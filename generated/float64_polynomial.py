@@ -108,7 +108,8 @@ def float64_polynomial_backward_chain(dy, x):
     t1 = dy * t0
     t2 = 0.25 - 0.125 * x
     t3 = 0.5 + x * t2
-    dx = t1 * t3 - 2.0 * dy * (1.0 + x * t3) * t0 * x + t1 * x * t2 - 0.125 * dy * t0 * x * x
+    t4 = t1 * x
+    dx = t1 * t3 - dy * (1.0 + x * t3) * t0 * x * 2.0 + t4 * t2 - t4 * x * 0.125
     return dx
 
 
@@ -181,7 +182,8 @@ def float64_polynomial_backward_xla(dy, x):
     t1 = dy * t0
     t2 = 0.25 - 0.125 * x
     t3 = 0.5 + x * t2
-    dx = t1 * t3 - 2.0 * dy * (1.0 + x * t3) * t0 * x + t1 * x * t2 - 0.125 * dy * t0 * x * x
+    t4 = t1 * x
+    dx = t1 * t3 - dy * (1.0 + x * t3) * t0 * x * 2.0 + t4 * t2 - t4 * x * 0.125
     return dx
 
 

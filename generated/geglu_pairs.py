@@ -117,10 +117,9 @@ def geglu_pairs_reference(x):
 def geglu_pairs_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
     t1 = device.erfc(-0.7071067811865476 * x0, approx, False)
-    t2 = 0.5 * x0
-    t0 = dy * x1 * (0.5 * t1 + 0.3989422804014327 * x0 * device.exp(-(t2 * x0), approx))
+    t0 = dy * x1 * (t1 * 0.5 + x0 * device.exp(-(x0 * x0 * 0.5), approx) * 0.3989422804014327)
     dx0 = t0
-    dx1 = dy * (t2 * t1)
+    dx1 = dy * (0.5 * x0 * t1)
     return dx0, dx1
 
 
@@ -193,10 +192,9 @@ def geglu_pairs_backward_launch(
 def geglu_pairs_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t1 = jax.lax.erfc(-0.7071067811865476 * x0)
-    t2 = 0.5 * x0
-    t0 = dy * x1 * (0.5 * t1 + 0.3989422804014327 * x0 * jnp.exp(-(t2 * x0)))
+    t0 = dy * x1 * (t1 * 0.5 + x0 * jnp.exp(-(x0 * x0 * 0.5)) * 0.3989422804014327)
     dx0 = t0
-    dx1 = dy * (t2 * t1)
+    dx1 = dy * (0.5 * x0 * t1)
     return dx0, dx1
 
 

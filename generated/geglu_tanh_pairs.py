@@ -122,14 +122,15 @@ def geglu_tanh_pairs_reference(x):
 def geglu_tanh_pairs_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
-    t1 = device.minimum(device.maximum(x0, -1000.0), 1000.0)
     t3 = device.exp(-cute.math.abs(t0), approx)
     t4 = 1.0 + t3
     t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
-    t6 = 1.5957691216057308 * x0 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.0 + 0.134145 * t1 * t1)
-    t2 = dy * x1 * t5 * (1.0 + t6)
-    dx0 = t2
-    dx1 = dy * (x0 * t5)
+    t1 = x0 * t5
+    t6 = device.minimum(device.maximum(x0, -1000.0), 1000.0)
+    t7 = t1 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = t5 + t7
+    dx0 = dy * x1 * t2
+    dx1 = dy * t1
     return dx0, dx1
 
 
@@ -202,14 +203,14 @@ def geglu_tanh_pairs_backward_launch(
 def geglu_tanh_pairs_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
-    t1 = jnp.minimum(jnp.maximum(x0, -1000.0), 1000.0)
     t3 = jnp.exp(-jnp.abs(t0))
     t4 = 1.0 + t3
     t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
-    t6 = 1.0 + 1.5957691216057308 * x0 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.0 + 0.134145 * t1 * t1)
-    t2 = dy * x1 * t5 * t6
-    dx0 = t2
-    dx1 = dy * (x0 * t5)
+    t1 = x0 * t5
+    t6 = jnp.minimum(jnp.maximum(x0, -1000.0), 1000.0)
+    t2 = t5 + t1 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    dx0 = dy * x1 * t2
+    dx1 = dy * t1
     return dx0, dx1
 
 

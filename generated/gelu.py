@@ -102,7 +102,7 @@ def gelu_reference(x):
 
 def gelu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = 0.5 * device.erfc(-0.7071067811865476 * x, approx, False) + 0.3989422804014327 * x * device.exp(-(0.5 * x * x), approx)
+    t0 = device.erfc(-0.7071067811865476 * x, approx, False) * 0.5 + x * device.exp(-(x * x * 0.5), approx) * 0.3989422804014327
     dx = dy * t0
     return dx
 
@@ -173,7 +173,7 @@ def gelu_backward_launch(
 
 def gelu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy * (0.5 * jax.lax.erfc(-0.7071067811865476 * x) + 0.3989422804014327 * x * jnp.exp(-(0.5 * x * x)))
+    dx = dy * (jax.lax.erfc(-0.7071067811865476 * x) * 0.5 + x * jnp.exp(-(x * x * 0.5)) * 0.3989422804014327)
     return dx
 
 

@@ -111,10 +111,9 @@ def gelu_mul_reference(gate, up):
 def gelu_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
     t1 = device.erfc(-0.7071067811865476 * gate, approx, False)
-    t2 = 0.5 * gate
-    t0 = dy * up * (0.5 * t1 + 0.3989422804014327 * gate * device.exp(-(t2 * gate), approx))
+    t0 = dy * up * (t1 * 0.5 + gate * device.exp(-(gate * gate * 0.5), approx) * 0.3989422804014327)
     dgate = t0
-    dup = dy * (t2 * t1)
+    dup = dy * (0.5 * gate * t1)
     return dgate, dup
 
 
@@ -199,10 +198,9 @@ def gelu_mul_backward_launch(
 def gelu_mul_backward_xla(dy, gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t1 = jax.lax.erfc(-0.7071067811865476 * gate)
-    t2 = 0.5 * gate
-    t0 = dy * up * (0.5 * t1 + 0.3989422804014327 * gate * jnp.exp(-(t2 * gate)))
+    t0 = dy * up * (t1 * 0.5 + gate * jnp.exp(-(gate * gate * 0.5)) * 0.3989422804014327)
     dgate = t0
-    dup = dy * (t2 * t1)
+    dup = dy * (0.5 * gate * t1)
     return dgate, dup
 
 

@@ -108,11 +108,12 @@ def gelu_tanh_reference(x):
 def gelu_tanh_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
-    t1 = device.minimum(device.maximum(x, -1000.0), 1000.0)
     t2 = device.exp(-cute.math.abs(t0), approx)
     t3 = 1.0 + t2
-    t4 = 1.5957691216057308 * x * device.divide(device.where(-t0 >= 0.0, 1.0, t2), t3, approx) * (1.0 + 0.134145 * t1 * t1)
-    dx = dy * device.divide(device.where(t0 >= 0.0, 1.0, t2), t3, approx) * (1.0 + t4)
+    t4 = device.divide(device.where(t0 >= 0.0, 1.0, t2), t3, approx)
+    t5 = device.minimum(device.maximum(x, -1000.0), 1000.0)
+    t1 = x * t4 * device.divide(device.where(-t0 >= 0.0, 1.0, t2), t3, approx) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
+    dx = dy * (t4 + t1)
     return dx
 
 
@@ -183,11 +184,12 @@ def gelu_tanh_backward_launch(
 def gelu_tanh_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
-    t1 = jnp.minimum(jnp.maximum(x, -1000.0), 1000.0)
     t2 = jnp.exp(-jnp.abs(t0))
     t3 = 1.0 + t2
-    t4 = 1.0 + 1.5957691216057308 * x * (jnp.where(-t0 >= 0.0, 1.0, t2) / t3) * (1.0 + 0.134145 * t1 * t1)
-    dx = dy * (jnp.where(t0 >= 0.0, 1.0, t2) / t3) * t4
+    t4 = jnp.where(t0 >= 0.0, 1.0, t2) / t3
+    t5 = jnp.minimum(jnp.maximum(x, -1000.0), 1000.0)
+    t1 = x * t4 * (jnp.where(-t0 >= 0.0, 1.0, t2) / t3) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
+    dx = dy * (t4 + t1)
     return dx
 
 

@@ -116,14 +116,15 @@ def gelu_tanh_mul_reference(gate, up):
 def gelu_tanh_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t1 = device.minimum(device.maximum(gate, -1000.0), 1000.0)
     t3 = device.exp(-cute.math.abs(t0), approx)
     t4 = 1.0 + t3
     t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
-    t6 = 1.5957691216057308 * gate * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.0 + 0.134145 * t1 * t1)
-    t2 = dy * up * t5 * (1.0 + t6)
-    dgate = t2
-    dup = dy * (gate * t5)
+    t1 = gate * t5
+    t6 = device.minimum(device.maximum(gate, -1000.0), 1000.0)
+    t7 = t1 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = t5 + t7
+    dgate = dy * up * t2
+    dup = dy * t1
     return dgate, dup
 
 
@@ -208,14 +209,14 @@ def gelu_tanh_mul_backward_launch(
 def gelu_tanh_mul_backward_xla(dy, gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t1 = jnp.minimum(jnp.maximum(gate, -1000.0), 1000.0)
     t3 = jnp.exp(-jnp.abs(t0))
     t4 = 1.0 + t3
     t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
-    t6 = 1.0 + 1.5957691216057308 * gate * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.0 + 0.134145 * t1 * t1)
-    t2 = dy * up * t5 * t6
-    dgate = t2
-    dup = dy * (gate * t5)
+    t1 = gate * t5
+    t6 = jnp.minimum(jnp.maximum(gate, -1000.0), 1000.0)
+    t2 = t5 + t1 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    dgate = dy * up * t2
+    dup = dy * t1
     return dgate, dup
 
 

@@ -105,7 +105,7 @@ def hard_swish_backward_chain(dy, x):
     t0 = x + 3.0
     t1 = t0 <= 0.0
     t2 = t0 >= 6.0
-    dx = dy * (device.where(t1, 0.0, device.where(t2, 6.0, t0)) * 0.16666666666666666) + device.where(t2, 0.0, device.where(t1, 0.0, 0.16666666666666666 * dy * x))
+    dx = dy * (device.where(t1, 0.0, device.where(t2, 6.0, t0)) * 0.16666666666666666) + device.where(t2, 0.0, device.where(t1, 0.0, dy * x * 0.16666666666666666))
     return dx
 
 
@@ -176,7 +176,7 @@ def hard_swish_backward_xla(dy, x):
     t0 = x + 3.0
     t1 = t0 <= 0.0
     t2 = t0 >= 6.0
-    dx = dy * (jnp.where(t1, 0.0, jnp.where(t2, 6.0, t0)) * 0.16666666666666666) + jnp.where(t2, 0.0, jnp.where(t1, 0.0, 0.16666666666666666 * dy * x))
+    dx = dy * (jnp.where(t1, 0.0, jnp.where(t2, 6.0, t0)) * 0.16666666666666666) + jnp.where(t2, 0.0, jnp.where(t1, 0.0, dy * x * 0.16666666666666666))
     return dx
 
 

@@ -108,9 +108,10 @@ def quick_gelu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.702 * x
     t1 = device.exp(-cute.math.abs(t0), approx)
-    t2 = -1.702 * x
-    t3 = device.exp(-cute.math.abs(t2), approx)
-    dx = dy * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * (1.0 + t0 * device.divide(device.where(t2 >= 0.0, 1.0, t3), 1.0 + t3, approx))
+    t2 = device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t3 = -1.702 * x
+    t4 = device.exp(-cute.math.abs(t3), approx)
+    dx = dy * (t2 + x * t2 * device.divide(device.where(t3 >= 0.0, 1.0, t4), 1.0 + t4, approx) * 1.702)
     return dx
 
 
@@ -182,9 +183,10 @@ def quick_gelu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.702 * x
     t1 = jnp.exp(-jnp.abs(t0))
-    t2 = -1.702 * x
-    t3 = jnp.exp(-jnp.abs(t2))
-    dx = dy * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)) * (1.0 + t0 * (jnp.where(t2 >= 0.0, 1.0, t3) / (1.0 + t3)))
+    t2 = jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)
+    t3 = -1.702 * x
+    t4 = jnp.exp(-jnp.abs(t3))
+    dx = dy * (t2 + x * t2 * (jnp.where(t3 >= 0.0, 1.0, t4) / (1.0 + t4)) * 1.702)
     return dx
 
 

@@ -102,6 +102,11 @@ class Op(Generic[P, R]):
         return self._op.plan
 
     @property
+    def kernels(self) -> tuple[Op, ...]:
+        """The op itself and, where it is generated, its backward, which is one too."""
+        return (self,) if self._backward is None else (self, self._backward)
+
+    @property
     def backward(self) -> pipeline.Derived | Mistake:
         """The generated backward, or why there is none."""
         return self._op.backward
@@ -264,6 +269,8 @@ class Op(Generic[P, R]):
             return outputs, operands if kernel is None else kernel.residuals(key, operands, outputs)
 
         def backward(residuals, cotangents):
+            if self.spec.grad == "none" and not isinstance(self, _Backward):
+                raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
             kernel = self._backward_for(key)
             if kernel is None:
                 return jax.vjp(typed(xla), *residuals)[1](cotangents)

@@ -250,10 +250,7 @@ class Op(Generic[P, R]):
                 return xla(*operands)
             return choose(cute, xla, *operands)
 
-        def typed(function):
-            return lambda *operands: partition.varying(function(*operands), operands)
-
-        batched = jax.custom_batching.custom_vmap(typed(run))
+        batched = jax.custom_batching.custom_vmap(lambda *operands: partition.varying(run(*operands), operands))
 
         @batched.def_vmap
         def batch(size, mapped, *operands):
@@ -273,7 +270,7 @@ class Op(Generic[P, R]):
                 raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
             kernel = self._backward_for(key)
             if kernel is None:
-                return jax.vjp(typed(xla), *residuals)[1](cotangents)
+                return jax.vjp(xla, *residuals)[1](cotangents)
             return kernel.pull(key, residuals, cotangents)
 
         differentiable.defvjp(forward, backward)

@@ -92,17 +92,19 @@ class Call:
         ]  # fmt: skip
 
     def shards(self, specs: Sequence[Sequence[Any]], mesh: Mapping[str, int]) -> Shards:
-        """How each factor is split, given how the arrays are (as many of them as are known); what would not come out even
-        is not. The largest input decides."""
+        """How each factor is split, given how the arrays are (as many of them as are known); as far as that comes out
+        even. The largest input decides."""
         found: dict[str, tuple[str, ...]] = {}
         count = self.operands
         order = sorted(range(len(specs)), key=lambda i: (i >= count, -math.prod(self.shapes[i])))
         for i in order:
             for factor, extent, entry in zip(self.factors[i], self.shapes[i], _padded(specs[i]), strict=False):
                 used = {axis for axes in found.values() for axis in axes}
-                if factor is None or factor[0] in found or not entry or used & set(entry):
+                if factor is None or factor[0] in found or used & set(entry):
                     continue
-                if (extent // factor[1]) % math.prod(mesh[axis] for axis in entry) == 0:
+                while entry and (extent // factor[1]) % math.prod(mesh[axis] for axis in entry):
+                    entry = entry[:-1]
+                if entry:
                     found[factor[0]] = entry
         return found
 
@@ -125,7 +127,7 @@ class Call:
         """Whether a shard is shorter along an axis than the chain must know."""
         return any((ROWS if f.startswith(ROWS) else f) in sized_axes(self.op) for f in shards)
 
-    def rule(self, devices: int) -> SdyShardingRule:
+    def rule(self) -> SdyShardingRule:
         """The same for Shardy, which carries shardings from array to array along shared factors."""
         names: dict[str, str] = {}
         sizes: dict[str, int] = {}
@@ -134,8 +136,7 @@ class Call:
         for shape, own in zip(self.shapes, self.factors, strict=True):
             dims: list[str | CompoundFactor] = []
             for extent, factor in zip(shape, own, strict=True):
-                # a factor that a mesh could split unevenly would need a mesh axis to be split
-                if factor is None or (factor[1] > 1 and (extent // factor[1]) % devices):
+                if factor is None:
                     alone.append(f"w{len(alone)}")
                     dims.append(alone[-1])
                     continue
@@ -211,8 +212,8 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
         return mesh, shard, tuple(outer), tuple(inner)
 
     def rule(mesh, operands, results):
-        del results
-        return Call(op, key, [tuple(t.shape) for t in operands]).rule(mesh.size)
+        del mesh, results
+        return Call(op, key, [tuple(t.shape) for t in operands]).rule()
 
     function = custom_partitioning(one_device)
     function.def_partition(partition, sharding_rule=rule, decode_shardings=False)

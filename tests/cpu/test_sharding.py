@@ -411,3 +411,16 @@ def test_a_program_for_cuda_says_how_it_may_be_split(monkeypatch):
     assert "CuteDSL" not in text
     mapped = jax.shard_map(generated.rmsnorm, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"))
     assert "CuteDSL" in jax.jit(mapped).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_shard_for_cuda_is_a_kernel_and_one_reduction(monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op, mesh = generated.drmsnorm, make_mesh()
+    key, operands = op.bind((normal(8, 64), normal(8, 64), normal(64)), {})
+    kernel = functools.partial(op._run_cute, key, (False,) * 3)
+    run = jax.shard_map(
+        lambda *local: partition.on_shard(op, key, kernel, local, ("a", "b"), mesh.shape),
+        mesh=mesh, in_specs=(P(("a", "b")), P(("a", "b")), P()), out_specs=(P(("a", "b")), P()), check_vma=False,
+    )  # fmt: skip
+    text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("CuteDSL") == 1 and text.count("stablehlo.all_reduce") == 1

@@ -27,7 +27,7 @@ from codegen import pipeline
 from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.ir import DTYPES
-from codegen.plan import Access, Launch, overrides
+from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import aliases, arguments, batching, interpreted, partition, unsigned, views
 from codegen.runtime.arguments import Axes, Types
@@ -81,7 +81,7 @@ class Op(Generic[P, R]):
         self._launch, self._xla, self._reference = parts["launch"], parts["xla"], parts["reference"]
         self._result = parts.get("result")
         self._functions = functools.lru_cache(maxsize=None)(self._make)
-        self._typed = functools.lru_cache(maxsize=None)(self._make_typed)
+        self._typed = functools.lru_cache(maxsize=None)(lambda key, out: partition.typed(self._functions(key), out))
         self._xla_extra = list(inspect.signature(self._xla).parameters)
         self._backward = _Backward(self, parts) if "backward_launch" in parts else None
 
@@ -277,11 +277,6 @@ class Op(Generic[P, R]):
         # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
         return jax.jit(lambda *operands: differentiable(*partition.varying(operands, operands)))
 
-    def _make_typed(self, key: Key, shardings: tuple[jax.sharding.NamedSharding, ...]) -> Callable[..., tuple]:
-        """The same for arrays whose types say how they are sharded (explicit mesh axes), and the outputs'."""
-        explicit = shardings[0].mesh.explicit_axes
-        return jax.jit(jax.sharding.auto_axes(self._functions(key), axes=explicit, out_sharding=shardings))
-
     def _backward_for(self, key: Key) -> _Backward | None:
         """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
         backward = self._backward
@@ -317,19 +312,9 @@ class Op(Generic[P, R]):
             **{t: jnp.dtype(d) for t, d in key.types.variables},
         }
         results = self._xla(**{name: values[name] if name in values else extra[name] for name in self._xla_extra})
-        stored = self.stored(key, axes, plan.stores, results if isinstance(results, tuple) else (results,))
+        results = results if isinstance(results, tuple) else (results,)
+        stored = views.stored(plan.stores, results, plan.order, axes, key.types)
         return tuple(stored[array] for array in spec.outputs)
-
-    def stored(self, key: Key, axes: Axes, stores: Sequence[Access], values: Sequence[Any]) -> dict[Array, jax.Array]:
-        """Outputs from what the jnp form computes for each of `stores`."""
-        parts: dict[Array, dict[int | None, Any]] = {}
-        for access, value in zip(stores, values, strict=True):
-            assert access.array is not None
-            own = access.array.axes
-            value = store(views.lose(value, own, self.plan.order, len(axes.rows)), key.types.dtype(access.array))
-            value = jnp.broadcast_to(value, axes.shape(own))
-            parts.setdefault(access.array, {})[access.part] = value
-        return {array: views.join_parts(array, own, axes) for array, own in parts.items()}
 
     def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands) -> tuple:
         """The kernel, over canonical views of the operands, which may be written to where they are `donated`: its outputs,

@@ -169,6 +169,11 @@ def explicit_shardings(op: Op, key: Key, operands: Sequence[Any]) -> tuple[Named
     return tuple(NamedSharding(mesh, spec) for spec in outputs)
 
 
+def typed(function: Callable[..., tuple], outputs: tuple[NamedSharding, ...]) -> Callable[..., tuple]:
+    """`function` of arrays whose types say how they are sharded, as its `outputs` then are."""
+    return jax.jit(jax.sharding.auto_axes(function, axes=outputs[0].mesh.explicit_axes, out_sharding=outputs))
+
+
 def varying(outputs: tuple[jax.Array, ...], operands: Sequence[Any]) -> tuple[jax.Array, ...]:
     """Outputs typed as `shard_map` wants them: they vary over the mesh axes that any operand does."""
     axes = frozenset[str]().union(*(jax.typeof(x).manual_axis_type.varying for x in operands))
@@ -262,7 +267,7 @@ def _finish(op: Op, key: Key, operands, parts, over: tuple[str, ...], shards: in
         leaves["param", param.name] = jnp.asarray(value, dtypes[param.kind])
     roots = [next(s.value for s in op.statements if (s.name, s.part) == (a.array.name, a.part)) for a in stores]
     values = evaluate(roots, leaves, known, compute, integer, dict(key.types.variables))
-    return op.stored(key, axes, stores, values)
+    return views.stored(stores, values, plan.order, axes, key.types)
 
 
 def _values(op: Op, array: Array):

@@ -83,7 +83,7 @@ class Op(Generic[P, R]):
         self._functions = functools.lru_cache(maxsize=None)(self._make)
         self._typed = functools.lru_cache(maxsize=None)(lambda key, out: partition.typed(self._functions(key), out))
         self._xla_extra = list(inspect.signature(self._xla).parameters)
-        self._backward = _Backward(self, parts) if "backward_launch" in parts else None
+        self._backward = Backward(self, parts) if "backward_launch" in parts else None
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -277,7 +277,7 @@ class Op(Generic[P, R]):
         # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
         return jax.jit(lambda *operands: differentiable(*partition.varying(operands, operands)))
 
-    def _backward_for(self, key: Key) -> _Backward | None:
+    def _backward_for(self, key: Key) -> Backward | None:
         """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
         backward = self._backward
         if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
@@ -450,7 +450,7 @@ class _Derived(Op):
         return found
 
 
-class _Backward(_Derived):
+class Backward(_Derived):
     """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients."""
 
     def __init__(self, forward: Op, parts: dict[str, Any]):

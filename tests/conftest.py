@@ -39,6 +39,8 @@ if GPU:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 else:
     os.environ["JAX_PLATFORMS"] = "cpu"
+# Sharded arrays are tested on eight devices that the CPU stands for: decided here, before JAX starts
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ import inspect
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -66,14 +66,18 @@ def binary(call: Call, keep_ptx: bool = False) -> Binary:
     return Binary(found["module"], found["ptx"].decode())
 
 
-def launch(call: Call, operands: Sequence[jax.Array], outputs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    """Run a launcher on a GPU, within JAX: `operands` are the inputs that are there."""
+def launch(
+    call: Call, operands: Sequence[jax.Array], outputs: Sequence[jax.ShapeDtypeStruct], pairs: Mapping[int, int]
+) -> list[jax.Array]:
+    """Run a launcher on a GPU, within JAX: `operands` are the inputs that are there, `pairs` the places of those whose
+    buffers are outputs' as well, with these outputs' places."""
     import cutlass.jax as bridge
 
     bridge.register_ffi()
     target = bridge.get_cutlass_call_ffi_name(True, bridge.get_cutlass_call_ffi_version())
     module = binary(call).module
-    return jax.ffi.ffi_call(target, outputs)(*operands, module=module, key=hashlib.sha256(module).digest())
+    run = jax.ffi.ffi_call(target, outputs, input_output_aliases=dict(pairs))
+    return run(*operands, module=module, key=hashlib.sha256(module).digest())
 
 
 def _options(keep_ptx: bool) -> str:

@@ -5,8 +5,9 @@ which inputs are there, static params). That function is, outermost first,
 
   jax.jit            so that an eager call is one dispatch
   jax.custom_vjp     forward kept as it is; the backward differentiates the jnp form
-  custom_vmap        a mapped axis becomes one more leading axis where the op has `...`; else the jnp form is mapped
+  custom_vmap        a mapped axis joins `...` or the first axis (`batching.py`); else the jnp form is mapped
   platform choice    the CuTe kernel on CUDA, the jnp form elsewhere, also inside jit and under jax.export
+  partitioning       the kernel runs on each device's shard (`partition.py`)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -25,10 +26,10 @@ import numpy as np
 from codegen import pipeline
 from codegen.arch import lacks
 from codegen.errors import Mistake
-from codegen.ir import DTYPES, ROWS
+from codegen.ir import DTYPES
 from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
-from codegen.runtime import arguments, interpreted, kernels, unsigned, views
+from codegen.runtime import aliases, arguments, batching, interpreted, kernels, partition, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.runtime.platform import choose, current_arch
@@ -66,7 +67,8 @@ class KernelCall:
     operands: tuple[Any, ...]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them
+    shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them; of parts, as they are
+    how: Launch | RowLaunch | WalkLaunch
     constants: dict[str, Any]
 
     def compiled_for(self, arch: str) -> kernels.Call:
@@ -86,6 +88,7 @@ class Op(Generic[P, R]):
         self._launch, self._xla, self._reference = parts["launch"], parts["xla"], parts["reference"]
         self._result = parts.get("result")
         self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._typed = functools.lru_cache(maxsize=None)(lambda key, out: partition.typed(self._functions(key), out))
         self._xla_extra = list(inspect.signature(self._xla).parameters)
         self._backward = Backward(self, parts) if "backward_launch" in parts else None
 
@@ -126,7 +129,11 @@ class Op(Generic[P, R]):
         key, operands = self.bind(args, kwargs)
         if key.implementation == "interpret" and not any(isinstance(x, jax.core.Tracer) for x in operands):
             return cast(R, self._named(self._run_interpret(key, *operands)))
-        return cast(R, self._named(self._functions(key)(*operands)))
+        function = self._functions(key)
+        types = partition.explicit_shardings(self, key, operands)
+        if types is not None:
+            function = self._typed(key, types)
+        return cast(R, self._named(function(*operands)))
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """The spec's reference on the same arguments: floats computed in float32 (in float64 where an input is, or
@@ -143,7 +150,7 @@ class Op(Generic[P, R]):
 
     def evaluate_reference(self, key: Key, operands: tuple, precision: str | None = None) -> tuple:
         """The reference's values as it computes them, before they are stored."""
-        compute = precision or self._compute(key)
+        compute = precision or self.compute(key)
         given: dict[str, Any] = {}
         arrays = self._arrays(key, operands)
         for array in self.spec.inputs:
@@ -207,14 +214,20 @@ class Op(Generic[P, R]):
         return key, (*arrays.values(), *dynamic)
 
     def _scalar_dtype(self, key: Key, kind: str) -> str:
-        return {"float": self._compute(key), "int": "int32", "bool": "bool"}[kind]
+        return {"float": self.compute(key), "int": "int32", "bool": "bool"}[kind]
 
-    def _compute(self, key: Key) -> str:
+    def compute(self, key: Key) -> str:
+        """What floats are computed in."""
         wide = any(key.types.dtype(a) == "float64" for a in self.spec.inputs if a.name in key.present)
         return "float64" if wide else "float32"
 
-    def _arrays(self, key: Key, operands: tuple) -> dict[str, Any]:
+    def _arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(key.present, operands, strict=False))
+
+    def parameters(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
+        """The values of the parameters, by name."""
+        dynamic = zip(self._dynamic, operands[len(key.present) :], strict=True)
+        return {**dict(key.static), **{param.name: value for param, value in dynamic}}
 
     def _named(self, outputs: tuple) -> Any:
         return outputs[0] if self._result is None else self._result(*outputs)
@@ -222,8 +235,11 @@ class Op(Generic[P, R]):
     # The function behind a key
 
     def _make(self, key: Key) -> Callable[..., tuple]:
-        xla = functools.partial(self._run_xla, key)
-        cute = functools.partial(self._run_cute, key)
+        xla = functools.partial(self.jnp_form, key)
+
+        @functools.cache
+        def cute(donated):
+            return partition.partitioned(self, key, functools.partial(self._run_cute, key, donated))
 
         def run(*operands):
             if key.implementation == "xla":
@@ -240,18 +256,11 @@ class Op(Generic[P, R]):
                 return xla(*operands)
             return choose(cute, xla, *operands)
 
-        batched = jax.custom_batching.custom_vmap(run)
+        batched = jax.custom_batching.custom_vmap(lambda *operands: partition.varying(run(*operands), operands))
 
         @batched.def_vmap
-        def batch(size, in_batched, *operands):
-            if self._folds(key, in_batched):
-                full = [
-                    x if b or not self._has_rows(i, key) else jnp.broadcast_to(x, (size, *x.shape))
-                    for i, (x, b) in enumerate(zip(operands, in_batched, strict=True))
-                ]
-                outputs = batched(*full)
-            else:
-                outputs = jax.vmap(xla, in_axes=[0 if b else None for b in in_batched])(*operands)
+        def batch(size, mapped, *operands):
+            outputs = batching.batch(self, key, batched, xla, size, mapped, operands)
             return outputs, tuple(True for _ in outputs)
 
         differentiable = jax.custom_vjp(lambda *operands: batched(*operands))
@@ -272,7 +281,8 @@ class Op(Generic[P, R]):
             return kernel.pull(key, residuals, cotangents)
 
         differentiable.defvjp(forward, backward)
-        return jax.jit(differentiable)
+        # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
+        return jax.jit(lambda *operands: differentiable(*partition.varying(operands, operands)))
 
     def _backward_for(self, key: Key) -> Backward | None:
         """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
@@ -281,34 +291,28 @@ class Op(Generic[P, R]):
             return None
         return backward
 
-    def _has_rows(self, place: int, key: Key) -> bool:
-        return place < len(key.present) and ROWS in self.spec.array(key.present[place]).axes
-
-    def _folds(self, key: Key, in_batched) -> bool:
-        """Whether a mapped leading axis may join `...`: the outputs have it, and nothing without it is mapped."""
-        outputs = all(ROWS in a.axes for a in self.spec.outputs)
-        return outputs and all(self._has_rows(i, key) for i, b in enumerate(in_batched) if b)
-
     # Implementations
 
-    def _run_xla(self, key: Key, *operands) -> tuple:
-        """The jnp form: operands brought to the compute type and broadcast by name, results stored."""
-        # uint32 arrays exist without x64, the int64 they are computed in does not
-        wide = jax.enable_x64(True) if self.spec.integer == "int64" else contextlib.nullcontext()
-        with wide:
-            return self._evaluate_xla(key, operands)
+    def jnp_form(self, key: Key, *operands, sizes: Axes | None = None) -> tuple:
+        """The jnp form: operands brought to the compute type and broadcast by name, results stored. `sizes` are the extents
+        that the chain asks for, where they are not the operands'."""
+        with self.wide():
+            return self._evaluate_xla(key, operands, sizes)
 
-    def _evaluate_xla(self, key: Key, operands: tuple) -> tuple:
+    def wide(self) -> contextlib.AbstractContextManager:
+        """Where 64-bit integers may be made: uint32 arrays exist without x64, the int64 they are computed in does not."""
+        return jax.enable_x64(True) if self.spec.integer == "int64" else contextlib.nullcontext()
+
+    def _evaluate_xla(self, key: Key, operands: tuple, sizes: Axes | None) -> tuple:
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
-        compute = self._compute(key)
+        compute = self.compute(key)
         values: dict[str, Any] = {}
         for access in plan.loads:
-            values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, spec.integer)
-        values.update(key.static)
-        for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
-            values[param.name] = value
+            own = sizes if sizes and access.mode == "size" else axes
+            values[access.name] = views.jnp_value(plan, access, arrays, own, compute, spec.integer)
+        values.update(self.parameters(key, operands))
         extra = {
             "compute": jnp.dtype(compute),
             "row_axes": tuple(range(len(axes.rows))),
@@ -316,32 +320,29 @@ class Op(Generic[P, R]):
         }
         results = self._xla(**{name: values[name] if name in values else extra[name] for name in self._xla_extra})
         results = results if isinstance(results, tuple) else (results,)
-        parts: dict[Array, dict[int | None, Any]] = {}
-        for access, value in zip(plan.stores, results, strict=True):
-            assert access.array is not None
-            own = access.array.axes
-            value = store(views.lose(value, own, plan.order, len(axes.rows)), key.types.dtype(access.array))
-            value = jnp.broadcast_to(value, axes.shape(own))
-            parts.setdefault(access.array, {})[access.part] = value
-        return tuple(views.join_parts(array, parts[array], axes) for array in spec.outputs)
+        stored = views.stored(plan.stores, results, plan.order, axes, key.types)
+        return tuple(stored[array] for array in spec.outputs)
 
-    def _run_cute(self, key: Key, *operands) -> tuple:
-        """The kernel, over canonical views of the operands."""
+    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands) -> tuple:
+        """The kernel, over canonical views of the operands, which may be written to where they are `donated`: its outputs,
+        then what its blocks left of each column statistic."""
         call, arch = self._kernel_call(key, operands), current_arch()
         if arch is None:
             raise ValueError(f"{self.spec.op}: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
         inputs = [x.reshape(t.shape) for x, t in zip(call.operands, call.inputs, strict=True) if x is not None]
         outputs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs]
-        results = kernels.launch(call.compiled_for(arch), inputs, outputs)
-        return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=False))
+        pairs = aliases.pairs(self, call.how, key.present, donated)
+        results = kernels.launch(call.compiled_for(arch), inputs, outputs, pairs)
+        return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=True))
 
-    def _run_interpret(self, key: Key, *operands) -> tuple:
-        """The compiled kernel's PTX, on the CPU."""
+    def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
+        """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
         call = self._kernel_call(key, operands)
         described = call.compiled_for(current_arch() or interpreted.DEFAULT_ARCH)
         dynamic = [p.name for p in self._dynamic]
-        parts = [f"{s.name} parts" for s in getattr(self.plan, "columns", ())]
-        names = [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *parts]
+        folded = [f"{s.name} parts" for s in self.plan.columns]
+        names = [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
+        count = len(call.shapes) if parts else len(self.spec.outputs)
         present = [x for x in call.operands if x is not None]
 
         def on_host(*arrays):
@@ -351,11 +352,11 @@ class Op(Generic[P, R]):
                 for x, t in zip(call.operands, call.inputs, strict=True)
             ]
             results = interpreted.run(described, names, inputs, [t.shape for t in call.outputs])
-            return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=False))
+            return tuple(r.reshape(shape) for r, shape in zip(results[:count], call.shapes, strict=False))
 
         if not any(isinstance(x, jax.core.Tracer) for x in present):
             return tuple(map(jnp.asarray, on_host(*present)))
-        shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=False))
+        shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))[:count]
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
@@ -382,7 +383,7 @@ class Op(Generic[P, R]):
         inputs = (*map(tensor, spec.inputs), *scalars)
         parts = [
             Tensor(shape, dtype, (1,) * len(shape), DTYPES[dtype].size)
-            for shape, dtype in views.parts(plan, axes, how, self._compute(key), self.spec.integer)
+            for shape, dtype in views.parts(plan, axes, how, self.compute(key), self.spec.integer)
         ]
         outputs = (*map(tensor, spec.outputs), *parts)
         return KernelCall(
@@ -390,7 +391,8 @@ class Op(Generic[P, R]):
             (*(arrays.get(a.name) for a in spec.inputs), *operands[len(key.present) :]),
             inputs,
             outputs,
-            tuple(views.user_shape(a, axes) for a in spec.outputs),
+            (*(views.user_shape(a, axes) for a in spec.outputs), *(t.shape for t in parts)),
+            how,
             {**dict(key.static), **how.constants},
         )
 

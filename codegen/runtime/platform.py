@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.extend
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.interpreters import mlir
 
 Function = Callable[..., Sequence[jax.Array]]
@@ -55,43 +56,60 @@ def compiling_for(arch: str) -> Iterator[str]:
 
 _choose_p = jax.extend.core.Primitive("codegen_op")
 _choose_p.multiple_results = True
+prim_requires_devices_during_lowering.add(_choose_p)  # as what a kernel is lowered to does, out of JAX's sight
 
 
-def choose(cuda: Function, default: Function, *operands: jax.Array, refuse: str = "") -> Sequence[jax.Array]:
-    """`cuda(*operands)` on CUDA, `default(*operands)` elsewhere; both return a tuple of the same shapes and dtypes.
-    Where `refuse` is given, that is what a ValueError says elsewhere instead."""
+Kernel = Callable[[tuple[bool, ...]], Function]
+
+
+def choose(cuda: Kernel, default: Function, *operands: jax.Array, refuse: str = "") -> Sequence[jax.Array]:
+    """`cuda(donated)(*operands)` on CUDA, `default(*operands)` elsewhere; both return a tuple of the same shapes and dtypes.
+    `donated` says of each operand whether the program's caller gives away an argument of its type. Where `refuse` is
+    given, that is what a ValueError says elsewhere instead."""
     return tuple(_choose_p.bind(*operands, cuda=cuda, default=default, refuse=refuse))
 
 
 @_choose_p.def_abstract_eval
-def _shapes(*operands: Any, cuda: Function, default: Function, refuse: str) -> list[Any]:
+def _shapes(*operands: Any, cuda: Kernel, default: Function, refuse: str) -> list[Any]:
     del cuda, refuse
     shapes = jax.eval_shape(default, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
     return [jax.core.ShapedArray(s.shape, s.dtype) for s in shapes]
 
 
 @_choose_p.def_impl
-def _run(*operands: Any, cuda: Function, default: Function, refuse: str) -> Sequence[jax.Array]:
+def _run(*operands: Any, cuda: Kernel, default: Function, refuse: str) -> Sequence[jax.Array]:
     """Outside any jit, as under jax.disable_jit."""
     on_gpu = all(d.platform == "gpu" for x in operands for d in jax.numpy.asarray(x).devices())
     if refuse and not on_gpu:
         raise ValueError(refuse)
-    return cuda(*operands) if on_gpu else default(*operands)
+    return cuda((False,) * len(operands))(*operands) if on_gpu else default(*operands)
 
 
-def _lower_default(ctx: Any, *operands: Any, cuda: Function, default: Function, refuse: str) -> Any:
+def _lower_default(ctx: Any, *operands: Any, cuda: Kernel, default: Function, refuse: str) -> Any:
     del cuda
     if refuse:
         raise ValueError(refuse)
     return mlir.lower_fun(default, multiple_results=True)(ctx, *operands)
 
 
-def _lower_cuda(ctx: Any, *operands: Any, cuda: Function, default: Function, refuse: str) -> Any:
+def _lower_cuda(ctx: Any, *operands: Any, cuda: Kernel, default: Function, refuse: str) -> Any:
     del default, refuse
     module = ctx.module_context
     if len(module.platforms) > 1:
         ctx = ctx.replace(module_context=module.replace(platforms=("cuda",)))
-    return mlir.lower_fun(cuda, multiple_results=True)(ctx, *operands)
+    kinds = _donated_types(module.module)
+    kernel = cuda(tuple(x.type in kinds for x in operands))
+    return mlir.lower_fun(kernel, multiple_results=True)(ctx, *operands)
+
+
+def _donated_types(module: Any) -> set[Any]:
+    """The types of those arguments of a program that its caller gives away."""
+    for function in module.body.operations:
+        if getattr(function, "name", None) is not None and function.name.value == "main":
+            names = ("tf.aliasing_output", "jax.buffer_donor")
+            attributes = zip(function.type.inputs, function.arg_attrs, strict=True)
+            return {kind for kind, own in attributes if any(name in own for name in names)}
+    return set()
 
 
 mlir.register_lowering(_choose_p, _lower_default)

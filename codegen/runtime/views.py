@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import INT_MAX, Access, Elementwise, Extents, Launch, Plan
 from codegen.reductions import Reduction, RowLaunch, Statistic, WalkLaunch
-from codegen.runtime.arguments import Axes
+from codegen.runtime.arguments import Axes, Types
+from codegen.runtime.cast import store
 from codegen.spec import Array, Spec
 
 # The largest extent of a group: a vector may run past it without leaving int32
@@ -259,6 +260,19 @@ def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows
     """Dimensions of length one for the axes it lacks, so that it has the full rank (a scalar stays one)."""
     missing = _missing(own, order, rows)
     return jnp.expand_dims(value, missing) if own and missing else value
+
+
+def stored(
+    stores: Sequence[Access], values: Sequence[Any], order: tuple[str, ...], axes: Axes, types: Types
+) -> dict[Array, jax.Array]:
+    """Outputs from what the jnp form computes for each of `stores`."""
+    parts: dict[Array, dict[int | None, Any]] = {}
+    for access, value in zip(stores, values, strict=True):
+        assert access.array is not None
+        own = access.array.axes
+        value = store(lose(value, own, order, len(axes.rows)), types.dtype(access.array))
+        parts.setdefault(access.array, {})[access.part] = jnp.broadcast_to(value, axes.shape(own))
+    return {array: join_parts(array, own, axes) for array, own in parts.items()}
 
 
 def lose(value: Any, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> Any:

@@ -1,0 +1,50 @@
+"""A chain's nodes in jnp, one by one: what follows a reduction whose operands are not all in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.emit import leaf_key
+from codegen.ir import Node, topological
+from codegen.ops import OPS
+from codegen.runtime.cast import cast
+
+_FUNCTIONS = {
+    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), {"jax": jax, "jnp": jnp})
+    for name, op in OPS.items()
+}
+
+
+def evaluate(
+    roots: Sequence[Node],
+    leaves: Mapping[tuple, Any],
+    given: Mapping[int, jax.Array],
+    compute: str,
+    integer: str,
+    types: Mapping[str, str],
+) -> list[jax.Array]:
+    """The values of `roots`. `leaves` holds what they read, by `leaf_key`; `given` holds nodes that are known already, by
+    identity; floats are computed in `compute`, integers in `integer`; `types` binds type variables for `cast`."""
+    typed = {"float": compute, "int": integer, "bool": "bool"}
+    values: dict[int, Any] = dict(given)
+
+    def value(node: Node) -> Any:
+        if node.is_const:
+            return jnp.asarray(node.attr, typed[node.kind])
+        if leaf_key(node) in leaves:
+            return leaves[leaf_key(node)]
+        args = [values[id(a)] for a in node.args]
+        if node.op == "float":
+            return args[0].astype(compute)
+        if node.op == "cast":
+            return cast(args[0], types.get(str(node.attr), str(node.attr))).astype(typed[node.kind])
+        return _FUNCTIONS[node.op](*args)
+
+    for node in topological(roots, lambda n: id(n) in given or leaf_key(n) in leaves):
+        if id(node) not in values:
+            values[id(node)] = value(node)
+    return [values[id(root)] for root in roots]

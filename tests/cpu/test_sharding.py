@@ -1,0 +1,426 @@
+"""Ops on sharded arrays, on eight devices that the CPU stands for: results, and the collectives in the compiled program.
+
+A kernel cannot be compiled for these devices. The path that it takes through JAX is tested with a stand-in that does what
+a kernel does on one shard, in jnp; the kernels themselves run interpreted, on the shards that the same rules make.
+"""
+
+import functools
+import re
+import sys
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import generated
+from codegen.pipeline import Derived
+from codegen.runtime import arguments, partition
+from codegen.runtime.op import Op
+from tests.making import make_op
+
+P = PartitionSpec
+OP_MODULE = sys.modules["codegen.runtime.op"]  # `codegen.runtime.op` is the decorator
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+
+
+def make_mesh(kind=AUTO) -> Mesh:
+    devices = np.array(jax.devices("cpu")[:8]).reshape(4, 2)
+    return Mesh(devices, ("a", "b"), axis_types=(kind, kind))
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed + sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def put(mesh: Mesh, value, spec: PartitionSpec):
+    return jax.device_put(value, NamedSharding(mesh, spec))
+
+
+def collectives(compiled) -> dict[str, int]:
+    names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
+    return dict(Counter(re.findall(rf" ({names})(?:-start)?\(", compiled.as_text())))
+
+
+def tupled(value) -> tuple:
+    return tuple(value) if isinstance(value, tuple) else (value,)
+
+
+def assert_close(got, expected) -> None:
+    for g, e in zip(tupled(got), tupled(expected), strict=True):
+        assert g.shape == e.shape and g.dtype == e.dtype
+        np.testing.assert_allclose(np.asarray(g, np.float64), np.asarray(e, np.float64), rtol=2e-5, atol=2e-5)
+
+
+seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
+
+
+def stand_in(op: Op, key, donated, *operands):
+    """What a kernel returns, in jnp: the outputs, then what is folded over rows; here an output itself, not divided."""
+    seen.append([x.shape for x in operands])
+    outputs = op.jnp_form(key, *operands)
+    axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
+    values = {id(s.value): s.name for s in op.statements}
+    by_name = dict(zip([a.name for a in op.spec.outputs], outputs, strict=True))
+    parts = []
+    for statistic in op.plan.columns:
+        part = by_name[values[id(statistic.node)]].astype("int32" if statistic.kind == "bool" else "float32")
+        count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
+        parts.append((part * count).astype(part.dtype).reshape(1, *([-1] if part.ndim else [])))
+    return (*outputs, *parts)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
+    for name in generated.__all__:
+        getattr(generated, name)._functions.cache_clear()
+        getattr(generated, name)._typed.cache_clear()
+    monkeypatch.setattr(Op, "_run_cute", stand_in)
+    monkeypatch.setattr(OP_MODULE, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
+    seen.clear()
+    yield seen
+    for name in generated.__all__:
+        getattr(generated, name)._functions.cache_clear()
+        getattr(generated, name)._typed.cache_clear()
+
+
+X, HALVES, W = (8, 6, 32), (8, 6, 32), (32,)
+NONE = P()
+GATHER, REDUCE = {"all-gather": 1}, {"all-reduce": 1}
+
+# op, operands (shape, how it is sharded), the collectives of the kernel's path, how the first output is sharded
+TABLE = [
+    # element-wise: free along every axis
+    ("bias_relu", [(X, P("a")), (W, NONE)], {}, P("a")),
+    ("bias_relu", [(X, P(("a", "b"))), (W, NONE)], {}, P(("a", "b"))),
+    ("bias_relu", [(X, P("a", None, "b")), (W, P("b"))], {}, P("a", None, "b")),
+    ("bias_relu", [(X, P("a", None, "b")), (W, NONE)], {}, P("a", None, "b")),
+    ("bias_relu", [(X, P("a")), (W, P("a"))], GATHER, P("a")),  # a weight that is stored in shards
+    ("row_scale", [(X, P("a", "b")), (X[:2], P("a", "b"))], {}, P("a", "b")),
+    ("axpby", [(W, P("a")), (W, P("a"))], {}, P("a")),
+    # halves must lie together; pairs do
+    ("swiglu", [(HALVES, P("a"))], {}, P("a")),
+    ("swiglu", [(HALVES, P(None, None, "a"))], GATHER, NONE),
+    ("swiglu_pairs", [(HALVES, P(None, "b", "a"))], {}, P(None, "b", "a")),
+    ("rotary", [((4, 6, 2, 16), P("a", "b")), ((6, 8), P("b")), ((6, 8), P("b"))], {}, P("a", "b")),
+    # a position along an axis is one in the whole of it
+    ("alibi_bias", [((4, 6, 8, 16), P("a", None, None, "b")), ((6,), NONE)], GATHER, P("a")),
+    # rows are free, what is reduced along them is not
+    ("rmsnorm", [(X, P("a")), (W, NONE)], {}, P("a")),
+    ("rmsnorm", [(X, P("a", "b")), (W, NONE)], {}, P("a", "b")),
+    ("rmsnorm", [(X, P("a", None, "b")), (W, NONE)], GATHER, P("a")),
+    ("softmax", [(X, P(("a", "b")))], {}, P(("a", "b"))),
+    ("cross_entropy", [((8, 32), P("a")), ((8,), P("a"))], {}, P("a")),
+    ("embedding_rmsnorm", [((24, 32), P("a")), ((8, 6), P("b")), (W, NONE)], GATHER, P("b")),
+    ("embedding_rmsnorm", [((24, 32), NONE), ((8, 6), P("a")), (W, NONE)], {}, P("a")),
+    # blocks of a row each have a scale: whole blocks on every device
+    ("quantize_group_fp8", [((4, 1024), P("a", "b"))], {}, P("a", "b")),
+    ("quantize_group_fp8", [((4, 1024), P(None, ("a", "b")))], {}, P(None, ("a", "b"))),
+    ("quantize_group_fp8", [((4, 512), P("a", "b"))], {}, P("a", "b")),
+    ("quantize_group_fp8", [((4, 512), P(None, ("a", "b")))], GATHER, P(None, "a")),  # four blocks, eight devices
+    # over rows: columns are free, the shards' rows are folded
+    ("column_sum", [(X, P("a"))], REDUCE, NONE),
+    ("column_sum", [(X, P("a", None, "b"))], REDUCE, P("b")),
+    ("column_sum", [(X, P(None, None, "b"))], {}, P("b")),
+    ("bias_grad", [(X, P(("a", "b")))], REDUCE, NONE),
+    ("column_mean", [(X, P("a", "b"))], REDUCE, NONE),
+    ("column_max", [(X, P("a"))], REDUCE, NONE),
+    ("column_any", [(X, P("a"))], REDUCE, NONE),
+    ("column_moments", [(X, P("a"))], REDUCE, NONE),
+    ("weighted_column_sum", [(X, P("a", None, "b")), (X[:2], P("a"))], REDUCE, P("b")),
+    # over everything
+    ("full_sum_squares", [(X, P("a", None, "b"))], REDUCE, NONE),
+    ("mean_squared_error", [(X, P("a", None, "b")), (X, P("a", None, "b"))], REDUCE, NONE),
+    ("full_amax", [(X, P(None, None, "b"))], REDUCE, NONE),
+    ("all_finite", [(X, P("a", "b"))], REDUCE, NONE),
+    # both
+    ("dbias_gelu", [(X, P("a", None, "b")), (X, P("a", None, "b")), (W, P("b"))], REDUCE, P("a", None, "b")),
+    ("drmsnorm", [(X, P(("a", "b"))), (X, P(("a", "b"))), (W, NONE)], REDUCE, P(("a", "b"))),
+    ("dlayernorm", [(X, P("a")), (X, P("a")), (W, NONE)], REDUCE, P("a")),
+]
+
+
+def values(op: Op, shapes) -> list:
+    """Arrays of these shapes, of the types that an op takes."""
+    made = []
+    for array, shape in zip(op.spec.inputs, shapes, strict=False):
+        kind = op.spec.kind(array)
+        value = normal(*shape, seed=len(made))
+        if kind == "int":
+            value = np.random.default_rng(0).integers(0, 24, shape).astype(op.spec.dtypes(array)[0])
+        made.append(value > 1 if kind == "bool" else value)
+    return made
+
+
+def parameters(op: Op) -> dict:
+    return {p.name: 0.5 for p in op.spec.params if p.default is None}
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize(("name", "given", "expected", "out"), TABLE, ids=[f"{i}-{r[0]}" for i, r in enumerate(TABLE)])
+def test_the_kernels_path(kernels, name, given, expected, out, kind):
+    op, mesh = getattr(generated, name), make_mesh(kind)
+    made = values(op, [shape for shape, _ in given])
+    args = [put(mesh, value, spec) for value, (_, spec) in zip(made, given, strict=True)]
+    call = functools.partial(op, **parameters(op))
+    compiled = jax.jit(call).lower(*args).compile()
+    assert collectives(compiled) == expected
+    got = compiled(*args)
+    assert_close(got, op.reference(*made, **parameters(op)))
+    first = tupled(got)[0]
+    assert first.sharding.is_equivalent_to(NamedSharding(mesh, out), first.ndim)
+    if kind is EXPLICIT:
+        assert jax.typeof(first).sharding.is_equivalent_to(NamedSharding(mesh.abstract_mesh, out), first.ndim)
+
+
+ROWS_ONLY = [r for r in TABLE if all(spec in (NONE, P("a")) for _, spec in r[1]) and r[2] != GATHER]
+
+
+@pytest.mark.parametrize(("name", "given"), [r[:2] for r in ROWS_ONLY], ids=[r[0] for r in ROWS_ONLY])
+def test_the_jnp_forms_path(name, given):
+    """XLA splits the jnp form by itself: rows need no gather, and every sum over rows is reduced."""
+    op, mesh = getattr(generated, name), make_mesh()
+    made = values(op, [shape for shape, _ in given])
+    args = [put(mesh, value, spec) for value, (_, spec) in zip(made, given, strict=True)]
+    compiled = jax.jit(functools.partial(op, implementation="xla")).lower(*args).compile()
+    assert set(collectives(compiled)) <= ({"all-reduce"} if op.plan.columns else set())
+    assert_close(compiled(*args), op.reference(*made))
+
+
+def test_each_device_runs_its_shard(kernels):
+    x, w = normal(*X), normal(*W)
+    mesh = make_mesh()
+    generated.rmsnorm(put(mesh, x, P("a", "b")), w)
+    assert seen[-1] == [(2, 3, 32), (32,)]
+
+
+def test_an_eager_call_leaves_its_result_sharded(kernels):
+    mesh = make_mesh()
+    out = generated.rmsnorm(put(mesh, normal(*X), P("a")), normal(*W))
+    assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("a")), 3)
+
+
+def test_rows_that_do_not_come_out_even_are_not_split(kernels):
+    """Padding would be folded with the rows."""
+    mesh = make_mesh()
+    x = normal(6, 32)
+
+    def f(x):
+        x = jax.lax.with_sharding_constraint(x.reshape(12, 16), NamedSharding(mesh, P("a"))).reshape(6, 32)
+        return generated.column_sum(x)
+
+    assert_close(jax.jit(f)(put(mesh, x, NONE)), x.sum(0))
+    call = partition.Call(generated.column_sum, generated.column_sum.bind((x,), {})[0], [x.shape])
+    assert call.shards([P("a")], mesh.shape) == {}
+    assert call.shards([P("b")], mesh.shape) == {"...0": ("b",)}
+
+
+def test_nan_and_infinities_cross_shards(kernels):
+    x = normal(8, 32)
+    x[0, 0], x[3, 1], x[5, 2], x[:, 3] = np.nan, np.inf, -np.inf, -np.inf
+    x[7, 4], x[2, 4] = np.nan, np.inf
+    x[:, 5] = -np.abs(x[:, 5])
+    mesh = make_mesh()
+    got = generated.column_max(put(mesh, x, P(("a", "b"))))
+    np.testing.assert_array_equal(got, np.max(x, 0))
+    assert not generated.all_finite(put(mesh, x, P("a", "b")))
+
+
+FOLDS = [
+    (op, expected, dtype)
+    for op, expected in [("sum", np.sum), ("prod", np.prod), ("max", np.max), ("min", np.min)]
+    for dtype in ("float32", "int32")
+] + [("any", np.max, "int32"), ("all", np.min, "int32")]
+
+
+@pytest.mark.parametrize(("op", "expected", "dtype"), FOLDS, ids=[f"{f[0]}-{f[2]}" for f in FOLDS])
+def test_parts_of_all_shards_are_folded(op, expected, dtype):
+    parts = (4 * normal(16, 5)).astype(dtype)
+    parts[parts == 0] = 2
+    if dtype == "float32":
+        parts[3, 1], parts[9, 2], parts[:, 3] = np.nan, -0.0, np.inf
+    if op in ("any", "all"):
+        parts = (parts > -2).astype(dtype)
+    mesh = make_mesh()
+    run = jax.shard_map(
+        lambda p: partition.fold(op, p, ("a", "b")), mesh=mesh, in_specs=P(("a", "b")), out_specs=P(), check_vma=False
+    )
+    np.testing.assert_allclose(jax.jit(run)(parts), expected(parts, 0), rtol=1e-5)
+
+
+# The kernels, interpreted, on the shards that the rules make
+
+
+def on_shards(op: Op, args, specs, **keywords):
+    """An op's outputs, its interpreted kernel run on every shard."""
+    mesh = make_mesh()
+    key, operands = op.bind(args, {**keywords, "implementation": "interpret"})
+    call = partition.Call(op, key, [x.shape for x in operands])
+    shards = call.shards(specs, mesh.shape)
+    inner, outer = call.specs(shards)
+    kernel = functools.partial(op._run_interpret, key, parts=True)
+
+    def shard(*local):
+        return partition.on_shard(op, key, kernel, local, call.folded(shards), mesh.shape)
+
+    run = jax.shard_map(shard, mesh=mesh, in_specs=inner, out_specs=outer, check_vma=False)
+    return jax.jit(run)(*operands), shards
+
+
+INTERPRETED = [
+    ("bias_relu", [((8, 24), P("a", "b")), ((24,), P("b"))]),
+    ("rmsnorm", [((8, 24), P("a")), ((24,), NONE)]),
+    ("column_mean", [((8, 24), P("a", "b"))]),
+    ("full_sum_squares", [((8, 24), P("a", "b"))]),
+    ("drmsnorm", [((8, 24), P("a")), ((8, 24), P("a")), ((24,), NONE)]),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), INTERPRETED, ids=[r[0] for r in INTERPRETED])
+def test_kernels_on_shards(name, given):
+    op = getattr(generated, name)
+    made = values(op, [shape for shape, _ in given])
+    got, shards = on_shards(op, made, [spec for _, spec in given])
+    assert shards
+    assert_close(got, op.reference(*made))
+
+
+FINISHED = """\
+op: column_rms
+summary: Root mean square of each column, rounded on the way, and each value over it.
+types:
+  T: [float32]
+inputs:
+  x: T[..., N]
+  w: T[N]
+outputs:
+  rms: T[N]
+  y: T[..., N]
+params:
+  eps: {type: float, default: 0.25, static: false}
+chain: |
+  rms = cast(sqrt(mean(square(x), axis=...) + eps) * w, bfloat16) + 1
+  y = x * w
+reference: |
+  rms = (jnp.sqrt(jnp.mean(x**2, axis=0) + eps) * w).astype(jnp.bfloat16).astype(jnp.float32) + 1
+  y = x * w
+grad: none
+"""
+
+
+def test_what_follows_a_fold_follows_the_fold_of_all_shards(tmp_path):
+    """The mean of the shards' roots would be another number."""
+    op = make_op(tmp_path, FINISHED)
+    x, w = normal(8, 24) * np.arange(1, 9, dtype=np.float32)[:, None], normal(24)
+    got, shards = on_shards(op, (x, w), [P("a", "b"), NONE, NONE], eps=0.5)
+    assert shards == {"...0": ("a",), "N": ("b",)}
+    assert_close(got, op.reference(x, w, eps=0.5))
+
+
+# shard_map, and gradients
+
+
+@pytest.mark.parametrize("check", [True, False], ids=["typed", "untyped"])
+@pytest.mark.parametrize("implementation", [None, "xla", "interpret"])
+def test_shard_map(implementation, check):
+    mesh, x, w = make_mesh(), normal(8, 16), normal(16)
+    call = functools.partial(generated.rmsnorm, implementation=implementation)
+    mapped = jax.shard_map(call, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"), check_vma=check)
+    assert_close(jax.jit(mapped)(x, w), generated.rmsnorm.reference(x, w))
+
+    def loss(f):
+        return lambda x, w: jnp.sum(jnp.sin(f(x, w)))
+
+    got = jax.jit(jax.grad(loss(mapped), (0, 1)))(x, w)
+    assert_close(got, jax.grad(loss(generated.rmsnorm.reference), (0, 1))(x, w))
+
+
+def test_shard_map_of_some_mesh_axes(kernels):
+    mesh, x, w = make_mesh(), normal(8, 16), normal(16)
+    mapped = jax.shard_map(generated.rmsnorm, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"), axis_names={"a"})
+    assert_close(jax.jit(mapped)(put(mesh, x, P(("a", "b"))), put(mesh, w, P("b"))), generated.rmsnorm.reference(x, w))
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+def test_gradients_of_sharded_arrays(kernels, kind):
+    mesh, x, w = make_mesh(kind), normal(8, 16), normal(16)
+
+    def loss(f):
+        return lambda x, w: jnp.sum(jnp.sin(f(x, w)))
+
+    gradient = jax.jit(jax.grad(loss(generated.rmsnorm), (0, 1)))
+    args = put(mesh, x, P("a")), put(mesh, w, NONE)
+    compiled = gradient.lower(*args).compile()
+    assert set(collectives(compiled)) == {"all-reduce"}
+    got = compiled(*args)
+    assert got[0].sharding.is_equivalent_to(NamedSharding(mesh, P("a")), 2)
+    assert_close(got, jax.grad(loss(generated.rmsnorm.reference), (0, 1))(x, w))
+
+
+BACKWARDS = [
+    # op, how its first input is sharded, collectives of value and gradients together
+    ("swiglu", P("a", "b"), {}),
+    ("softmax", P(("a", "b")), {}),
+    ("bias_gelu", P("a", None, "b"), REDUCE),  # the bias's
+    ("layernorm", P("a"), REDUCE),  # the weight's and the bias's
+    ("column_sum", P("a"), REDUCE),  # the value's
+    ("column_mean", P("a", None, "b"), REDUCE),  # the gradient divides by the number of all rows
+    ("mean_squared_error", P("a"), REDUCE),
+]
+
+
+@pytest.mark.parametrize(("name", "spec", "expected"), BACKWARDS, ids=[r[0] for r in BACKWARDS])
+def test_generated_backwards(kernels, name, spec, expected):
+    """The kernel of a gradient is split by the same rules, from its own axes."""
+    op, mesh = getattr(generated, name), make_mesh()
+    made = values(op, [X if "..." in a.axes else W for a in op.spec.inputs])
+    shared = [put(mesh, v, spec if v.ndim > 1 else NONE) for v in made]
+
+    def pull(f):
+        def both(*args):
+            y, back = jax.vjp(f, *args)
+            return (y, *back(jnp.cos(y)))
+
+        return jax.jit(both)
+
+    assert isinstance(op.backward, Derived)
+    compiled = pull(op).lower(*shared).compile()
+    assert collectives(compiled) == expected
+    assert_close(compiled(*shared), pull(op.reference)(*made))
+
+
+def test_vmap_of_sharded_arrays(kernels):
+    mesh, x, w = make_mesh(), normal(8, 6, 16), normal(16)
+    mapped = jax.jit(jax.vmap(generated.rmsnorm, (0, None), spmd_axis_name="a"))
+    args = put(mesh, x, P("a")), put(mesh, w, NONE)
+    assert collectives(mapped.lower(*args).compile()) == {}
+    assert_close(mapped(*args), generated.rmsnorm.reference(x, w))
+    assert seen[-1] == [(2, 6, 16), (16,)]
+
+
+def test_a_program_for_cuda_says_how_it_may_be_split(monkeypatch):
+    """Lowered, not compiled: the rule that Shardy reads, and no kernel before the shards are known."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    mesh = make_mesh()
+    args = put(mesh, normal(8, 6, 16), P("a")), put(mesh, normal(16), NONE)
+    text = jax.jit(generated.rmsnorm).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert "#sdy.op_sharding_rule<([i, j, k], [l])->([i, j, m])" in text  # N is nobody's: no sharding travels along it
+    assert "CuteDSL" not in text
+    mapped = jax.shard_map(generated.rmsnorm, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"))
+    assert "CuteDSL" in jax.jit(mapped).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_shard_for_cuda_is_a_kernel_and_one_reduction(monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op, mesh = generated.drmsnorm, make_mesh()
+    key, operands = op.bind((normal(8, 64), normal(8, 64), normal(64)), {})
+    kernel = functools.partial(op._run_cute, key, (False,) * 3)
+    run = jax.shard_map(
+        lambda *local: partition.on_shard(op, key, kernel, local, ("a", "b"), mesh.shape),
+        mesh=mesh, in_specs=(P(("a", "b")), P(("a", "b")), P()), out_specs=(P(("a", "b")), P()), check_vma=False,
+    )  # fmt: skip
+    text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("CuteDSL") == 1 and text.count("stablehlo.all_reduce") == 1

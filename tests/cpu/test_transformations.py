@@ -1,0 +1,139 @@
+"""Every op under JAX's transformations, against its reference under none that concerns the op.
+
+One compiled program an op holds them all, and one those of the reference: nearly all the time here is XLA's, so they are
+compiled with few optimisations, and each transformation stands in it once.
+"""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import generated
+from codegen.ir import DTYPES
+from codegen.runtime import draw
+from codegen.runtime.compile import bindings
+from codegen.runtime.op import Op
+
+P = PartitionSpec
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+ROWS, EXTENT, COPIES = (3,), 4, 2
+OPS = [name for name in generated.__all__ if name != "float64_polynomial"]  # which needs x64
+KEEP_DOTS = jax.checkpoint_policies.checkpoint_dots
+
+
+def calls(op: Op) -> tuple[list[jax.Array], dict, tuple[int, ...]]:
+    """The arrays of some calls, stacked; keywords; the places of those that a gradient is for."""
+    extents = {axis: op.spec.extents.get(axis, EXTENT) for axis in op.spec.axes if axis != "..."}
+    types = next(bindings(op.spec))
+    params = tuple((p.name, 0.5 if p.default is None else p.default) for p in op.spec.params)
+    rows = ROWS if "..." in op.spec.axes else ()
+    made = []
+    for seed in range(COPIES):
+        case = draw.Case(types, rows, tuple(extents.items()), (), params, False, 1.0, seed)
+        args, keywords = draw.operands(op, case, draw.arrays(op, case))
+        made.append(args)
+    kinds = [DTYPES[types.dtype(a)].kind for a in op.spec.inputs]
+    floats = tuple(i for i, kind in enumerate(kinds) if kind == "float" and op.spec.grad != "none")
+    return [jnp.stack(column) for column in zip(*made, strict=True)], keywords, floats
+
+
+def tupled(value) -> tuple:
+    return tuple(value) if isinstance(value, tuple) else (value,)
+
+
+def loss_of(f):
+    """A number that depends on every floating output."""
+
+    def loss(*xs):
+        outputs = [y.astype(jnp.float32) for y in tupled(f(*xs)) if jnp.issubdtype(y.dtype, jnp.floating)]
+        return sum(jnp.sum(jnp.sin(y)) for y in outputs)
+
+    return loss
+
+
+def transformed(f, floats: tuple[int, ...], first: jax.Array, *others: jax.Array) -> dict[str, tuple]:
+    """Each transformation of some calls, their results stacked along axis 0. Values are of calls that share all arrays but
+    the first, gradients of calls that share none."""
+    shared, none = [x[0] for x in others], [None] * len(others)
+    last = jnp.stack([jnp.moveaxis(first, 0, -1)] * 3)
+    nested = jax.vmap(jax.vmap(f, (-1, *none)), (0, *none), -1)(last, *shared)
+    made = {"vmap of vmap": jax.tree.map(lambda y: y[..., 1], nested)}
+    if not floats:
+        made["scan"] = jax.lax.scan(lambda carry, x: (carry, f(x, *shared)), 0, first)[1]
+        return made
+    loss = loss_of(f)
+    gradients = jax.vmap(jax.grad(jax.checkpoint(loss, policy=KEEP_DOTS), floats))
+    once = tuple(x[None] for x in (first, *others))
+    scanned = jax.lax.scan(lambda carry, xs: (carry, gradients(*xs)), 0, once)[1]
+    made["scan of vmap of grad of remat"] = jax.tree.map(lambda y: y[0], scanned)
+    made["grad of vmap"] = jax.grad(lambda *xs: jnp.sum(jax.vmap(loss)(*xs)), floats)(first, *others)
+    return made
+
+
+def expectations(f, floats: tuple[int, ...], first: jax.Array, *others: jax.Array) -> tuple[tuple, tuple]:
+    """The reference's values and gradients of the same calls."""
+    values = jax.vmap(f, (0, *[None] * len(others)))(first, *(x[0] for x in others))
+    gradients = jax.vmap(jax.grad(loss_of(f), floats))(first, *others) if floats else ()
+    return tupled(values), gradients
+
+
+KERNELS = ["bias_relu", "swiglu", "rmsnorm"]  # interpreted, their backwards too
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation"), [(name, "xla") for name in OPS] + [(name, "interpret") for name in KERNELS]
+)
+def test_transformations(name, implementation):
+    op = getattr(generated, name)
+    stacked, keywords, floats = calls(op)
+    ours = functools.partial(op, implementation=implementation, **keywords)
+    reference = functools.partial(op.reference, **keywords)
+    expect = jax.jit(functools.partial(expectations, reference, floats), compiler_options=FAST)
+    values, gradients = expect(*stacked)
+    run = jax.jit(functools.partial(transformed, ours, floats), donate_argnums=0, compiler_options=FAST)
+    with warnings.catch_warnings(), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        warnings.simplefilter("ignore")  # no output has the shape of what is donated
+        got = run(stacked[0].copy(), *stacked[1:])
+    for how, results in got.items():
+        wanted = gradients if "grad" in how else values
+        for value, expected in zip(tupled(results), wanted, strict=True):
+            compare(value, expected, "grad" in how, f"{name}, {how}")
+
+
+def compare(got: jax.Array, expected: jax.Array, is_gradient: bool, what: str) -> None:
+    assert got.shape == expected.shape and got.dtype == expected.dtype, what
+    a, b = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    if got.dtype == bool:
+        allowed = np.zeros_like(b)
+    elif jnp.issubdtype(got.dtype, jnp.integer):
+        allowed = np.ones_like(b)  # the middle between two rounds to either
+    else:  # a rounding of the type; a gradient loses what cancels in it
+        eps = max(float(jnp.finfo(got.dtype).eps), 2.0**-12 if is_gradient else 2.0**-16)
+        allowed = eps * np.maximum(np.abs(b), np.abs(b[np.isfinite(b)]).max(initial=0) if is_gradient else 2.0**-4)
+    assert np.all((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))), what
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_types_in_shard_map(name):
+    """Traced only: what varies over which mesh axis is said right, of values and of gradients."""
+    op = getattr(generated, name)
+    stacked, keywords, floats = calls(op)
+    mesh = Mesh(np.array(jax.devices("cpu")[:COPIES]), ("d",))
+    f = functools.partial(op, **keywords)
+
+    def on_shard(x, *shared):
+        outputs = tuple(y[None] for y in tupled(f(x[0], *shared)))
+        gradients = jax.grad(loss_of(f), floats)(x[0], *shared) if floats else ()
+        return outputs, tuple(g[None] if i == 0 else g for i, g in zip(floats, gradients, strict=True))
+
+    shared = [x[0] for x in stacked[1:]]
+    specs = P("d"), tuple(P("d") if i == 0 else P() for i in floats)
+    run = jax.shard_map(on_shard, mesh=mesh, in_specs=(P("d"), *[P() for _ in shared]), out_specs=specs)
+    outputs, gradients = jax.eval_shape(run, stacked[0], *shared)
+    assert all(y.shape[0] == COPIES for y in outputs)
+    assert [g.shape for g in gradients] == [stacked[i].shape[i != 0 :] for i in floats]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen import plan, reductions
+from codegen import plan, reducing
 from codegen.chain import read_chain
 from codegen.check import check
 from codegen.errors import SpecError
@@ -48,5 +48,5 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
     if diagnostics or statements is None or reference is None:
         raise SpecError(diagnostics)
     reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
-    stage = reductions if reduces else plan
+    stage = reducing if reduces else plan
     return Op(spec, statements, reference, stage.make_plan(spec, statements))

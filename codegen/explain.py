@@ -315,13 +315,12 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
         "groups_why": words(op.plan).groups(),
         "statistics": [
-            {"name": s.name, "value": calls[id(s.node)], "stage": s.stage, "over": over}
-            for over, found_there in (("row", op.plan.rows), ("column", op.plan.columns))
-            for s in found_there
+            {"name": s.name, "value": calls[id(s.node)], "stage": s.stage, "over": s.over}
+            for s in (*op.plan.rows, *op.plan.inner, *op.plan.columns)
         ],
         "accesses": accesses(op),
         "ragged": ragged_words(op),
-        "kernels": {"fused": 2 if op.plan.columns else 1, "unfused": unfused_kernels(op)},
+        "kernels": {"fused": op.plan.kernels, "unfused": unfused_kernels(op)},
         "saved": saved(op),
         "gpus": [{"arch": g.arch, "name": g.name, "bandwidth": g.bandwidth} for g in GPUS],
         "costs": costs,

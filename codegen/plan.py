@@ -123,6 +123,8 @@ class Elementwise:
     kind: str = "elementwise"
     rows: tuple[()] = ()  # no reductions
     columns: tuple[()] = ()
+    inner: tuple[()] = ()
+    kernels: int = 1
     extremes: tuple[()] = ()
 
     @property

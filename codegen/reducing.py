@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Iterable, Mapping
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.ir import ROWS, Node, Statement, topological
+from codegen.ir import DTYPES, ROWS, Node, Statement, topological
 from codegen.names import REDUCING_NAMES
 from codegen.ops import COSTLY, REDUCTIONS
-from codegen.plan import MAX_AXES, Access, Group, ModeOf, Names, Planner, Tokens, View, tokens_of
+from codegen.plan import (
+    MAX_AXES,
+    Access,
+    Group,
+    ModeOf,
+    Names,
+    Planner,
+    Tokens,
+    View,
+    overrides,
+    tokens_of,
+    vector_width,
+)
 from codegen.reductions import Carried, Reduction, Statistic, axes_of
 from codegen.spec import Spec
 
 MAX_STAGES = 16
+WARP = 32  # lanes among which a group of columns is folded
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
@@ -51,7 +66,6 @@ class _Reductions(Planner):
             self.refuse_waiting,
             self.refuse_gathers,
             self.refuse_outputs,
-            self.refuse_partial,
         )
         for check in checks:
             problem = check()
@@ -59,41 +73,117 @@ class _Reductions(Planner):
                 return [problem]
         return []
 
-    def split(self) -> int:
-        """How many of the axes are a row's place: what stands before the axes reduced along a row, or after those reduced
-        over rows."""
-        along = [axes_of(n) for n in self.reduced if not self.leads(n)]
-        if along:
-            return min(self.axes.index(axis) for axis in along[0])
-        return max(len(axes_of(n)) for n in self.reduced)
+    # Where a row begins
 
-    def leads(self, node: Node) -> bool:
-        """Whether a reduction is over the leading axes: the rows."""
-        axes = axes_of(node)
-        return axes == self.axes[: len(axes)] and (ROWS in axes or len(axes) < len(self.axes) or not self.trails_only())
+    @functools.cached_property
+    def along(self) -> list[Node]:
+        """The reductions of each row alone: over trailing axes. One over all axes is among them where there is no `...` and a
+        value with axes needs it."""
+        trailing = [n for n in self.reduced if axes_of(n) == self.axes[-len(axes_of(n)) :]]
+        full = [n for n in trailing if axes_of(n) == self.axes]
+        reached = self.reached_by(full)
+        values = [n.dims for n in self.nodes if id(n) in reached]
+        values += [self.spec.array(s.name).axes for s in self.written() if id(s.value) in reached]
+        return trailing if ROWS not in self.axes and any(values) else [n for n in trailing if n not in full]
 
-    def trails_only(self) -> bool:
-        """Whether everything reduced is along one set of trailing axes, so that a reduction over all axes is a row's."""
-        return ROWS not in self.axes and all(axes_of(n) == self.axes[-len(axes_of(n)) :] for n in self.reduced)
+    def written(self) -> list[Statement]:
+        """The statements that assign outputs."""
+        names = {o.name for o in self.spec.outputs}
+        return [s for s in self.statements if s.name in names]
+
+    def reached_by(self, found: Iterable[Node]) -> set[int]:
+        """These nodes and all that need one of them, by identity."""
+        late = {id(n) for n in found}
+        for node in self.nodes:
+            if any(id(a) in late for a in node.args):
+                late.add(id(node))
+        return late
+
+    @property
+    def over(self) -> list[Node]:
+        """The reductions over rows; those over all axes among them."""
+        return [n for n in self.reduced if n not in self.along]
+
+    @functools.cached_property
+    def place(self) -> int:
+        """How many of the axes are a row's place: what stands before the longest run reduced along a row; or else, where
+        shorter runs are groups of columns, what all reductions over rows begin with."""
+        found = self.places()
+        return next((p for p in found if not self.unfit(p)), found[0])
+
+    def places(self) -> list[int]:
+        found = [len(self.axes) - max(len(axes_of(n)) for n in self.along)] if self.along else []
+        sets = [axes_of(n) for n in self.over if axes_of(n) != self.axes]
+        if sets:
+            least = min(map(len, sets))
+            found.append(next((i for i in range(least) if any(s[i] != self.axes[i] for s in sets)), least))
+        elif not found:
+            found.append(self.axes.index(self.groups(self.apart)[-1].axes[0]) or min(1, len(self.axes) - 1))
+        return found
+
+    @property
+    def apart(self) -> set:
+        return {n.attr for n in self.nodes if n.op in ("index", "size")}
+
+    def unfit(self, place: int) -> tuple[Node, str, str] | None:
+        """A reduction that no kernel does whose rows lie at so many axes: it, why not, and what would help."""
+        rows, columns = self.axes[:place], self.axes[place:]
+
+        def clash(node: Node, hint: str) -> tuple[Node, str, str]:
+            others = [axes_of(n) for n in self.reduced if axes_of(n) not in (axes_of(node), self.axes)]
+            names = ", ".join(axes_of(node)), ", ".join(others[0] if others else self.axes)
+            return node, f"no kernel reduces over {names[0]} and over {names[1]} in one op", hint
+
+        for node in self.over:
+            axes, own = axes_of(node), [a for a in node.args[0].dims if a in columns]
+            if axes != self.axes and (not place or axes[:place] != rows):
+                return clash(node, "make two ops of it")
+            if own and own != list(columns):
+                lacks = ", ".join(a for a in columns if a not in own)
+                what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {lacks}"
+                return node, f"no kernel reduces {what}", "make it an op of its own"
+        most = WARP * self.least_vector(columns)
+        for node in self.along:
+            axes = axes_of(node)
+            if len(axes) > len(columns):
+                return clash(node, "make two ops of it")
+            if len(axes) < len(columns) and not 0 < self.group_width(axes) <= most:
+                return clash(
+                    node, f"groups of columns have a fixed extent, a power of two up to {most}: (B G={min(most, 32)})"
+                )
+        return None
+
+    def group_width(self, axes: tuple[str, ...]) -> int:
+        """How many columns a group has; 0 where that is not fixed, or no power of two."""
+        width = math.prod(self.spec.extents.get(a, 0) for a in axes)
+        return 0 if width & (width - 1) else width
+
+    def least_vector(self, columns: tuple[str, ...]) -> int:
+        """Columns of a vector where the arrays are widest."""
+        arrays = [a for a in self.spec.arrays if columns[-1] in a.axes]
+        widest = max(DTYPES[d].size * (a.parts or 1) for a in arrays for d in self.spec.dtypes(a))
+        return vector_width(widest, overrides(self.spec, None))
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether all arrays are one long row, and nothing asks for a place in it."""
+        alike = all(a.axes in ((), self.axes) and not a.parts for a in self.spec.arrays)
+        placed = any(n.op in ("index", "size", "take") for n in self.nodes)
+        return alike and not placed and all(axes_of(n) == self.axes for n in self.over) and not self.along
+
+    # What no kernel does
 
     def refuse_axes(self) -> Diagnostic | None:
-        sets = {axes_of(n): n for n in self.reduced}
-        for axes, node in sets.items():
-            if axes != self.axes[: len(axes)] and axes != self.axes[-len(axes) :]:
+        for node in self.over:
+            axes = axes_of(node)
+            if axes[0] != self.axes[0]:
                 names = ", ".join(axes)
                 message = f"no kernel reduces over {names} and keeps axes on both sides of {'it' if len(axes) == 1 else 'them'}"
                 return self.mistake_in_chain({node.op}, message, f"the axes in order: {', '.join(self.axes)}")
-        rows = {axes for axes, n in sets.items() if not self.leads(n)}
-        columns = {axes for axes, n in sets.items() if self.leads(n)}
-        for group in (rows, columns):
-            if len(group) > 1:
-                a, b = sorted(group, key=len)[:2]
-                message = f"no kernel reduces over {', '.join(a)} and over {', '.join(b)} in one op"
-                return self.mistake_in_chain({sets[a].op}, message, "make two ops of it")
-        if rows and columns and len(next(iter(rows))) + len(next(iter(columns))) != len(self.axes):
-            a, b = next(iter(rows)), next(iter(columns))
-            message = f"no kernel reduces over {', '.join(a)} and over {', '.join(b)} in one op"
-            return self.mistake_in_chain({sets[a].op}, message, "make two ops of it")
+        unfit = self.unfit(self.place)
+        if unfit:
+            node, message, hint = unfit
+            return self.mistake_in_chain({node.op}, message, hint)
         return None
 
     def refuse_orders(self) -> Diagnostic | None:
@@ -107,21 +197,17 @@ class _Reductions(Planner):
 
     def refuse_waiting(self) -> Diagnostic | None:
         """What would need every row to wait for all others."""
-        columns = {id(n): n for n in self.reduced if self.leads(n)}
-        late: set[int] = set()
+        late = self.reached_by(self.over)
+        row_axes = set(self.axes[: self.place])
         for node in self.nodes:
-            if id(node) in columns or any(id(a) in late for a in node.args):
-                late.add(id(node))
-        place = self.split()
-        row_axes = set(self.axes[:place])
-        for node in self.nodes:
-            needs = id(node) in late and (
-                row_axes & set(node.dims) or (node.op in REDUCTIONS and id(node.args[0]) in late)
-            )
-            if needs:
-                op = next(n.op for n in columns.values())
-                message = f"every row would wait for all others: this needs a reduction ({op}) over {', '.join(self.axes[:place])}"
-                return self.mistake_in_chain({op}, message, "make two ops: one that reduces, one that takes its result")
+            if id(node) not in late:
+                continue
+            if row_axes & set(node.dims) or (node.op in REDUCTIONS and id(node.args[0]) in late):
+                first = self.over[0]
+                message = f"every row would wait for all others: this needs a reduction ({first.op}) over {', '.join(axes_of(first))}"
+                return self.mistake_in_chain(
+                    {first.op}, message, "make two ops: one that reduces, one that takes its result"
+                )
         return None
 
     def refuse_names(self) -> Diagnostic | None:
@@ -144,96 +230,71 @@ class _Reductions(Planner):
 
     def refuse_gathers(self) -> Diagnostic | None:
         """Tables are read at one place a row."""
-        place = self.split()
+        columns = self.axes[self.place :]
         for node in self.nodes:
-            if node.op == "take" and set(node.args[1].dims) & set(self.axes[place:]):
-                message = f"no kernel that reduces gathers at an index along {', '.join(self.axes[place:])}"
+            if node.op == "take" and set(node.args[1].dims) & set(columns):
+                message = f"no kernel that reduces gathers at an index along {', '.join(columns)}"
                 return self.mistake_in_chain({"take"}, message, "an index of such an op has one value a row")
         return None
 
     def refuse_outputs(self) -> Diagnostic | None:
-        place = self.split()
-        row_axes, column_axes = self.axes[:place], self.axes[place:]
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
-        values = {s.name: s.value for s in self.statements}
-        columns = {id(n) for n in self.reduced if self.leads(n)}
-        for output in self.spec.outputs:
+        over = {id(n): n for n in self.over}
+        rows, columns = self.axes[: self.place], self.axes[self.place :]
+        inner = [n for n in self.along if len(axes_of(n)) < len(columns)]
+        along = [self.axes, *(self.axes[: -len(axes_of(n))] for n in inner), rows]
+        for statement in self.written():
+            output = self.spec.array(statement.name)
             for axis in output.axes:
                 if axis not in known:
                     message = f"the axis {axis} of {output.name!r} is on no input that is always there"
                     return self.mistake(message, "its extent would be unknown: give such an input that axis", output)
-            over_rows = any(id(n) in columns for n in topological([values[output.name]]))
-            wanted = [column_axes] if over_rows else [(*row_axes, *column_axes), row_axes]
+            found = [over[id(n)] for n in topological([statement.value]) if id(n) in over]
+            wanted = list(dict.fromkeys([n.dims for n in found] if found else along))
+            texts = [_brackets(w) for w in wanted]
             if output.axes not in wanted:
-                what = f"{'column' if over_rows else 'row'} reductions here give {' or '.join(_brackets(w) for w in wanted)}"
+                what = f"{'column' if found else 'row'} reductions here give {' or '.join(texts)}"
                 return self.mistake(f"{output.name!r} is {output}, but {what}", "make it an op of its own", output)
-        return None
-
-    def refuse_partial(self) -> Diagnostic | None:
-        """A reduction over everything walks through its arrays as they lie in memory."""
-        if self.split() < len(self.axes):
-            return None
-        for array in self.spec.arrays:
-            if array.axes and (array.axes != self.axes or array.parts):
-                message = f"no kernel reduces over everything where an array, {array.name!r}, is {array}"
-                return self.mistake(
-                    message, f"arrays of such an op are scalars, or have all of {', '.join(self.axes)}", array
-                )
-        if any(n.op in ("index", "size", "take") for n in self.nodes):
-            return self.mistake_in_chain(
-                {"index", "size", "take"}, "no kernel that reduces over everything has places", ""
-            )
+            if found and not set(wanted) <= {output.axes, ()}:
+                message = f"{output.name!r} needs column reductions of different axes: they give {' and '.join(texts)}"
+                return self.mistake(message, "make each an output, and join them in an op of its own", output)
         return None
 
     def plan(self) -> Reduction:
-        if self.split() == len(self.axes):
-            return self.everything()
-        apart = {n.attr for n in self.nodes if n.op in ("index", "size")}
-        place = self.split()
-        groups = self.groups(apart, self.axes[place] if place < len(self.axes) else None)
-        kept = sum(set(g.axes) <= set(self.axes[:place]) for g in groups)
-        tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
-        views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
+        if self.collapsed:
+            groups: tuple[Group, ...] = (Group("rows", ()), Group("cols", ()))
+            kept = 1
+            tokens: dict[str, Tokens] = {a.name: (0, 1) if a.axes else () for a in self.spec.arrays}
+        else:
+            groups = self.groups(self.apart, self.axes[self.place])
+            kept = sum(set(g.axes) <= set(self.axes[: self.place]) for g in groups)
+            tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         names = Names(self.spec, self.statements)
 
-        def mode(own: tuple[int | str, ...]) -> str:
+        def mode(own: Tokens) -> str:
             columns = [t for t in own if isinstance(t, int) and t >= kept]
             if not columns:
                 return "row"
             tail = own[:-1] if own[-1] == "parts" else own
             return "flat" if tail[-(len(groups) - kept) :] == tuple(range(kept, len(groups))) else "gather"
 
-        loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
-        stores = self.stores(tokens, names, mode)
-        rows, columns = self.statistics(names)
-        kind = "row+column" if rows and columns else "row" if rows else "column"
+        rows, columns, inner = self.statistics(names, groups[kept:], kept)
+        late = self.reached_by(self.over)
         return Reduction(
-            kind,
-            groups,
-            kept,
-            views,
-            loads,
-            stores,
-            rows,
-            columns,
-            self.carried(rows, columns, groups[kept:], names),
-            self.axes,
-            False,
+            kind="row+column" if rows and columns else "row" if rows else "column",
+            groups=groups,
+            kept=kept,
+            views=tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
+            loads=tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves()),
+            stores=self.stores(tokens, names, mode),
+            rows=rows,
+            columns=columns,
+            inner=inner,
+            carried=self.carried(rows, columns, groups[kept:], names),
+            late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
+            order=self.axes,
+            collapsed=self.collapsed,
         )
-
-    def everything(self) -> Reduction:
-        """The plan of an op that reduces over all axes: its arrays as one long row."""
-        groups = (Group("rows", ()), Group("cols", ()))
-        names = Names(self.spec, self.statements)
-        tokens = {a.name: (0, 1) if a.axes else () for a in self.spec.arrays}
-        views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
-
-        def mode(own: tuple[int | str, ...]) -> str:
-            return "flat" if own else "row"
-
-        loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
-        stores = self.stores(tokens, names, mode)
-        return Reduction("column", groups, 1, views, loads, stores, *self.statistics(names), (), self.axes, True)
 
     def stores(self, tokens: Mapping[str, Tokens], names: Names, mode_of: ModeOf) -> tuple[Access, ...]:
         """How the outputs are reached, in the order of the chain."""
@@ -286,25 +347,41 @@ class _Reductions(Planner):
         """An index of a row picks that row's own place in the table."""
         return mode_of(tuple(t for t in table if not (isinstance(t, int) and axis in groups[t].axes)))
 
-    def statistics(self, names: Names) -> tuple[tuple[Statistic, ...], tuple[Statistic, ...]]:
-        """The reductions, named as the chain names them, in the order of their stages."""
+    def statistics(
+        self, names: Names, column_groups: tuple[Group, ...], kept: int
+    ) -> tuple[tuple[Statistic, ...], tuple[Statistic, ...], tuple[Statistic, ...]]:
+        """The reductions along rows, over them, and within them: named as the chain names them, in the order of their
+        stages."""
         chain = {id(s.value): s.name for s in self.statements if s.name not in {o.name for o in self.spec.outputs}}
         stage: dict[int, int] = {}
-        rows, columns = [], []
+        found: list[Statistic] = []
         for node in self.nodes:
             own = max((stage[id(a)] for a in node.args), default=0)
             if node.op in REDUCTIONS:
-                leads = self.leads(node)
-                side = "column" if leads else "row"
-                name = chain.get(id(node)) or names.statistic(f"{side}_{node.op}", id(node))
+                over = self.side(node)
+                name = chain.get(id(node)) or names.statistic(f"{over}_{node.op}", id(node))
                 name = names.beside(name, REDUCING_NAMES)
-                if leads:
-                    columns.append(Statistic(name, node, 0))
-                else:
-                    rows.append(Statistic(name, node, own))
+                if over == "row":
+                    found.append(Statistic(name, node, own, over))
                     own += 1
+                elif over == "column":
+                    keeps = (kept + i for i, g in enumerate(column_groups) if set(g.axes) <= set(node.dims))
+                    found.append(Statistic(name, node, 0, over, keeps=tuple(keeps)))
+                elif over == "total":
+                    once = not set(self.axes[self.place :]) & set(node.args[0].dims)
+                    found.append(Statistic(name, node, 0, over, once=once))
+                else:
+                    found.append(Statistic(name, node, 0, over, width=self.group_width(axes_of(node))))
             stage[id(node)] = own
-        return tuple(sorted(rows, key=lambda s: s.stage)), tuple(columns)
+        rows = sorted((s for s in found if s.over == "row"), key=lambda s: s.stage)
+        over_rows = (s for s in found if s.over in ("column", "total"))
+        return tuple(rows), tuple(over_rows), tuple(s for s in found if s.over == "group")
+
+    def side(self, reduction: Node) -> str:
+        """What a reduction is over: `Statistic.over`."""
+        if reduction in self.along:
+            return "row" if axes_of(reduction) == self.axes[self.place :] else "group"
+        return "column" if reduction.dims else "total"
 
 
 def _brackets(axes: tuple[str, ...]) -> str:

@@ -3,8 +3,9 @@
 Axes fall into two runs: `...` and what stands before the reduced axes make a row's place; the trailing, reduced axes are
 its columns. A **row** kernel gives each row to some neighbouring threads, reads it once, keeps it in registers and folds
 its statistics in stages, each of which may use those before; where a row is too long it is read again for each stage. A
-**column** kernel gives each thread some columns and walks down the rows; each block's partial results are folded by a
-second kernel of the same call, in a fixed order.
+**column** kernel gives each thread some columns and walks down the rows; each block's partial results are folded by
+further kernels of the same call, in a fixed order: those of each column, of what some column axes share, or of everything.
+A reduction over the last axes of a row, a fixed number of columns, is folded by the neighbouring lanes that hold them.
 
 How an array is reached:
 
@@ -55,6 +56,10 @@ class Statistic:
     name: str
     node: Node
     stage: int
+    over: str  # row: along one; group: within one; column: over rows; total: over rows and all columns
+    keeps: tuple[int, ...] = ()  # column: the groups of columns that it keeps
+    once: bool = False  # total: of one value a row
+    width: int = 0  # group: how many columns
 
     @property
     def op(self) -> str:
@@ -119,6 +124,7 @@ class WalkLaunch:
     cluster: int
     at_once: int
     exact: bool  # every vector of every thread lies inside a row
+    whole: bool  # a block, or a cluster of them, has all columns; else it has one vector of each of its threads
     parts: int
 
     @property
@@ -127,10 +133,10 @@ class WalkLaunch:
         return {name: getattr(self, name) for name in names}
 
     def blocks(self, rows: int, columns: int) -> int:
-        """Those that walk down the rows; another kernel folds their parts."""
+        """Those that walk down the rows; other kernels fold their parts. Even of no columns there is one piece."""
         del rows
-        whole = self.cluster > 1 or self.vectors > 1 or self.at_once == 1 or self.per_row == self.threads
-        return self.parts * (self.cluster if whole else -(-columns // (self.per_row * self.vec)))
+        pieces = self.cluster if self.whole else -(-columns // (self.per_row * self.vec))
+        return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
 
 
 @dataclass(frozen=True)
@@ -145,9 +151,11 @@ class Reduction:
     stores: tuple[Access, ...]
     rows: tuple[Statistic, ...]  # folded along a row
     columns: tuple[Statistic, ...]  # folded over rows
+    inner: tuple[Statistic, ...]  # folded within a row, in groups of columns
     carried: tuple[Carried, ...]
+    late: tuple[str, ...]  # the outputs that need all rows
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
-    collapsed: bool  # everything is reduced, and all arrays are one long row, or scalars
+    collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
 
     @functools.cached_property
     def stages(self) -> tuple[tuple[Statistic, ...], ...]:
@@ -163,9 +171,14 @@ class Reduction:
         return self.groups[self.kept :]
 
     @property
+    def kernels(self) -> int:
+        """How many a call launches: one more for each set of axes that outputs over rows have."""
+        return 1 + len({v.array.axes for v in self.views if v.array.name in self.late})
+
+    @property
     def extremes(self) -> tuple[Node, ...]:
         """The reductions that need an element: max and min."""
-        return tuple(s.node for s in (*self.rows, *self.columns) if s.op in ("max", "min"))
+        return tuple(s.node for s in (*self.rows, *self.columns, *self.inner) if s.op in ("max", "min"))
 
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
@@ -206,8 +219,13 @@ class Reduction:
         return vec, kept, 32 * vec, 32 * kept
 
     def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
-        """Columns of a vector."""
-        return vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
+        """Columns of a vector: none holds columns of two groups."""
+        vec = vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
+        return min([vec, *(s.width for s in self.inner)])
+
+    def lanes(self, vec: int) -> int:
+        """Neighbouring threads that a group of columns needs in one block."""
+        return max([1, *(s.width // vec for s in self.inner)])
 
     def column_bytes(self, dtypes: Mapping[str, str]) -> int:
         """Bytes that one column of a row takes, of all the inputs that stay in registers."""
@@ -246,7 +264,7 @@ class Reduction:
         if self.collapsed or not self.rows:
             return self._walk(vec, ragged, width, extents, schedule)
         if self.columns:
-            width += 4 * vec * len(self.columns)
+            width += 4 * vec * sum(s.over == "column" for s in self.columns)
         columns = extents.columns
         if columns is None:
             if self.columns:
@@ -265,8 +283,7 @@ class Reduction:
         while per_row < most and per_row * cluster * max(1, kept // width) < count:
             per_row *= 2
         per_row = schedule.get("threads_per_row", per_row)
-        if cluster > 1:
-            per_row = max(per_row, 32)
+        per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if self.columns:
@@ -276,7 +293,9 @@ class Reduction:
             threads = max(per_row, schedule.get("threads", LEAST_THREADS))
             rows = -(-(extents.rows or 2**31) // (threads // per_row))
             parts = max(1, min(WALK_WHOLE // cluster, rows))
-            return WalkLaunch(vec, ragged, threads, per_row, vectors, cluster, 1, exact and threads == per_row, parts)
+            return WalkLaunch(
+                vec, ragged, threads, per_row, vectors, cluster, 1, exact and threads == per_row, True, parts
+            )
         if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
@@ -293,14 +312,14 @@ class Reduction:
             width = threads * vec
             rows = -(-(extents.total or 2**40) // width)
             parts = max(1, min(WALK_BLOCKS, -(-rows // at_once)))
-            return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, parts)
-        per_row, columns = 1, extents.columns
+            return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, True, parts)
+        per_row, columns = self.lanes(vec), extents.columns
         while per_row < 32 and (columns is None or per_row * vec < columns):
             per_row *= 2
         tiles = -(-(columns or 4096) // (per_row * vec)) or 1
         rows = -(-(extents.rows or 2**31) // (threads // per_row * at_once))
         parts = max(1, min(-(-WALK_BLOCKS // tiles), rows))
-        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, parts)
+        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts)
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:

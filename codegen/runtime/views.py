@@ -120,9 +120,14 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
     """Shapes and dtypes of what a kernel that folds over rows leaves for the one that finishes."""
-    found = part_dtypes(plan, compute, integer)
-    columns = () if plan.collapsed or not found else (_product(group_extents(plan, axes)[plan.kept :]),)  # type: ignore[attr-defined]
-    return [((how.parts, *columns), dtype) for _, dtype in found]
+    if not isinstance(plan, Reduction):
+        return []
+    extents = group_extents(plan, axes)
+    rows, columns = _product(extents[: plan.kept]), _product(extents[plan.kept :])
+    return [
+        ((how.parts, columns) if s.over == "column" else (how.blocks(rows, columns),), dtype)
+        for s, dtype in part_dtypes(plan, compute, integer)
+    ]
 
 
 def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:

@@ -208,7 +208,8 @@ def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
     inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
-    extents = Extents(inner, rows * columns, columns, rows)
+    apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
+    extents = Extents(inner, rows * columns, columns, rows // max(apart, 1), apart)
     return op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
 
 

@@ -107,22 +107,31 @@ class _Reductions(Planner):
     @functools.cached_property
     def place(self) -> int:
         """How many of the axes are a row's place: what stands before the longest run reduced along a row; or else, where
-        shorter runs are groups of columns, what all reductions over rows begin with."""
+        shorter runs are groups of columns, what all reductions over rows begin with, or else reach."""
         found = self.places()
-        return next((p for p in found if not self.unfit(p)), found[0])
+        fit = [p for p in found if not self.unfit(p)]
+        return min(fit, key=lambda p: len(self.kept_apart(p))) if fit else found[0]
 
     def places(self) -> list[int]:
         found = [len(self.axes) - max(len(axes_of(n)) for n in self.along)] if self.along else []
         sets = [axes_of(n) for n in self.over if axes_of(n) != self.axes]
         if sets:
             least = min(map(len, sets))
-            found.append(next((i for i in range(least) if any(s[i] != self.axes[i] for s in sets)), least))
+            begin = next((i for i in range(least) if any(s[i] != self.axes[i] for s in sets)), least)
+            found.append(begin or max(map(self.first_run, sets)))
         elif not found:
-            found.append(self.axes.index(self.groups(self.apart)[-1].axes[0]) or min(1, len(self.axes) - 1))
+            found.append(self.axes.index(self.groups(self.placed)[-1].axes[0]) or min(1, len(self.axes) - 1))
         return found
 
+    def first_run(self, axes: tuple[str, ...]) -> int:
+        """Behind the first of these axes, and those of them that follow it directly."""
+        place = self.axes.index(axes[0])
+        while place < len(self.axes) and self.axes[place] in axes:
+            place += 1
+        return place
+
     @property
-    def apart(self) -> set:
+    def placed(self) -> set[object]:
         return {n.attr for n in self.nodes if n.op in ("index", "size")}
 
     def unfit(self, place: int) -> tuple[Node, str, str] | None:
@@ -135,12 +144,12 @@ class _Reductions(Planner):
             return node, f"no kernel reduces over {names[0]} and over {names[1]} in one op", hint
 
         for node in self.over:
-            axes, own = axes_of(node), [a for a in node.args[0].dims if a in columns]
-            if axes != self.axes and (not place or axes[:place] != rows):
+            axes, own = axes_of(node), node.args[0].dims
+            if axes != self.axes and not set(axes) & set(rows):
                 return clash(node, "make two ops of it")
-            if own and own != list(columns):
-                lacks = ", ".join(a for a in columns if a not in own)
-                what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {lacks}"
+            lacks = [a for a in (*rows, *columns) if a not in own]
+            if lacks and lacks != list(columns):
+                what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {', '.join(lacks)}"
                 return node, f"no kernel reduces {what}", "make it an op of its own"
         most = WARP * self.least_vector(columns)
         for node in self.along:
@@ -174,12 +183,6 @@ class _Reductions(Planner):
     # What no kernel does
 
     def refuse_axes(self) -> Diagnostic | None:
-        for node in self.over:
-            axes = axes_of(node)
-            if axes[0] != self.axes[0]:
-                names = ", ".join(axes)
-                message = f"no kernel reduces over {names} and keeps axes on both sides of {'it' if len(axes) == 1 else 'them'}"
-                return self.mistake_in_chain({node.op}, message, f"the axes in order: {', '.join(self.axes)}")
         unfit = self.unfit(self.place)
         if unfit:
             node, message, hint = unfit
@@ -198,7 +201,7 @@ class _Reductions(Planner):
     def refuse_waiting(self) -> Diagnostic | None:
         """What would need every row to wait for all others."""
         late = self.reached_by(self.over)
-        row_axes = set(self.axes[: self.place])
+        row_axes = set(self.axes[: self.place]) - self.kept_apart(self.place)
         for node in self.nodes:
             if id(node) not in late:
                 continue
@@ -209,6 +212,10 @@ class _Reductions(Planner):
                     {first.op}, message, "make two ops: one that reduces, one that takes its result"
                 )
         return None
+
+    def kept_apart(self, place: int) -> set[str]:
+        """The axes of a row's place that reductions over rows keep."""
+        return {a for n in self.over for a in n.dims if a in self.axes[:place]}
 
     def refuse_names(self) -> Diagnostic | None:
         """Parameters keep their names in the kernel."""
@@ -266,7 +273,7 @@ class _Reductions(Planner):
             kept = 1
             tokens: dict[str, Tokens] = {a.name: (0, 1) if a.axes else () for a in self.spec.arrays}
         else:
-            groups = self.groups(self.apart, self.axes[self.place])
+            groups = self.groups(self.placed, self.axes[self.place])
             kept = sum(set(g.axes) <= set(self.axes[: self.place]) for g in groups)
             tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         names = Names(self.spec, self.statements)
@@ -278,7 +285,7 @@ class _Reductions(Planner):
             tail = own[:-1] if own[-1] == "parts" else own
             return "flat" if tail[-(len(groups) - kept) :] == tuple(range(kept, len(groups))) else "gather"
 
-        rows, columns, inner = self.statistics(names, groups[kept:], kept)
+        rows, columns, inner = self.statistics(names, groups)
         late = self.reached_by(self.over)
         return Reduction(
             kind="row+column" if rows and columns else "row" if rows else "column",
@@ -291,6 +298,9 @@ class _Reductions(Planner):
             columns=columns,
             inner=inner,
             carried=self.carried(rows, columns, groups[kept:], names),
+            apart=tuple(
+                i for i, g in enumerate(groups[:kept]) if g.axes and set(g.axes) <= self.kept_apart(self.place)
+            ),
             late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
             order=self.axes,
             collapsed=self.collapsed,
@@ -348,7 +358,7 @@ class _Reductions(Planner):
         return mode_of(tuple(t for t in table if not (isinstance(t, int) and axis in groups[t].axes)))
 
     def statistics(
-        self, names: Names, column_groups: tuple[Group, ...], kept: int
+        self, names: Names, groups: tuple[Group, ...]
     ) -> tuple[tuple[Statistic, ...], tuple[Statistic, ...], tuple[Statistic, ...]]:
         """The reductions along rows, over them, and within them: named as the chain names them, in the order of their
         stages."""
@@ -365,7 +375,7 @@ class _Reductions(Planner):
                     found.append(Statistic(name, node, own, over))
                     own += 1
                 elif over == "column":
-                    keeps = (kept + i for i, g in enumerate(column_groups) if set(g.axes) <= set(node.dims))
+                    keeps = (i for i, g in enumerate(groups) if set(g.axes) <= set(node.dims))
                     found.append(Statistic(name, node, 0, over, keeps=tuple(keeps)))
                 elif over == "total":
                     once = not set(self.axes[self.place :]) & set(node.args[0].dims)

@@ -57,7 +57,7 @@ class Statistic:
     node: Node
     stage: int
     over: str  # row: along one; group: within one; column: over rows; total: over rows and all columns
-    keeps: tuple[int, ...] = ()  # column: the groups of columns that it keeps
+    keeps: tuple[int, ...] = ()  # column: the groups that it keeps
     once: bool = False  # total: of one value a row
     width: int = 0  # group: how many columns
 
@@ -133,7 +133,7 @@ class WalkLaunch:
         return {name: getattr(self, name) for name in names}
 
     def blocks(self, rows: int, columns: int) -> int:
-        """Those that walk down the rows; other kernels fold their parts. Even of no columns there is one piece."""
+        """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece."""
         del rows
         pieces = self.cluster if self.whole else -(-columns // (self.per_row * self.vec))
         return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
@@ -154,6 +154,9 @@ class Reduction:
     inner: tuple[Statistic, ...]  # folded within a row, in groups of columns
     carried: tuple[Carried, ...]
     late: tuple[str, ...]  # the outputs that need all rows
+    apart: tuple[
+        int, ...
+    ]  # the groups of a row's place that column statistics keep: only rows at one place of them meet
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
 
@@ -165,6 +168,16 @@ class Reduction:
     @property
     def row_groups(self) -> tuple[Group, ...]:
         return self.groups[: self.kept]
+
+    @property
+    def walked_groups(self) -> tuple[Group, ...]:
+        """Those of a row's place that are walked along."""
+        return tuple(g for i, g in enumerate(self.row_groups) if i not in self.apart)
+
+    @property
+    def spread(self) -> tuple[int, ...]:
+        """The groups that partial results of columns have."""
+        return (*self.apart, *range(self.kept, len(self.groups)))
 
     @property
     def column_groups(self) -> tuple[Group, ...]:
@@ -292,7 +305,7 @@ class Reduction:
                 raise Mistake(message, "split the op in two: one along rows, one over them")
             threads = max(per_row, schedule.get("threads", LEAST_THREADS))
             rows = -(-(extents.rows or 2**31) // (threads // per_row))
-            parts = max(1, min(WALK_WHOLE // cluster, rows))
+            parts = max(1, min(WALK_WHOLE // (cluster * (extents.apart or 1)), rows))
             return WalkLaunch(
                 vec, ragged, threads, per_row, vectors, cluster, 1, exact and threads == per_row, True, parts
             )
@@ -316,7 +329,7 @@ class Reduction:
         per_row, columns = self.lanes(vec), extents.columns
         while per_row < 32 and (columns is None or per_row * vec < columns):
             per_row *= 2
-        tiles = -(-(columns or 4096) // (per_row * vec)) or 1
+        tiles = (-(-(columns or 4096) // (per_row * vec)) or 1) * (extents.apart or 1)
         rows = -(-(extents.rows or 2**31) // (threads // per_row * at_once))
         parts = max(1, min(-(-WALK_BLOCKS // tiles), rows))
         return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts)

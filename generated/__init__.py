@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from generated.dgelu_dbias_group_fp8 import dgelu_dbias_group_fp8 as dgelu_dbias_group_fp8
     from generated.dgelu_dbias_row_fp8 import dgelu_dbias_row_fp8 as dgelu_dbias_row_fp8
     from generated.dgelu_tanh import dgelu_tanh as dgelu_tanh
+    from generated.dgroup_norm import dgroup_norm as dgroup_norm
     from generated.dlayernorm import dlayernorm as dlayernorm
     from generated.dlog_softmax import dlog_softmax as dlog_softmax
     from generated.drelu import drelu as drelu
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from generated.lower_bound import lower_bound as lower_bound
     from generated.masked_softmax import masked_softmax as masked_softmax
     from generated.mean_cross_entropy import mean_cross_entropy as mean_cross_entropy
+    from generated.mean_pool import mean_pool as mean_pool
     from generated.mean_squared_error import mean_squared_error as mean_squared_error
     from generated.mish import mish as mish
     from generated.mixture import mixture as mixture
@@ -248,6 +250,7 @@ __all__ = [
     "dgelu_dbias_group_fp8",
     "dgelu_dbias_row_fp8",
     "dgelu_tanh",
+    "dgroup_norm",
     "dlayernorm",
     "dlog_softmax",
     "drelu",
@@ -307,6 +310,7 @@ __all__ = [
     "lower_bound",
     "masked_softmax",
     "mean_cross_entropy",
+    "mean_pool",
     "mean_squared_error",
     "mish",
     "mixture",

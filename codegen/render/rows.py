@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from codegen import emit
 from codegen.ir import Node
 from codegen.pipeline import Op
-from codegen.plan import Access
+from codegen.plan import Access, Group
 from codegen.reductions import Carried, Reduction, Statistic
 from codegen.render.common import Context, camel
 
@@ -272,14 +272,14 @@ class RowContext(Context):
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""
         groups = self.plan.row_groups
-        if len(groups) == 1 and groups[0].coordinate != "row":
-            return [f"{groups[0].coordinate} = row"]
-        lines, rest = [], "row"
+        return [] if [g.coordinate for g in groups] == ["row"] else self.coordinate_lines(groups, "row")
+
+    @staticmethod
+    def coordinate_lines(groups: tuple[Group, ...], rest: str) -> list[str]:
+        """The coordinates along some groups, of a place that they make together."""
+        lines = []
         for i in range(len(groups) - 1, -1, -1):
-            if len(groups) == 1:
-                break
-            name = groups[i].coordinate
-            name = "iRows" if name == "row" else name
+            name = "iRows" if groups[i].coordinate == "row" else groups[i].coordinate
             lines.append(f"{name} = {rest} % {groups[i].name}" if i else f"{name} = {rest}")
             rest = f"({rest} // {groups[i].name})"
         return lines

@@ -53,8 +53,27 @@ class WalkContext(RowContext):
             "walk": self.walk(),
             "finishes": finishes,
             "launch_extents": self.launch_extents_of(tiles, finishes),
+            "apart": self.apart_text(),
             "rows": "row_count" if self.plan.collapsed else self.rows_text(),
         }
+
+    def rows_text(self) -> str:
+        """The number of rows that meet."""
+        return " * ".join(g.name for g in self.plan.walked_groups) or "1"
+
+    def apart_text(self) -> str:
+        """At how many places rows meet."""
+        return " * ".join(self.groups[i].name for i in self.plan.apart)
+
+    def spread_text(self) -> str:
+        """How many results a part has of each statistic of columns."""
+        return " * ".join(self.groups[i].name for i in self.plan.spread)
+
+    def row_lines(self) -> list[str]:
+        if not self.plan.apart:
+            return super().row_lines()
+        apart = tuple(self.groups[i] for i in self.plan.apart)
+        return [*self.coordinate_lines(apart, "place"), *self.coordinate_lines(self.plan.walked_groups, "row")]
 
     def pieces(self) -> str:
         """How many blocks side by side have all columns, where none has whole rows."""
@@ -62,7 +81,9 @@ class WalkContext(RowContext):
 
     def launch_extents_of(self, tiles: bool, finishes: list[dict]) -> list[str]:
         """The extents that the launcher counts blocks and elements with."""
-        texts = [f["grid"] for f in finishes] + [line for f in finishes for line in f["launch_arguments"]]
+        texts = [self.apart_text(), *(f["grid"] for f in finishes)] + [
+            line for f in finishes for line in f["launch_arguments"]
+        ]
         texts += [self.pieces()] if tiles else []
         used = [i for i, g in enumerate(self.groups) if self.mentions(texts, g.name)]
         names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
@@ -87,7 +108,7 @@ class WalkContext(RowContext):
         }  # fmt: skip
 
     def tensor_lines(self) -> list[dict]:
-        shapes = {"column": f"(parts, {self.columns_text()})", "total": "(blocks)"}
+        shapes = {"column": f"(parts, {self.spread_text()})", "total": "(blocks)"}
         rows = [
             {"name": self.parts(s), "hint": "cute.Tensor", "comment": f"{shapes[s.over]} {s.name} of each part"}
             for s in self.plan.columns
@@ -167,7 +188,10 @@ class WalkContext(RowContext):
 
     def fold_lists(self, statistics: list[Statistic], form: str) -> str:
         running = f"[{', '.join(f'f{camel(s.name)}' for s in statistics)}]"
-        parts, ops = ", ".join(map(self.parts, statistics)), in_tuple([f'"{s.op}"' for s in statistics])
+        tensors = [self.parts(s) for s in statistics]
+        if self.plan.apart:  # the results of the rows that meet at one place lie side by side
+            tensors = [f"cute.domain_offset((0, place * ({self.columns_text()})), {t})" for t in tensors]
+        parts, ops = ", ".join(tensors), in_tuple([f'"{s.op}"' for s in statistics])
         return form.format(running=running, ops=ops, parts=parts)
 
     def start(self, access: Access) -> str:
@@ -189,10 +213,10 @@ class WalkContext(RowContext):
         for axes, stores in by_axes.items():
             suffix = "_".join(["", *(axes or ("total",))]) if found else ""
             kept = tuple(
-                i for i in self.all_columns if set(self.groups[i].axes) <= set(axes) and not self.plan.collapsed
+                i for i in self.plan.spread if set(self.groups[i].axes) <= set(axes) and not self.plan.collapsed
             )
             doc = "The result." if not axes else f"The results of {' x '.join(axes)}, from their statistics."
-            doc = "The columns' results, from their statistics." if kept == self.all_columns else doc
+            doc = "The columns' results, from their statistics." if kept == self.plan.spread else doc
             function = self.function(f"{self.spec.op}_columns{suffix}", doc, self.values_of(stores), leaves)
             found.append(Finish(f"{self.spec.op}_finish{suffix}", kept, stores, function))
         return found
@@ -232,8 +256,8 @@ class WalkContext(RowContext):
         numbers = [n for n in numbers if self.mentions([text], n[0])]
         return {
             "name": finish.name,
-            "what": "a column" if finish.kept == self.all_columns else "each result" if finish.kept else "everything",
-            "by_columns": finish.kept == self.all_columns,
+            "what": "a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
+            "by_columns": finish.kept == self.plan.spread,
             "scalar": not finish.kept,
             "coordinates": coordinates,
             "function": function,
@@ -243,7 +267,7 @@ class WalkContext(RowContext):
             "folds": folds,
             "count": f"{self.tensors_of_columns(finish)}.shape[1]",
             "settings": lines,
-            "fragments": [self.fragment_row(a, "1,") for a in (*inputs, *stores)],
+            "fragments": [self.fragment_row(a, "1,") | {"shape": "(1,)"} for a in (*inputs, *stores)],
             "loads": loads,
             "arguments": arguments,
             "results": ", ".join(a.name for a in stores),
@@ -256,36 +280,34 @@ class WalkContext(RowContext):
             ],
         }  # fmt: skip
 
-    @property
-    def all_columns(self) -> tuple[int, ...]:
-        return tuple(range(self.plan.kept, len(self.groups)))
-
     def tensors_of_columns(self, finish: Finish) -> str:
         """The parts whose columns are the results."""
         return next((self.parts(s) for s in self.of_columns() if s.keeps == finish.kept), "")
 
     def finish_grid(self, finish: Finish) -> str:
-        if finish.kept == self.all_columns:
-            return f"({self.columns_text()} + 31) // 32"
+        if finish.kept == self.plan.spread:
+            return f"({self.spread_text()} + 31) // 32"
         return " * ".join(self.groups[i].name for i in finish.kept) or "1"
 
     def count(self, everything: bool) -> str:
         """How many elements a mean is of."""
         if self.plan.collapsed:
             return "cutlass.Int64(rows) * cols"
-        names = [self.rows_text(), *([self.columns_text()] if everything else [])]
-        return f"cutlass.Int64({names[0]})" + "".join(f" * ({n})" if "*" in n else f" * {n}" for n in names[1:])
+        others = " * ".join(self.groups[i].name for i in self.plan.spread)
+        return f"cutlass.Int64({self.rows_text()})" + (f" * {others}" if everything else "")
 
     def finished(self, statistic: Statistic, finish: Finish) -> dict:
         """How a statistic's parts are folded."""
         parts, op, kind = self.parts(statistic), statistic.op, self.statistic_type(statistic)
-        lost = [self.groups[i].name for i in self.all_columns if i not in statistic.keeps]
+        lost = [self.groups[i].name for i in self.plan.spread if i not in statistic.keeps]
         count = "element_count" if statistic.over == "total" and not statistic.once else "row_count"
+        if statistic.once:
+            count = " * ".join([count, *(self.groups[i].name for i in self.plan.apart)])
         if statistic.over == "total":
             text = f'reduce.over_all_parts({parts}, "{op}")'
         elif lost:
-            extents = ", ".join(self.groups[i].name for i in self.all_columns)
-            kept = tuple(i in statistic.keeps for i in self.all_columns)
+            extents = ", ".join(self.groups[i].name for i in self.plan.spread)
+            kept = tuple(i in statistic.keeps for i in self.plan.spread)
             text, count = f'reduce.over_parts_of({parts}, "{op}", c, ({extents},), {kept})', " * ".join([count, *lost])
         else:
             text = f'reduce.over_parts({parts}, "{op}", c)'
@@ -294,20 +316,14 @@ class WalkContext(RowContext):
 
     def column_coordinates(self, finish: Finish, text: str) -> list[str]:
         """The coordinates of a result along its groups of axes, where several make its place and one is asked for."""
-        kept = [self.groups[i] for i in finish.kept]
-        if len(kept) < 2 or not any(self.mentions([text], g.coordinate) for g in kept):
+        kept = tuple(self.groups[i] for i in finish.kept)
+        if len(kept) < 2 or not any(self.mentions([text], self.coordinate(i)) for i in finish.kept):
             return []
-        lines, rest = [], "c"
-        for place in range(len(kept) - 1, -1, -1):
-            lines.append(
-                f"{kept[place].coordinate} = {rest} % {kept[place].name}" if place else f"{kept[0].coordinate} = {rest}"
-            )
-            rest = f"({rest} // {kept[place].name})"
-        return lines
+        return self.coordinate_lines(kept, "c")
 
     def finish_coordinate(self, finish: Finish, group: int) -> str:
         """A result's coordinate along a group: its place, where that is the only one."""
-        return "c" if len(finish.kept) == 1 else self.groups[group].coordinate
+        return "c" if len(finish.kept) == 1 else self.coordinate(group)
 
     def finish_place(self, finish: Finish, access: Access) -> str:
         """Where the one value of a result lies."""

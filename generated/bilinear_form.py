@@ -162,11 +162,193 @@ def bilinear_form_reference(left, x, right):
     return jnp.vdot(left[..., None] * x, jnp.broadcast_to(right, x.shape))
 
 
+def bilinear_form_backward_row_sum(x, right):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return right * x
+
+
+def bilinear_form_backward_chain(dy, left, x, right):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    dx = dy * right * left
+    return dx, left * x
+
+
+def bilinear_form_backward_row(dy, row_sum):
+    """The row's own results, from its statistics."""
+    dleft = dy * row_sum
+    return dleft
+
+
+def bilinear_form_backward_columns(dy, column_sum):
+    """The columns' results, from their statistics."""
+    dright = dy * column_sum
+    return dright
+
+
+@cute.kernel
+def bilinear_form_backward_kernel(
+    mDy: cute.Tensor,  # (1) float32
+    mLeft: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mRight: cute.Tensor,  # (N) float32
+    mDleft: cute.Tensor,  # (rows) float32
+    mDx: cute.Tensor,  # (rows, N) T
+    mDright: cute.Tensor,  # (N) float32
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mLeft.shape[0], mX.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rRight = cute.make_rmem_tensor((vec, vectors), mRight.element_type)
+    rDy = cute.make_rmem_tensor((1,), mDy.element_type)
+    rLeft = cute.make_rmem_tensor((1, at_once), mLeft.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDleft = cute.make_rmem_tensor((1,), mDleft.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    reduce.load_one(mDy, (0,), True, rDy)
+    columns, column = N, first
+    reduce.load_row(mRight, cute.crd2idx((0,), mRight.layout), column, step, columns, rRight, 1, ragged, False, False)
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = bilinear_form_backward_row_sum(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rRight[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of = bilinear_form_backward_chain(
+                    cute.full((vec,), rDy[0], rDy.element_type).to(cutlass.Float32),
+                    cute.full((vec,), rLeft[0, u], rLeft.element_type).to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rRight[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            if (row < rows) & (first == 0):
+                dleft = bilinear_form_backward_row(
+                    cute.full((1,), rDy[0], rDy.element_type).to(cutlass.Float32),
+                    cute.full((1,), row_sum, cutlass.Float32),
+                )
+                rDleft.store(dleft.to(mDleft.element_type))
+                mDleft[row] = rDleft[0]
+            reduce.again(per_row, cluster)
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    reduce.arrive(cluster)
+    reduce.leave(cluster)
+
+
+@cute.kernel
+def bilinear_form_backward_finish(
+    mDy: cute.Tensor,  # (1) float32
+    mDright: cute.Tensor,  # (N) float32
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDy = cute.make_rmem_tensor((1,), mDy.element_type)
+    rDright = cute.make_rmem_tensor((1,), mDright.element_type)
+    reduce.load_one(mDy, (0,), there, rDy)
+    if there:
+        dright = bilinear_form_backward_columns(
+            cute.full((1,), rDy[0], rDy.element_type).to(cutlass.Float32),
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDright.store(dright.to(mDright.element_type))
+        mDright[c] = rDright[0]
+
+
+@cute.jit
+def bilinear_form_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mLeft: cute.Tensor,
+    mX: cute.Tensor,
+    mRight: cute.Tensor,
+    mDleft: cute.Tensor,
+    mDx: cute.Tensor,
+    mDright: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    N = mX.shape[1]
+    bilinear_form_backward_kernel(
+        mDy, mLeft, mX, mRight, mDleft, mDx, mDright, mColumnSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    bilinear_form_backward_finish(
+        mDy, mDright, mColumnSumParts,
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def bilinear_form_backward_xla(dy, left, x, right, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dleft = dy * jnp.sum(right * x, axis=-1, keepdims=True)
+    dx = dy * right * left
+    dright = dy * jnp.sum(left * x, axis=row_axes, keepdims=True)
+    return dleft, dx, dright
+
+
 @runtime.op(
     SPEC,
     launch=bilinear_form_launch,
     xla=bilinear_form_xla,
     reference=bilinear_form_reference,
+    backward_launch=bilinear_form_backward_launch,
+    backward_xla=bilinear_form_backward_xla,
 )
 def bilinear_form(
     left: jax.Array,

@@ -189,11 +189,166 @@ def cross_entropy_smoothed_reference(x, label, smoothing):
     return loss
 
 
+def cross_entropy_smoothed_backward_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x
+
+
+def cross_entropy_smoothed_backward_row_sum(x, row_max, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+
+
+def cross_entropy_smoothed_backward_chain(dloss, x, label, index_n, size_n, smoothing, row_max, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = (1.0 - smoothing) * dloss
+    t1 = smoothing * dloss
+    t2 = device.exp(x - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
+    dx = device.where(index_n == label, -t0, 0.0) - device.divide(t1, size_n.to(cutlass.Float32), approx) + (t1 + t0) * t2
+    return dx
+
+
+@cute.kernel
+def cross_entropy_smoothed_backward_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mDx: cute.Tensor,  # (rows, N) T
+    smoothing: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDloss.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDloss = cute.make_rmem_tensor((1,), mDloss.element_type)
+    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    reduce.load_one(mDloss, (row,), row < rows, rDloss)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = cross_entropy_smoothed_backward_row_max(
+                rX[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMax], ("max",), values, inside)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = cross_entropy_smoothed_backward_row_sum(
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                approx,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, last=True)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            dx = cross_entropy_smoothed_backward_chain(
+                cute.full((vec,), rDloss[0], rDloss.element_type).to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                reduce.count_up(c, vec).to(cutlass.Int32),
+                cute.full((vec,), N, cutlass.Int32),
+                cute.full((vec,), smoothing, cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                approx,
+            )
+            rDx.store(dx.to(mDx.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+    reduce.leave(cluster)
+
+
+@cute.jit
+def cross_entropy_smoothed_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mDx: cute.Tensor,
+    smoothing: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+):
+    rows = mDloss.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    cross_entropy_smoothed_backward_kernel(
+        mDloss, mX, mLabel, mDx,
+        smoothing, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+
+
+def cross_entropy_smoothed_backward_xla(dloss, x, label, index_n, size_n, smoothing):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = (1.0 - smoothing) * dloss
+    t1 = smoothing * dloss
+    t2 = jnp.max(x, axis=-1, keepdims=True)
+    t3 = jnp.where(jnp.isfinite(t2), t2, 0.0)
+    dx = jnp.where(index_n == label, -t0, 0.0) - t1 / size_n.astype(jnp.float32) + (t1 + t0) * jnp.exp(x - (jnp.log(jnp.sum(jnp.exp(x - t3), axis=-1, keepdims=True)) + t3))
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=cross_entropy_smoothed_launch,
     xla=cross_entropy_smoothed_xla,
     reference=cross_entropy_smoothed_reference,
+    backward_launch=cross_entropy_smoothed_backward_launch,
+    backward_xla=cross_entropy_smoothed_backward_xla,
 )
 def cross_entropy_smoothed(
     x: jax.Array,

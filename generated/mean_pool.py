@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: mean_pool
@@ -163,11 +163,96 @@ def mean_pool_reference(x):
     return jnp.einsum('...sd->...d', x) / jnp.asarray(x.shape[-2], x.dtype)
 
 
+def mean_pool_backward_chain(dy, size_s, approx):
+    """The chain, on one vector of each operand."""
+    dx = device.divide(dy, size_s.to(cutlass.Float32), approx)
+    return dx
+
+
+@cute.kernel
+def mean_pool_backward_kernel(
+    mDy: cute.Tensor,  # (rows, D) T
+    mX: cute.Tensor,  # (rows, S, D) T
+    mDx: cute.Tensor,  # (rows, S, D) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether D is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    S, D = mDx.shape[1], mDx.shape[2]
+    size = cutlass.Int64(mDx.shape[0]) * S * D
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iS, iD).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iD = cutlass.Int32(start % D)
+    rest = start // D
+    iS = cutlass.Int32(rest % S)
+    row = cutlass.Int32(rest // S)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(cute.local_tile(mDy[row, None], (vec,), (iD // vec,)), rDy)
+        else:
+            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mDy, cute.crd2idx((row, iD), mDy.layout), rDy)
+            else:
+                row_i, iS_i, iD_i = row, iS, iD
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDy[i] = mDy[row_i, iD_i]
+                    row_i, iS_i, iD_i = device.next_coordinates((row_i, iS_i, iD_i), (S, D))
+
+        dx = mean_pool_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            cute.full((vec,), S, cutlass.Int32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def mean_pool_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    mean_pool_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def mean_pool_backward_xla(dy, size_s):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy / size_s.astype(jnp.float32)
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=mean_pool_launch,
     xla=mean_pool_xla,
     reference=mean_pool_reference,
+    backward_launch=mean_pool_backward_launch,
+    backward_xla=mean_pool_backward_xla,
 )
 def mean_pool(
     x: jax.Array,

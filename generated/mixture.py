@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: mixture
@@ -129,11 +129,202 @@ def mixture_reference(w, a, b, c):
     return jnp.sum(jnp.stack([a, b, c], axis=-1) * w, axis=-1)
 
 
+def mixture_backward_chain(dy, w0, w1, w2, a, b, c):
+    """The chain: da, db, dc; what is folded into total_sum, total_sum2, total_sum3, on one vector of each operand."""
+    da = w0 * dy
+    db = w1 * dy
+    dc = w2 * dy
+    return da, db, dc, dy * a, dy * b, dy * c
+
+
+def mixture_backward_columns(total_sum, total_sum2, total_sum3):
+    """The result."""
+    dw0 = total_sum
+    dw1 = total_sum2
+    dw2 = total_sum3
+    return dw0, dw1, dw2
+
+
+@cute.kernel
+def mixture_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mW: cute.Tensor,  # (3) float32
+    mA: cute.Tensor,  # (rows, N) T
+    mB: cute.Tensor,  # (rows, N) T
+    mC: cute.Tensor,  # (rows, N) T
+    mDw: cute.Tensor,  # (3) float32
+    mDa: cute.Tensor,  # (rows, N) T
+    mDb: cute.Tensor,  # (rows, N) T
+    mDc: cute.Tensor,  # (rows, N) T
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
+    mTotalSum3Parts: cute.Tensor,  # (blocks) total_sum3 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    parts = mTotalSumParts.shape[0] // pieces
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rA = cute.make_rmem_tensor((vec, vectors, at_once), mA.element_type)
+    rB = cute.make_rmem_tensor((vec, vectors, at_once), mB.element_type)
+    rC = cute.make_rmem_tensor((vec, vectors, at_once), mC.element_type)
+    rW0 = cute.make_rmem_tensor((1,), mW.element_type)
+    rW1 = cute.make_rmem_tensor((1,), mW.element_type)
+    rW2 = cute.make_rmem_tensor((1,), mW.element_type)
+    rDa = cute.make_rmem_tensor((vec,), mDa.element_type)
+    rDb = cute.make_rmem_tensor((vec,), mDb.element_type)
+    rDc = cute.make_rmem_tensor((vec,), mDc.element_type)
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    fTotalSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mW, (0,), row < rows, rW0)
+            reduce.load_one(mW, (1,), row < rows, rW1)
+            reduce.load_one(mW, (2,), row < rows, rW2)
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                da, db, dc, total_sum_of, total_sum2_of, total_sum3_of = mixture_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), rW0[0], rW0.element_type).to(cutlass.Float32),
+                    cute.full((vec,), rW1[0], rW1.element_type).to(cutlass.Float32),
+                    cute.full((vec,), rW2[0], rW2.element_type).to(cutlass.Float32),
+                    rA[None, v, u].load().to(cutlass.Float32),
+                    rB[None, v, u].load().to(cutlass.Float32),
+                    rC[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), (total_sum_of, total_sum2_of, total_sum3_of,), inside)
+                rDa.store(da.to(mDa.element_type))
+                rDb.store(db.to(mDb.element_type))
+                rDc.store(dc.to(mDc.element_type))
+                reduce.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), c, columns, 1, ragged, False, per_row)
+
+    found = reduce.over_row([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), sTotals, threads, 1)
+    if tidx == 0:
+        mTotalSumParts[bidx] = found[0]
+        mTotalSum2Parts[bidx] = found[1]
+        mTotalSum3Parts[bidx] = found[2]
+
+
+@cute.kernel
+def mixture_backward_finish(
+    mDw: cute.Tensor,  # (3) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
+    mTotalSum3Parts: cute.Tensor,  # (blocks) total_sum3 of each part
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
+    total_sum3 = reduce.over_all_parts(mTotalSum3Parts, "sum")
+    there = tidx == 0
+    rDw0 = cute.make_rmem_tensor((1,), mDw.element_type)
+    rDw1 = cute.make_rmem_tensor((1,), mDw.element_type)
+    rDw2 = cute.make_rmem_tensor((1,), mDw.element_type)
+    if there:
+        dw0, dw1, dw2 = mixture_backward_columns(
+            cute.full((1,), total_sum, cutlass.Float32),
+            cute.full((1,), total_sum2, cutlass.Float32),
+            cute.full((1,), total_sum3, cutlass.Float32),
+        )
+        rDw0.store(dw0.to(mDw.element_type))
+        rDw1.store(dw1.to(mDw.element_type))
+        rDw2.store(dw2.to(mDw.element_type))
+        mDw[0] = rDw0[0]
+        mDw[1] = rDw1[0]
+        mDw[2] = rDw2[0]
+
+
+@cute.jit
+def mixture_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mW: cute.Tensor,
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mC: cute.Tensor,
+    mDw: cute.Tensor,
+    mDa: cute.Tensor,
+    mDb: cute.Tensor,
+    mDc: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    mTotalSum2Parts: cute.Tensor,
+    mTotalSum3Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    mixture_backward_kernel(
+        mDy, mW, mA, mB, mC, mDw, mDa, mDb, mDc, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    mixture_backward_finish(
+        mDw, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def mixture_backward_xla(dy, w0, w1, w2, a, b, c):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dw0 = jnp.sum(dy * a, axis=None, keepdims=True)
+    dw1 = jnp.sum(dy * b, axis=None, keepdims=True)
+    dw2 = jnp.sum(dy * c, axis=None, keepdims=True)
+    da = w0 * dy
+    db = w1 * dy
+    dc = w2 * dy
+    return dw0, dw1, dw2, da, db, dc
+
+
 @runtime.op(
     SPEC,
     launch=mixture_launch,
     xla=mixture_xla,
     reference=mixture_reference,
+    backward_launch=mixture_backward_launch,
+    backward_xla=mixture_backward_xla,
 )
 def mixture(
     w: jax.Array,

@@ -80,6 +80,9 @@ class Op(Generic[P, R]):
         self._result = parts.get("result")
         self._functions = functools.lru_cache(maxsize=None)(self._make)
         self._xla_extra = list(inspect.signature(self._xla).parameters)
+        self._backward: _Backward | None = None
+        if "backward_launch" in parts:
+            self._backward = _Backward(self, parts["backward_launch"], parts["backward_xla"])
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -94,6 +97,16 @@ class Op(Generic[P, R]):
     def plan(self):
         """The kernel's plan."""
         return self._op.plan
+
+    @property
+    def kernels(self) -> tuple[Op, ...]:
+        """The op itself and, where it is generated, its backward, which is one too."""
+        return (self,) if self._backward is None else (self, self._backward)
+
+    @property
+    def backward(self) -> pipeline.Derived | Mistake:
+        """The generated backward, or why there is none."""
+        return self._op.backward
 
     @property
     def statements(self):
@@ -239,13 +252,27 @@ class Op(Generic[P, R]):
 
         def forward(*operands):
             # through itself, so that a second derivative differentiates this call as the first did
-            return differentiable(*operands), operands
+            outputs = differentiable(*operands)
+            kernel = self._backward_for(key)
+            return outputs, operands if kernel is None else kernel.residuals(key, operands, outputs)
 
-        def backward(operands, cotangents):
-            return jax.vjp(xla, *operands)[1](cotangents)
+        def backward(residuals, cotangents):
+            if self.spec.grad == "none" and not isinstance(self, _Backward):
+                raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
+            kernel = self._backward_for(key)
+            if kernel is None:
+                return jax.vjp(xla, *residuals)[1](cotangents)
+            return kernel.pull(key, residuals, cotangents)
 
         differentiable.defvjp(forward, backward)
         return jax.jit(differentiable)
+
+    def _backward_for(self, key: Key) -> _Backward | None:
+        """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
+        backward = self._backward
+        if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
+            return None
+        return backward
 
     def _has_rows(self, place: int, key: Key) -> bool:
         return place < len(key.present) and ROWS in self.spec.array(key.present[place]).axes
@@ -395,7 +422,60 @@ class Op(Generic[P, R]):
         return self.plan.launch(dtypes, views.known_extents(self.plan, axes), overrides(self.spec, arch), arch)
 
 
+class _Backward(Op):
+    """The generated backward of an op: an op of cotangents, saved outputs and inputs, whose outputs are the gradients."""
+
+    def __init__(self, forward: Op, launch: Callable[..., None], xla: Callable[..., Any]):
+        self.__name__ = f"{forward.__name__}_backward"  # type: ignore[attr-defined]
+        self._forward = forward
+        self._launch, self._xla = launch, xla
+        self._backward = self._result = None
+        self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._xla_extra = list(inspect.signature(self._xla).parameters)
+
+    @functools.cached_property
+    def _derived(self) -> pipeline.Derived:
+        derived = self._forward._op.backward
+        assert isinstance(derived, pipeline.Derived), derived
+        return derived
+
+    @functools.cached_property
+    def _op(self) -> pipeline.Op:
+        return self._derived.op
+
+    def residuals(self, key: Key, operands: tuple, outputs: tuple) -> tuple:
+        """What of a call the backward needs: outputs, inputs that are there, dynamic parameters."""
+        how = self._derived.how
+        given = dict(zip(self._operand_names(key), operands, strict=True))
+        made = {a.name: y for a, y in zip(self._forward.spec.outputs, outputs, strict=True)}
+        names = [*how.inputs, *(p.name for p in self._dynamic)]
+        return tuple(made[name] for name in how.saved), tuple(given.get(name) for name in names)
+
+    def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
+        """The gradient of each operand of the forward; None where it is zero."""
+        how = self._derived.how
+        outer = {a.name: dy for a, dy in zip(self._forward.spec.outputs, cotangents, strict=True)}
+        names = [*(dy for _, dy in how.cotangents), *how.saved, *how.inputs, *(p.name for p in self._dynamic)]
+        values = (*(outer[y] for y, _ in how.cotangents), *residuals[0], *residuals[1])
+        there = {name: x for name, x in zip(names, values, strict=True) if x is not None}
+        arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
+        static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
+        own = Key(key.implementation, key.types, arrays, static)
+        made = self._functions(own)(*(there[name] for name in (*arrays, *(p.name for p in self._dynamic))))
+        gradients = {name: dx for (name, _), dx in zip(how.gradients, made, strict=True)}
+        scalars = {p.name: self._forward._scalar_dtype(key, p.kind) for p in self._forward._dynamic}
+        return tuple(
+            gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
+            for name in self._operand_names(key)
+        )
+
+    def _operand_names(self, key: Key) -> list[str]:
+        """Those of the forward's operands."""
+        return [*key.present, *(p.name for p in self._forward._dynamic)]
+
+
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Makes the decorated declaration an op. `text` is the spec; `launch`, `xla` and `reference` are the generated
-    launcher, jnp form and reference; `result` is the NamedTuple of several outputs."""
+    launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel;
+    `result` is the NamedTuple of several outputs."""
     return lambda function: Op(function, text, parts)

@@ -148,7 +148,7 @@ def test_results_that_keep_different_axes_have_kernels_of_their_own(tmp_path):
     assert got.t == 1 and got.m.tolist() == [1, 1, 1] and got.dcs[2, 39] == 20
 
 
-@pytest.mark.parametrize("rows, columns", [(0, 5), (5, 0), (0, 0), (3, 1000)])
+@pytest.mark.parametrize(("rows", "columns"), [(0, 5), (5, 0), (0, 0), (3, 1000)])
 def test_totals_of_nothing(rows, columns, tmp_path):
     op = made(tmp_path, "total_beside_columns")
     x = np.ones((rows, columns), "float32")

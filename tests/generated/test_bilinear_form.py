@@ -12,5 +12,6 @@ def test_bilinear_form_agrees_with_its_reference(implementation):
     check_op(bilinear_form, implementation)
 
 
-def test_gradient_of_bilinear_form_agrees_with_its_reference():
-    check_gradient(bilinear_form)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_bilinear_form_agrees_with_its_reference(implementation):
+    check_gradient(bilinear_form, implementation)

@@ -12,5 +12,6 @@ def test_mean_cross_entropy_agrees_with_its_reference(implementation):
     check_op(mean_cross_entropy, implementation)
 
 
-def test_gradient_of_mean_cross_entropy_agrees_with_its_reference():
-    check_gradient(mean_cross_entropy)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_mean_cross_entropy_agrees_with_its_reference(implementation):
+    check_gradient(mean_cross_entropy, implementation)

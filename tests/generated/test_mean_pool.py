@@ -12,5 +12,6 @@ def test_mean_pool_agrees_with_its_reference(implementation):
     check_op(mean_pool, implementation)
 
 
-def test_gradient_of_mean_pool_agrees_with_its_reference():
-    check_gradient(mean_pool)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_mean_pool_agrees_with_its_reference(implementation):
+    check_gradient(mean_pool, implementation)

@@ -110,7 +110,12 @@ class _Reductions(Planner):
         shorter runs are groups of columns, what all reductions over rows begin with, or else reach."""
         found = self.places()
         fit = [p for p in found if not self.unfit(p)]
-        return min(fit, key=lambda p: len(self.kept_apart(p))) if fit else found[0]
+        return min(fit, key=lambda p: (self.scattered(p), len(self.kept_apart(p)))) if fit else found[0]
+
+    def scattered(self, place: int) -> bool:
+        """Whether columns would not lie side by side: an array has parts among them."""
+        dims = [d for a in self.spec.arrays for d in a.dims if d.parts is not None and d.parts_first]
+        return any(self.axes.index(d.names[0]) > place for d in dims if d.names and d.names[0] in self.axes)
 
     def places(self) -> list[int]:
         found = [len(self.axes) - max(len(axes_of(n)) for n in self.along)] if self.along else []
@@ -118,7 +123,7 @@ class _Reductions(Planner):
         if sets:
             least = min(map(len, sets))
             begin = next((i for i in range(least) if any(s[i] != self.axes[i] for s in sets)), least)
-            found.append(begin or max(map(self.first_run, sets)))
+            found += [begin or max(map(self.first_run, sets)), len(self.axes) - 1]
         elif not found:
             found.append(self.axes.index(self.groups(self.placed)[-1].axes[0]) or min(1, len(self.axes) - 1))
         return found
@@ -148,7 +153,8 @@ class _Reductions(Planner):
             if axes != self.axes and not set(axes) & set(rows):
                 return clash(node, "make two ops of it")
             lacks = [a for a in (*rows, *columns) if a not in own]
-            if lacks and lacks != list(columns):
+            once = lacks == list(columns) and not node.dims  # a total of one value a row
+            if lacks and not once:
                 what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {', '.join(lacks)}"
                 return node, f"no kernel reduces {what}", "make it an op of its own"
         most = WARP * self.least_vector(columns)

@@ -150,7 +150,7 @@ class ReductionWords:
         if access.mode == "row":
             return name, f"one value a row{taken}", "the same"
         if access.mode == "gather" and access in plan.stores:
-            return name, "one value for each group of columns", "the same"
+            return name, "element by element, one value for columns that share it", "the same"
         if access.mode == "gather":
             return name, f"element by element{taken}: its neighbours are not neighbours in memory", "the same"
         rows = any(isinstance(t, int) and t < plan.kept for t in access.tokens) or plan.kept == 0

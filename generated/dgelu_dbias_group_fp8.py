@@ -125,7 +125,7 @@ def dgelu_dbias_group_fp8_kernel(
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rScale.store(scale.to(mScale.element_type))
                 rQ.store(q.to(mQ.element_type))
-                reduce.store_group(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
+                reduce.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
                 reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), c, columns, 1, ragged, False, per_row)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, B * G, per_row)

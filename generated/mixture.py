@@ -196,15 +196,15 @@ def mixture_backward_kernel(
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    reduce.load_one(mW, (0,), True, rW0)
+    reduce.load_one(mW, (1,), True, rW1)
+    reduce.load_one(mW, (2,), True, rW2)
 
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mW, (0,), row < rows, rW0)
-            reduce.load_one(mW, (1,), row < rows, rW1)
-            reduce.load_one(mW, (2,), row < rows, rW2)
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
             reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)

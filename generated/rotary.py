@@ -164,7 +164,7 @@ def rotary_backward_chain(dy0, dy1, x0, x1, cos, sin):
 
 
 def rotary_backward_columns(column_sum, column_sum2):
-    """The results of S x D, from their statistics."""
+    """The columns' results, from their statistics."""
     dcos = column_sum
     dsin = column_sum2
     return dcos, dsin
@@ -179,8 +179,8 @@ def rotary_backward_kernel(
     mDx: cute.Tensor,  # (B, S, H, 2, D) T
     mDcos: cute.Tensor,  # (S, D) float32
     mDsin: cute.Tensor,  # (S, D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, S * H * D) column_sum2 of each part
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -196,8 +196,9 @@ def rotary_backward_kernel(
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
     parts = mColumnSumParts.shape[0]
-    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    pieces = (D + vec * per_row - 1) // (vec * per_row)
     part, piece = bidx // pieces, bidx % pieces
+    part, place = part // (S), part % (S)  # only rows of one place meet
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -207,31 +208,34 @@ def rotary_backward_kernel(
     rDy1 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
-    rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors, at_once), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
     rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
-    columns, column = S * H * D, first
-    reduce.gather_row(mCos, (0, 0), (0, 2), (S, H, D,), column, step, columns, rCos, ragged)
-    reduce.gather_row(mSin, (0, 0), (0, 2), (S, H, D,), column, step, columns, rSin, ragged)
 
-    for base in cutlass.range(part * handful, B, parts * handful):
+    for base in cutlass.range(part * handful, B * H, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
-            iB = row
-            columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
+            iS = place
+            iH = row % H
+            iB = (row // H)
+            columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
             column = first
-            reduce.gather_row(mDy, (iB, 0, 0, 0, 0), (None, 0, 1, None, 2), (S, H, D,), column, step, columns, rDy0[None, None, u], ragged)
-            reduce.gather_row(mDy, (iB, 0, 0, 1, 0), (None, 0, 1, None, 2), (S, H, D,), column, step, columns, rDy1[None, None, u], ragged)
-            reduce.gather_row(mX, (iB, 0, 0, 0, 0), (None, 0, 1, None, 2), (S, H, D,), column, step, columns, rX0[None, None, u], ragged)
-            reduce.gather_row(mX, (iB, 0, 0, 1, 0), (None, 0, 1, None, 2), (S, H, D,), column, step, columns, rX1[None, None, u], ragged)
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
-            iB = row
-            columns = cutlass.select_(row < B, S * H * D, 0)
+            iS = place
+            iH = row % H
+            iB = (row // H)
+            columns = cutlass.select_(row < B * H, D, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
@@ -239,38 +243,36 @@ def rotary_backward_kernel(
                     rDy1[None, v, u].load().to(cutlass.Float32),
                     rX0[None, v, u].load().to(cutlass.Float32),
                     rX1[None, v, u].load().to(cutlass.Float32),
-                    rCos[None, v].load().to(cutlass.Float32),
-                    rSin[None, v].load().to(cutlass.Float32),
+                    rCos[None, v, u].load().to(cutlass.Float32),
+                    rSin[None, v, u].load().to(cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx0.store(dx0.to(mDx.element_type))
                 rDx1.store(dx1.to(mDx.element_type))
-                reduce.store_group(rDx0, mDx, (iB, 0, 0, 0, 0), (None, 0, 1, None, 2), (S, H, D,), c, columns, 1)
-                reduce.store_group(rDx1, mDx, (iB, 0, 0, 1, 0), (None, 0, 1, None, 2), (S, H, D,), c, columns, 1)
+                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
 
-    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, S * H * D, per_row)
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)], sColumns, part, first, step, D, per_row)
 
 
 @cute.kernel
 def rotary_backward_finish(
     mDcos: cute.Tensor,  # (S, D) float32
     mDsin: cute.Tensor,  # (S, D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, S * H * D) column_sum2 of each part
-    S: cutlass.Int32,
-    H: cutlass.Int32,
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
     D: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
+    # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    c = bidx * 32 + tidx % 32
     iD = c % D
     iS = (c // D)
-    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
-    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (S, H, D,), (True, False, True))
-    there = tidx == 0
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
     if there:
@@ -305,21 +307,21 @@ def rotary_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[4]
-    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    S, D = mDy.shape[1], mDy.shape[4]
+    pieces = (D + vec * per_row - 1) // (vec * per_row)
     rotary_backward_kernel(
         mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
+        grid=(mColumnSumParts.shape[0] * pieces * S, 1, 1),
         block=(threads, 1, 1),
         cluster=(cluster, 1, 1),
         stream=stream,
     )
     rotary_backward_finish(
         mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
-        S, H, D,
-    ).launch(grid=(S * D, 1, 1), block=(256, 1, 1), stream=stream)
+        D,
+    ).launch(grid=((S * D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def rotary_backward_xla(dy0, dy1, x0, x1, cos, sin):

@@ -372,7 +372,7 @@ class RowContext(Context):
                 assert access.array is not None
                 tensor = self.tensors[access.array.name]
                 text = f"reduce.load_one({tensor}, {self.place(access)}, {there}, {self.registers(access)})"
-                rows.append({"guard": self.guard(access), "text": text, "of_row": bool(access.tokens)})
+                rows.append({"guard": self.guard(access), "text": text, "of_row": self.plan.of_row(access)})
         return rows
 
     def load_row(self, access: Access) -> dict:
@@ -475,7 +475,7 @@ class RowContext(Context):
             name, tensor = self.fragment(access), self.tensors[access.array.name]
             if access.mode == "gather":
                 lines[name] = (
-                    f"reduce.store_group({name}, {tensor}, {self.columns_of(access)}, c, columns, {self.group_of(access)})"
+                    f"reduce.scatter_row({name}, {tensor}, {self.columns_of(access)}, c, columns, {self.group_of(access)})"
                 )
                 continue
             parts = access.array.parts if self.interleaved(access) else 1

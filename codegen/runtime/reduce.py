@@ -268,7 +268,7 @@ def store_row(
 
 
 @cute.jit
-def store_group(
+def scatter_row(
     src: cute.Tensor,
     dst: cute.Tensor,
     place: cute.Coord,
@@ -278,11 +278,14 @@ def store_group(
     columns: cutlass.Int32,
     width: cutlass.Constexpr[int],
 ):
-    """Store the one value of a group of `width` columns, by the thread that holds its first vector. Places are those of
-    `gather_row`."""
-    if (first < columns) & (first % width == 0):
-        where = _placed(place, modes, first, extents)
-        dst[where] = src[0]
+    """Store one vector of a row as `gather_row` loads it, element by element; of each `width` columns that share a value, the
+    first's."""
+    vec = cute.size(src)
+    for i in cutlass.range_constexpr(0, vec, min(vec, width)):
+        c = first + i
+        if (c >= 0) & (c < columns) & (c % width == 0):
+            where = _placed(place, modes, c, extents)
+            dst[where] = src[i]
 
 
 def _placed(place: cute.Coord, modes: tuple[int | None, ...], column: cutlass.Int32, extents: tuple) -> cute.Coord:

@@ -22,7 +22,7 @@ OPS: dict[str, tuple[str, ...]] = {
         "dx = dy * scale; dscale = sum(dy * x, axis=(..., N))", "dx = dy * scale; dscale = (dy * x).sum()",
     ),
     "totals_of_rows_and_columns": (
-        "x: T[..., N]; w: T[N] = 1; s: float32[...]", "y: float32[]; m: float32[]",
+        "x: T[..., N]; s: float32[...]; w: T[N] = 1", "y: float32[]; m: float32[]",
         "y = sum(x * w * s, axis=(..., N)); m = mean(x, axis=(..., N)) * 2",
         "y = (x * w * s[..., None]).sum(); m = 2 * jnp.mean(x)",
     ),

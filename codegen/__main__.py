@@ -458,6 +458,9 @@ def bench(
     out: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("benchmarks"),
     name: Annotated[str, typer.Option("--name", help="The results' name: NAME.json, NAME.md and NAME.png.")] = "",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Groups of calls; a time is their median.")] = 5,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="The ops' generated backwards, against jax.vjp of the reference.")
+    ] = False,
     package: OutRead = OUT,
     as_json: AsJson = False,
 ) -> None:
@@ -470,6 +473,7 @@ def bench(
     Example: codegen bench
     Example: codegen bench bias_relu --shape N=8191 --shape "...=1,N=8192" --shape N=3 --name awkward
     Example: codegen bench swiglu --types T=float32 --out /tmp/results
+    Example: codegen bench --backward --name backward
     """
     from codegen.runtime import bench as timing
     from codegen.sizes import bench_shapes, default_shape
@@ -479,13 +483,20 @@ def bench(
     if suite and suite not in kinds:
         raise UsageError(f"--suite {suite!r}: the ops are of the kinds {', '.join(kinds)}")
     ops = [op for op in ops if (names or op.spec.bench) and (not suite or op.plan.kind == suite)]
+    if backward:
+        if names and (none := [op.spec.op for op in ops if len(op.kernels) == 1]):
+            raise UsageError(f"--backward: {', '.join(none)} has no generated backward; `codegen explain` says why")
+        ops = [op.kernels[-1] for op in ops if len(op.kernels) > 1]
     bindings = {op.spec.op: timing.typical(op.spec, wanted) for op in ops}
     _check_wanted(ops, wanted, any(bindings.values()))
     tasks = [
         (op, binding, shape)
         for op in ops
         if (binding := bindings[op.spec.op]) is not None
-        for shape in ([_shape(op.spec, s) for s in shapes or []] or bench_shapes(op.spec) or [default_shape(op.spec)])
+        for origin in [op.origin if backward else op]
+        for shape in (
+            [_shape(origin.spec, s) for s in shapes or []] or bench_shapes(origin.spec) or [default_shape(origin.spec)]
+        )
     ]
     if not tasks:
         raise UsageError("no op has a `bench` shape: name an op, or add one to its spec")

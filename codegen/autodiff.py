@@ -21,8 +21,8 @@ from codegen.ops import OPS, REDUCTIONS
 from codegen.prelude import prelude
 from codegen.scope import make_scope
 from codegen.simplify import Algebra
-from codegen.spec import Array, Spec
-from codegen.statements import read_lines
+from codegen.spec import Array, Axis, Spec
+from codegen.statements import MAX_STATEMENTS, read_lines
 from codegen.text import Scalar, Source
 from codegen.unparse import unparse
 
@@ -33,13 +33,15 @@ _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 class Backward:
     """An op's backward: its `spec`, and how the op's arrays stand in it, by their names there.
 
-    It takes `cotangents` (of each floating output), outputs that the forward keeps for it (`saved`), and inputs; it gives
-    `gradients` of the floating inputs and dynamic parameters that any output depends on.
+    It takes `cotangents` (of each floating output), values that the forward keeps for it (`saved`), and inputs; it gives
+    `gradients` of the floating inputs and dynamic parameters that any output depends on. Where not all that is saved are
+    outputs, `forward` is the op with the others as outputs too.
     """
 
     spec: Spec
+    forward: Spec | None
     cotangents: tuple[tuple[str, str], ...]  # (y, dy)
-    saved: tuple[str, ...]  # outputs it takes
+    saved: tuple[str, ...]  # outputs, and values of the chain, it takes
     inputs: tuple[str, ...]  # inputs it takes
     gradients: tuple[tuple[str, str], ...]  # (x, dx)
 
@@ -53,6 +55,8 @@ class _Reverse:
     def __init__(self, spec: Spec):
         self.spec, self.scope = spec, make_scope(spec)
         self.statements = read_chain(spec, self.scope)
+        if len(self.statements) > MAX_STATEMENTS // 2:
+            raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
         self.graph = self.scope.graph
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}
@@ -183,7 +187,8 @@ class _Reverse:
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
         inputs = [a for a in self.cotangents.values() if a.name in used]
-        inputs += [a for a in self.spec.outputs if a.name in used]
+        kept = [a for a in self.spec.outputs if a.name in used] + self.extra_outputs(saved)
+        inputs += kept
         inputs += self.needed(used, inputs, [output for _, output in outputs])
         names = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
         text = unparse(assigned, self.calls, names, leaves)
@@ -194,10 +199,21 @@ class _Reverse:
             chain=Scalar(source, text, "plain", 0, len(text)),
             grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
         )  # fmt: skip
+        forward = None
+        if more := self.extra_outputs(saved):
+            forward = replace(
+                self.spec,
+                op=f"{self.spec.op}_forward",
+                outputs=(*self.spec.outputs, *more),
+                grad="none",
+                save=(),
+                bench=(),
+            )
         return Backward(
             spec,
+            forward,
             tuple((y, a.name) for y, a in self.cotangents.items() if a.name in used),
-            tuple(a.name for a in self.spec.outputs if a.name in used),
+            tuple(a.name for a in kept),
             tuple(a.name for a in inputs if a in self.spec.inputs),
             tuple((name, output.name) for name, output in outputs),
         )
@@ -234,14 +250,27 @@ class _Reverse:
         """The outputs that the backward takes rather than compute them again: where it then reads fewer arrays or has fewer
         reductions. An output is rounded to its type, so where a few operations give it again it is computed: 1 - y * y of
         a rounded tanh near 1 is worth little. Those of `save` are taken in any case."""
-        values = {s.name: s.value for s in self.statements if s.name in self.cotangents and s.part is None}
+        values = {s.name: s.value for s in self.statements if s.part is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
         chosen = {name: v for name, v in values.items() if name in self.spec.save}
         for name, value in values.items():
+            if name not in self.cotangents:
+                continue
             more = {**chosen, name: value}
             if self.cost(assigned, more) < self.cost(assigned, chosen):
                 chosen = more
         return chosen
+
+    def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:
+        """The arrays of what is saved and no output already. Raises `Mistake` where float64 would be lost."""
+        names = [name for name in saved if name not in self.made]
+        if names and any("float64" in self.spec.dtypes(a) for a in self.spec.inputs):
+            raise Mistake(f"what is computed in float64 cannot be saved yet: {', '.join(names)}")
+        dtypes = {"float": "float32", "int": self.spec.integer, "bool": "bool"}
+        return [
+            Array(name, dtypes[saved[name].kind], tuple(Axis((a,), extents=(None,)) for a in saved[name].dims))
+            for name in names
+        ]
 
     def cost(self, assigned: list[Statement], saved: Mapping[str, Node]) -> tuple[int, int]:
         """Arrays read that have as many axes as any, and reductions."""

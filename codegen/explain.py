@@ -269,9 +269,18 @@ def saved(op: Op) -> dict[str, Any]:
     how, own = op.backward.how, op.backward.op.spec
     names = [*how.saved, *how.inputs, *(p.name for p in own.params if not p.static)]
     why = "inputs; everything else is computed again, which costs no memory"
-    if how.saved:
-        why = f"{', '.join(how.saved)} saves reading other arrays or reducing again; all else is computed again"
+    if chosen := [name for name in how.saved if name not in op.spec.save]:
+        why = f"{', '.join(chosen)} saves reading other arrays or reducing again; all else is computed again"
+    elif how.saved:
+        why = "what the spec's `save` says, and inputs; all else is computed again"
     return {"names": names, "why": why}
+
+
+def _kept(op: Op, names: list[str]) -> list[Array]:
+    """The arrays that a call keeps."""
+    more = op.backward.op.spec.inputs if isinstance(op.backward, Derived) else ()
+    arrays = {a.name: a for a in (*op.spec.inputs, *more)}
+    return [arrays[name] for name in names if name in arrays]
 
 
 def backward(op: Op) -> dict[str, Any] | None:
@@ -319,7 +328,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "bytes": {
                     "fused": fused,
                     "unfused": unfused_bytes(op, binding, shape),
-                    "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in spec.arrays if a.name in keeps),
+                    "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in _kept(op, keeps)),
                 },
                 "roofline_us": {g.name: _roofline(op, binding, fused, g) for g in GPUS},
             }

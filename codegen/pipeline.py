@@ -36,8 +36,7 @@ class Op:
             return Mistake("the spec says `grad: none`")
         try:
             found = differentiate(self.spec)
-            statements = read_chain(found.spec, whole=False)
-            return Derived(Op(found.spec, statements, Reference(()), plan_of(found.spec, statements)), found)
+            return Derived(derived(found.spec), found, derived(found.forward) if found.forward else None)
         except SpecError as error:
             return Mistake(error.diagnostics[0].message)
         except Mistake as mistake:
@@ -46,10 +45,17 @@ class Op:
 
 @dataclass(frozen=True)
 class Derived:
-    """An op's backward, and how it stands to the op."""
+    """An op's backward, and how it stands to the op; where the op keeps more for it than its outputs, its `forward`."""
 
     op: Op
     how: Backward
+    forward: Op | None
+
+
+def derived(spec: Spec) -> Op:
+    """The op of a spec that was made from another. Raises `SpecError` where it has no kernel."""
+    statements = read_chain(spec, whole=False)
+    return Op(spec, statements, Reference(()), plan_of(spec, statements))
 
 
 def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
@@ -71,7 +77,14 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
             diagnostics += error.diagnostics
     if diagnostics or statements is None or reference is None:
         raise SpecError(diagnostics)
-    return Op(spec, statements, reference, plan_of(spec, statements))
+    op = Op(spec, statements, reference, plan_of(spec, statements))
+    asked = spec.save or not isinstance(spec.grad, str)
+    if asked and isinstance(op.backward, Mistake):
+        message = f"no kernel for what 'grad' or 'save' ask for: {op.backward.message}"
+        raise SpecError(
+            [spec.source.diagnostic(spec.chain.span, message, "delete them: jax.vjp of the jnp form serves")]
+        )
+    return op
 
 
 def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Reduction:

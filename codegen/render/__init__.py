@@ -44,11 +44,12 @@ def render_op(op: Op) -> str:
     """The generated module of an op."""
     context = context_of(op)
     values = context.values()
-    values |= {"kernel": kernel_text(context, values), "backward": None}
+    values |= {"kernel": kernel_text(context, values), "derived": {}}
     if isinstance(op.backward, Derived):
-        backward = context_of(op.backward.op)
-        values["backward"] = made = backward.values()
-        made["kernel"] = kernel_text(backward, made)
+        found = {"forward": op.backward.forward, "backward": op.backward.op}
+        for name, context_of_it in ((n, context_of(o)) for n, o in found.items() if o is not None):
+            values["derived"][name] = made = context_of_it.values()
+            made["kernel"] = kernel_text(context_of_it, made)
     template = environment().get_template("op.py.jinja")
     text = template.render(values, imports=context.imports(template.render(values, imports=[])))
     # The template's runs of empty lines, not the spec's

@@ -353,7 +353,7 @@ def _widest_first(widths: Iterable[int]) -> tuple[int, ...]:
 class Task:
     """One kernel of a package of ops, to compile anywhere."""
 
-    op: str  # or its backward: NAME_backward
+    op: str  # or NAME_backward, ...
     variant: Variant
     arch: str
 
@@ -412,16 +412,17 @@ def _run(folder: Path, task: Task) -> Outcome:
 
 
 def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
-    """Of each op of a package its kernels; `NAME_backward` is an op's backward alone. Raises KeyError for other names."""
+    """Of each op of a package its kernels; `NAME_backward` and `NAME_forward`, where there are such, are one alone. Raises
+    KeyError for other names."""
     found: list[Op] = []
     for name in names:
         if name in package.__all__:
             found += getattr(package, name).kernels
             continue
-        forward = name.removesuffix("_backward")
-        if forward == name or forward not in package.__all__ or len(getattr(package, forward).kernels) < 2:
+        origin = name.rpartition("_")[0]
+        found += [k for k in getattr(package, origin).kernels if k.spec.op == name] if origin in package.__all__ else []
+        if not found or found[-1].spec.op != name:
             raise KeyError(name)
-        found.append(getattr(package, forward).kernels[1])
     return found
 
 

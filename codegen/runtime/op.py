@@ -80,9 +80,7 @@ class Op(Generic[P, R]):
         self._result = parts.get("result")
         self._functions = functools.lru_cache(maxsize=None)(self._make)
         self._xla_extra = list(inspect.signature(self._xla).parameters)
-        self._backward: _Backward | None = None
-        if "backward_launch" in parts:
-            self._backward = _Backward(self, parts["backward_launch"], parts["backward_xla"])
+        self._backward = Backward(self, parts) if "backward_launch" in parts else None
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -100,8 +98,9 @@ class Op(Generic[P, R]):
 
     @property
     def kernels(self) -> tuple[Op, ...]:
-        """The op itself and, where it is generated, its backward, which is one too."""
-        return (self,) if self._backward is None else (self, self._backward)
+        """The op itself and those generated with it: its backward, and its forward that saves more for that."""
+        found = self._backward
+        return (self,) if found is None else tuple(k for k in (self, found.forward, found) if k is not None)
 
     @property
     def backward(self) -> pipeline.Derived | Mistake:
@@ -252,12 +251,13 @@ class Op(Generic[P, R]):
 
         def forward(*operands):
             # through itself, so that a second derivative differentiates this call as the first did
-            outputs = differentiable(*operands)
             kernel = self._backward_for(key)
-            return outputs, operands if kernel is None else kernel.residuals(key, operands, outputs)
+            return (
+                (differentiable(*operands), operands) if kernel is None else kernel.saved(key, differentiable, operands)
+            )
 
         def backward(residuals, cotangents):
-            if self.spec.grad == "none" and not isinstance(self, _Backward):
+            if self.spec.grad == "none" and not isinstance(self, _Derived):
                 raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
             kernel = self._backward_for(key)
             if kernel is None:
@@ -267,7 +267,7 @@ class Op(Generic[P, R]):
         differentiable.defvjp(forward, backward)
         return jax.jit(differentiable)
 
-    def _backward_for(self, key: Key) -> _Backward | None:
+    def _backward_for(self, key: Key) -> Backward | None:
         """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
         backward = self._backward
         if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
@@ -422,39 +422,53 @@ class Op(Generic[P, R]):
         return self.plan.launch(dtypes, views.known_extents(self.plan, axes), overrides(self.spec, arch), arch)
 
 
-class _Backward(Op):
-    """The generated backward of an op: an op of cotangents, saved outputs and inputs, whose outputs are the gradients."""
+class _Derived(Op):
+    """An op generated with another: its backward, or the forward that saves more than its outputs for that."""
 
-    def __init__(self, forward: Op, launch: Callable[..., None], xla: Callable[..., Any]):
-        self.__name__ = f"{forward.__name__}_backward"  # type: ignore[attr-defined]
-        self._forward = forward
-        self._launch, self._xla = launch, xla
+    def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
+        self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]
+        self.origin, self._which = forward, which
+        self._launch, self._xla = parts[f"{which}_launch"], parts[f"{which}_xla"]
         self._backward = self._result = None
         self._functions = functools.lru_cache(maxsize=None)(self._make)
         self._xla_extra = list(inspect.signature(self._xla).parameters)
 
     @functools.cached_property
-    def _derived(self) -> pipeline.Derived:
-        derived = self._forward._op.backward
-        assert isinstance(derived, pipeline.Derived), derived
-        return derived
+    def derived(self) -> pipeline.Derived:
+        """How both stand to the op."""
+        found = self.origin._op.backward
+        assert isinstance(found, pipeline.Derived), found
+        return found
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
-        return self._derived.op
+        found = self.derived.op if self._which == "backward" else self.derived.forward
+        assert found is not None
+        return found
 
-    def residuals(self, key: Key, operands: tuple, outputs: tuple) -> tuple:
-        """What of a call the backward needs: outputs, inputs that are there, dynamic parameters."""
-        how = self._derived.how
+
+class Backward(_Derived):
+    """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients."""
+
+    def __init__(self, forward: Op, parts: dict[str, Any]):
+        super().__init__(forward, "backward", parts)
+        self.forward = _Derived(forward, "forward", parts) if "forward_launch" in parts else None
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
+        """The op's outputs (`plain` gives them), and what of the call the backward needs: outputs and other values, inputs
+        that are there, dynamic parameters."""
+        how = self.derived.how
+        outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
+        made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
         given = dict(zip(self._operand_names(key), operands, strict=True))
-        made = {a.name: y for a, y in zip(self._forward.spec.outputs, outputs, strict=True)}
         names = [*how.inputs, *(p.name for p in self._dynamic)]
-        return tuple(made[name] for name in how.saved), tuple(given.get(name) for name in names)
+        residuals = tuple(made[name] for name in how.saved), tuple(given.get(name) for name in names)
+        return outputs[: len(self.origin.spec.outputs)], residuals
 
     def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
         """The gradient of each operand of the forward; None where it is zero."""
-        how = self._derived.how
-        outer = {a.name: dy for a, dy in zip(self._forward.spec.outputs, cotangents, strict=True)}
+        how = self.derived.how
+        outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
         names = [*(dy for _, dy in how.cotangents), *how.saved, *how.inputs, *(p.name for p in self._dynamic)]
         values = (*(outer[y] for y, _ in how.cotangents), *residuals[0], *residuals[1])
         there = {name: x for name, x in zip(names, values, strict=True) if x is not None}
@@ -463,7 +477,7 @@ class _Backward(Op):
         own = Key(key.implementation, key.types, arrays, static)
         made = self._functions(own)(*(there[name] for name in (*arrays, *(p.name for p in self._dynamic))))
         gradients = {name: dx for (name, _), dx in zip(how.gradients, made, strict=True)}
-        scalars = {p.name: self._forward._scalar_dtype(key, p.kind) for p in self._forward._dynamic}
+        scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
         return tuple(
             gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
             for name in self._operand_names(key)
@@ -471,11 +485,11 @@ class _Backward(Op):
 
     def _operand_names(self, key: Key) -> list[str]:
         """Those of the forward's operands."""
-        return [*key.present, *(p.name for p in self._forward._dynamic)]
+        return [*key.present, *(p.name for p in self.origin._dynamic)]
 
 
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Makes the decorated declaration an op. `text` is the spec; `launch`, `xla` and `reference` are the generated
-    launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel;
-    `result` is the NamedTuple of several outputs."""
+    launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel,
+    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives; `result` is the NamedTuple of several outputs."""
     return lambda function: Op(function, text, parts)

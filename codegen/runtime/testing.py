@@ -276,8 +276,10 @@ def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
         given = gradient_call(op, replace(case, scale=1.0))
         run = functools.partial(op, **given.keywords, implementation=implementation)
         got = given.pulled(lambda full: run(*full))(given.own, given.cotangents)
-    saved = [op.spec.array(name) for name in op.backward.how.saved] if isinstance(op.backward, Derived) else []
-    kept = max((2 * float(jnp.finfo(jnp.dtype(case.types.dtype(a))).eps) for a in saved), default=0.0)
+    derived = op.backward
+    saved = [derived.op.spec.array(name) for name in derived.how.saved] if isinstance(derived, Derived) else []
+    dtypes = [case.types.dtype(a) for a in saved]
+    kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
     for place, (array, g, b) in enumerate(zip(given.floating, got, given.expected, strict=True)):
         a = np.asarray(g, np.float64)
         info: Any = jnp.finfo(jnp.dtype(case.types.dtype(array)))

@@ -15,6 +15,7 @@ from codegen.formula import functions
 from codegen.ops import OPS, REDUCTIONS
 from codegen.pipeline import Derived
 from codegen.prelude import prelude
+from codegen.runtime import testing
 
 POINTS = {
     "any": [-2.3, -0.7, 0.4, 1.9], "positive": [0.2, 0.9, 1.7, 3.1], "nonnegative": [0.1, 0.9, 1.7, 3.1],
@@ -166,6 +167,43 @@ def test_an_output_is_saved_where_the_spec_says_so(tmp_path):
     assert saved.how.saved == ("y",)
     assert "tanh" in computed.op.spec.chain.value
     assert "tanh" not in saved.op.spec.chain.value
+
+
+STATISTICS = """
+op: made
+summary: Made here.
+inputs:
+  x: float32[..., N]
+  w: float32[N]
+outputs:
+  y: float32[..., N]
+chain: |
+  m = mean(x, axis=N)
+  r = rsqrt(var(x, axis=N) + 1e-5)
+  y = (x - m) * r * w
+reference: |
+  m = jnp.mean(x, axis=-1, keepdims=True)
+  y = (x - m) / jnp.sqrt(jnp.mean((x - m) ** 2, axis=-1, keepdims=True) + 1e-5) * w
+save: [m, r]
+"""
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path):
+    op = make_op(tmp_path, STATISTICS)
+    _, forward, backward = op.kernels
+    assert [str(a) for a in forward.spec.outputs] == ["float32[..., N]", "float32[...]", "float32[...]"]
+    assert "var" not in backward.spec.chain.value
+    assert len(backward.plan.stages) == 1  # nothing has to wait for the mean
+    testing.check_gradient(op, implementation)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
+    y, _ = jax.vjp(lambda v: op(v, jnp.ones(8), implementation=implementation), x)
+    np.testing.assert_allclose(y, op.reference(x, jnp.ones(8)), rtol=1e-5, atol=1e-6)
+    second = jax.grad(
+        lambda v: jnp.sum(jax.grad(lambda u: jnp.sum(jnp.sin(op(u, jnp.ones(8), implementation="xla"))))(v) ** 2)
+    )
+    theirs = jax.grad(lambda v: jnp.sum(jax.grad(lambda u: jnp.sum(jnp.sin(op.reference(u, jnp.ones(8)))))(v) ** 2))
+    np.testing.assert_allclose(second(x), theirs(x), rtol=2e-4, atol=2e-5)
 
 
 def test_a_gradient_that_a_spec_rules_out_is_refused():

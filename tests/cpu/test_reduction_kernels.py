@@ -161,3 +161,9 @@ def test_two_runs_agree_to_the_bit(tmp_path):
     x = np.random.default_rng(0).standard_normal((700, 96)).astype("float32")
     first, second = (op(x, x, np.float32(2), implementation="interpret") for _ in range(2))
     assert first.dscale == second.dscale and (first.dbias == second.dbias).all()
+
+
+def test_a_row_counts_once(tmp_path):
+    op = made(tmp_path, "total_of_row_statistics")
+    got = op(np.zeros((70, 10), "float32"), np.zeros(70, "int32"), implementation="interpret")
+    np.testing.assert_allclose(got.loss, np.log(10), rtol=1e-6)

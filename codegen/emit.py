@@ -43,6 +43,7 @@ class Dialect:
     columns: tuple[str, ...] = ()  # the axes that a vector runs along, where others make a row
     approx_of: Mapping[int, str] = field(default_factory=dict)  # of single nodes, by identity
     given: Mapping[int, str] = field(default_factory=dict)  # nodes that are there already, by identity
+    widths: Mapping[int, int] = field(default_factory=dict)  # cute: the columns that a reduction within a row is over
 
 
 def leaf_key(node: Node) -> tuple:
@@ -161,9 +162,11 @@ class _Emitter:
         return text.format(*args, approx=approx, exact=dialect.exact), binding
 
     def reduction(self, node: Node) -> str:
-        """A reduction in jnp; kernels have theirs as leaves. The axes lost stay, of length 1. Sums and products of
-        integers keep their type, which jnp widens."""
-        assert self.dialect.name == "jnp" and isinstance(node.attr, tuple)
+        """A reduction in jnp, where the axes lost stay, of length 1, and sums and products of integers keep their type, which
+        jnp widens. A kernel has it as a leaf, but for one within a row."""
+        if self.dialect.name == "cute":
+            return f'reduce.over_group({self.text[id(node.args[0])]}, "{node.op}", {self.dialect.widths[id(node)]})'
+        assert isinstance(node.attr, tuple)
         axes = axis_numbers(node.attr, self.dialect.order)
         widened = node.kind == "int" and node.op in ("sum", "prod")
         dtype = f", dtype={self.dialect.integer}" if widened else ""

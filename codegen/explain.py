@@ -208,7 +208,8 @@ def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
     inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
-    extents = Extents(inner, rows * columns, columns, rows)
+    apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
+    extents = Extents(inner, rows * columns, columns, rows // max(apart, 1), apart)
     return op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
 
 
@@ -346,13 +347,12 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
         "groups_why": words(op.plan).groups(),
         "statistics": [
-            {"name": s.name, "value": calls[id(s.node)], "stage": s.stage, "over": over}
-            for over, found_there in (("row", op.plan.rows), ("column", op.plan.columns))
-            for s in found_there
+            {"name": s.name, "value": calls[id(s.node)], "stage": s.stage, "over": s.over}
+            for s in (*op.plan.rows, *op.plan.inner, *op.plan.columns)
         ],
         "accesses": accesses(op),
         "ragged": ragged_words(op),
-        "kernels": {"fused": 2 if op.plan.columns else 1, "unfused": unfused_kernels(op)},
+        "kernels": {"fused": op.plan.kernels, "unfused": unfused_kernels(op)},
         "saved": saved(op),
         "backward": backward(op),
         "gpus": [{"arch": g.arch, "name": g.name, "bandwidth": g.bandwidth} for g in GPUS],

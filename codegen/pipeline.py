@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen import plan, reductions
+from codegen import plan, reducing
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.check import check
@@ -90,4 +90,4 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
 def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Reduction:
     """The plan of the kind that the chain asks for. Raises `SpecError` where no kernel of ours can do it."""
     reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
-    return (reductions if reduces else plan).make_plan(spec, statements)
+    return (reducing if reduces else plan).make_plan(spec, statements)

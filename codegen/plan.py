@@ -43,7 +43,8 @@ class Extents:
     inner: int | None  # of the innermost axes that stay together, or a number that divides it
     total: int | None  # elements, or a number that divides them
     columns: int | None = None  # of a row, where rows are reduced
-    rows: int | None = None
+    rows: int | None = None  # that are folded into one
+    apart: int | None = 1  # how many places have rows of their own to fold
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,9 @@ class Elementwise:
     kind: str = "elementwise"
     rows: tuple[()] = ()  # no reductions
     columns: tuple[()] = ()
+    inner: tuple[()] = ()
+    apart: tuple[()] = ()
+    kernels: int = 1
     extremes: tuple[()] = ()
 
     @property

@@ -26,10 +26,11 @@ def statistics_words(statistics: list[dict[str, Any]]) -> str:
     stages: dict[Any, list[str]] = {}
     for s in statistics:
         stages.setdefault((s["over"], s["stage"]), []).append(f"{s['name']} = {s['value']}")
-    rows = [listed(found) for (over, _), found in stages.items() if over == "row"]
-    columns = [listed(found) for (over, _), found in stages.items() if over == "column"]
-    texts = [f"of a row: {', then '.join(rows)}"] if rows else []
-    texts += [f"of columns: {columns[0]}"] if columns else []
+    named = {"row": "of a row", "group": "of groups in a row", "column": "of columns", "total": "of everything"}
+    texts = []
+    for kind, name in named.items():
+        found = [listed(names) for (over, _), names in stages.items() if over == kind]
+        texts += [f"{name}: {', then '.join(found)}"] if found else []
     return "; ".join(texts)
 
 
@@ -118,15 +119,19 @@ class ReductionWords:
 
     def kind(self) -> str:
         plan = self.plan
+        sets: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for word, found in (("along", plan.rows), ("within a row along", plan.inner), ("over", plan.columns)):
+            for s in found:
+                sets.setdefault((word, axes_of(s.node)), []).append(s.op)
         both = [
-            f"{listed(dict.fromkeys(s.op for s in found))} {word} {' x '.join(axis_word(a) for a in axes_of(found[0].node))}"
-            for word, found in (("along", plan.rows), ("over", plan.columns))
-            if found
+            f"{listed(dict.fromkeys(ops))} {word} {' x '.join(axis_word(a) for a in axes)}"
+            for (word, axes), ops in sets.items()
         ]
         how = ["the threads that share a row fold it together"] if plan.rows else []
         if plan.columns:
-            how.append("each block folds the rows it reads, a second kernel the blocks' results, in a fixed order")
-        return f"{plan.kind}: {' and '.join(both)}; {'; '.join(how)}"
+            second = "a second kernel" if plan.kernels == 2 else "further kernels"
+            how.append(f"each block folds the rows it reads, {second} the blocks' results, in a fixed order")
+        return f"{plan.kind}: {listed(both)}; {'; '.join(how)}"
 
     def groups(self) -> str:
         plan = self.plan
@@ -144,6 +149,8 @@ class ReductionWords:
         taken = "" if access.index_of is None else f", where {access.index_of[0]} points along {access.index_of[1]}"
         if access.mode == "row":
             return name, f"one value a row{taken}", "the same"
+        if access.mode == "gather" and access in plan.stores:
+            return name, "element by element, one value for columns that share it", "the same"
         if access.mode == "gather":
             return name, f"element by element{taken}: its neighbours are not neighbours in memory", "the same"
         rows = any(isinstance(t, int) and t < plan.kept for t in access.tokens) or plan.kept == 0

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from generated.add_layernorm import add_layernorm as add_layernorm
     from generated.add_rmsnorm import add_rmsnorm as add_rmsnorm
     from generated.add_rmsnorm_fp8 import add_rmsnorm_fp8 as add_rmsnorm_fp8
+    from generated.add_rmsnorm_group_fp8 import add_rmsnorm_group_fp8 as add_rmsnorm_group_fp8
     from generated.add_rmsnorm_rounded import add_rmsnorm_rounded as add_rmsnorm_rounded
     from generated.add_rmsnorm_row_fp8 import add_rmsnorm_row_fp8 as add_rmsnorm_row_fp8
     from generated.alibi_bias import alibi_bias as alibi_bias
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from generated.bias_relu_residual import bias_relu_residual as bias_relu_residual
     from generated.bias_residual import bias_residual as bias_residual
     from generated.bias_silu import bias_silu as bias_silu
+    from generated.bilinear_form import bilinear_form as bilinear_form
     from generated.bool_logic import bool_logic as bool_logic
     from generated.broadcast_add_4d import broadcast_add_4d as broadcast_add_4d
     from generated.causal_softmax import causal_softmax as causal_softmax
@@ -43,13 +45,19 @@ if TYPE_CHECKING:
     from generated.cross_entropy_grad import cross_entropy_grad as cross_entropy_grad
     from generated.cross_entropy_smoothed import cross_entropy_smoothed as cross_entropy_smoothed
     from generated.cross_entropy_z_loss import cross_entropy_z_loss as cross_entropy_z_loss
+    from generated.daffine import daffine as daffine
     from generated.dbias_gelu import dbias_gelu as dbias_gelu
+    from generated.dchannel_affine import dchannel_affine as dchannel_affine
     from generated.dequantize_fp8 import dequantize_fp8 as dequantize_fp8
     from generated.dequantize_int8 import dequantize_int8 as dequantize_int8
     from generated.dgeglu import dgeglu as dgeglu
     from generated.dgelu import dgelu as dgelu
     from generated.dgelu_dbias import dgelu_dbias as dgelu_dbias
+    from generated.dgelu_dbias_fp8 import dgelu_dbias_fp8 as dgelu_dbias_fp8
+    from generated.dgelu_dbias_group_fp8 import dgelu_dbias_group_fp8 as dgelu_dbias_group_fp8
+    from generated.dgelu_dbias_row_fp8 import dgelu_dbias_row_fp8 as dgelu_dbias_row_fp8
     from generated.dgelu_tanh import dgelu_tanh as dgelu_tanh
+    from generated.dgroup_norm import dgroup_norm as dgroup_norm
     from generated.dlayernorm import dlayernorm as dlayernorm
     from generated.dlog_softmax import dlog_softmax as dlog_softmax
     from generated.drelu import drelu as drelu
@@ -108,6 +116,8 @@ if TYPE_CHECKING:
     from generated.logsumexp import logsumexp as logsumexp
     from generated.lower_bound import lower_bound as lower_bound
     from generated.masked_softmax import masked_softmax as masked_softmax
+    from generated.mean_cross_entropy import mean_cross_entropy as mean_cross_entropy
+    from generated.mean_pool import mean_pool as mean_pool
     from generated.mean_squared_error import mean_squared_error as mean_squared_error
     from generated.mish import mish as mish
     from generated.mixture import mixture as mixture
@@ -131,6 +141,7 @@ if TYPE_CHECKING:
     from generated.rmsnorm_bias import rmsnorm_bias as rmsnorm_bias
     from generated.rmsnorm_fp8 import rmsnorm_fp8 as rmsnorm_fp8
     from generated.rmsnorm_gated import rmsnorm_gated as rmsnorm_gated
+    from generated.rmsnorm_group_fp8 import rmsnorm_group_fp8 as rmsnorm_group_fp8
     from generated.rmsnorm_llama import rmsnorm_llama as rmsnorm_llama
     from generated.rmsnorm_row_fp8 import rmsnorm_row_fp8 as rmsnorm_row_fp8
     from generated.rmsnorm_row_int8 import rmsnorm_row_int8 as rmsnorm_row_int8
@@ -192,6 +203,7 @@ __all__ = [
     "add_layernorm",
     "add_rmsnorm",
     "add_rmsnorm_fp8",
+    "add_rmsnorm_group_fp8",
     "add_rmsnorm_rounded",
     "add_rmsnorm_row_fp8",
     "alibi_bias",
@@ -205,6 +217,7 @@ __all__ = [
     "bias_relu_residual",
     "bias_residual",
     "bias_silu",
+    "bilinear_form",
     "bool_logic",
     "broadcast_add_4d",
     "causal_softmax",
@@ -225,13 +238,19 @@ __all__ = [
     "cross_entropy_grad",
     "cross_entropy_smoothed",
     "cross_entropy_z_loss",
+    "daffine",
     "dbias_gelu",
+    "dchannel_affine",
     "dequantize_fp8",
     "dequantize_int8",
     "dgeglu",
     "dgelu",
     "dgelu_dbias",
+    "dgelu_dbias_fp8",
+    "dgelu_dbias_group_fp8",
+    "dgelu_dbias_row_fp8",
     "dgelu_tanh",
+    "dgroup_norm",
     "dlayernorm",
     "dlog_softmax",
     "drelu",
@@ -290,6 +309,8 @@ __all__ = [
     "logsumexp",
     "lower_bound",
     "masked_softmax",
+    "mean_cross_entropy",
+    "mean_pool",
     "mean_squared_error",
     "mish",
     "mixture",
@@ -313,6 +334,7 @@ __all__ = [
     "rmsnorm_bias",
     "rmsnorm_fp8",
     "rmsnorm_gated",
+    "rmsnorm_group_fp8",
     "rmsnorm_llama",
     "rmsnorm_row_fp8",
     "rmsnorm_row_int8",

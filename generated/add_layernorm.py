@@ -396,7 +396,6 @@ def add_layernorm_backward_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -441,18 +440,19 @@ def add_layernorm_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, N = mDy.shape[0], mDy.shape[1]
-    pieces, columns = cluster, N
+    N = mDy.shape[1]
     add_layernorm_backward_kernel(
         mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
         eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     add_layernorm_backward_finish(
         mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def add_layernorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):

@@ -29,13 +29,13 @@ grad: none
 
 
 def all_finite_chain(x):
-    """What is folded into column_all, on one vector of each operand."""
+    """What is folded into total_all, on one vector of each operand."""
     return device.isfinite(x)
 
 
-def all_finite_columns(column_all):
+def all_finite_columns(total_all):
     """The result."""
-    y = column_all
+    y = total_all
     return y
 
 
@@ -43,7 +43,7 @@ def all_finite_columns(column_all):
 def all_finite_kernel(
     mX: cute.Tensor,  # (rows, cols) T
     mY: cute.Tensor,  # (1) bool
-    mColumnAllParts: cute.Tensor,  # (parts) column_all of each part
+    mTotalAllParts: cute.Tensor,  # (blocks) total_all of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -61,15 +61,15 @@ def all_finite_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnAllParts.shape[0]
+    parts = mTotalAllParts.shape[0]
     part, first = bidx, cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     handful = rows_a_block * at_once
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    fColumnAll = reduce.accumulators(vec, vectors, "all", cutlass.Boolean)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Boolean,))
+    fTotalAll = reduce.accumulator(vec, "all", cutlass.Boolean)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Boolean,))
 
     for base in cutlass.range(part * handful, row_count, parts * handful):
         for u in cutlass.range_constexpr(at_once):
@@ -82,31 +82,30 @@ def all_finite_kernel(
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                column_all_of = all_finite_chain(
+                total_all_of = all_finite_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnAll], ("all",), (column_all_of,), inside)
+                reduce.accumulate([fTotalAll], ("all",), (total_all_of,), inside)
 
-    found = reduce.over_row([fColumnAll[None, 0]], ("all",), sParts, threads, 1)
+    found = reduce.over_row([fTotalAll], ("all",), sTotals, threads, 1)
     if tidx == 0:
-        mColumnAllParts[part] = found[0]
+        mTotalAllParts[bidx] = found[0]
 
 
 @cute.kernel
 def all_finite_finish(
     mY: cute.Tensor,  # (1) bool
-    mColumnAllParts: cute.Tensor,  # (parts) column_all of each part
-    row_count: cutlass.Int64,
+    mTotalAllParts: cute.Tensor,  # (blocks) total_all of each part
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_all = reduce.over_all_parts(mColumnAllParts, "all")
+    total_all = reduce.over_all_parts(mTotalAllParts, "all")
     there = tidx == 0
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:
         y = all_finite_columns(
-            cute.full((1,), column_all, cutlass.Int32) != 0,
+            cute.full((1,), total_all, cutlass.Int32) != 0,
         )
         rY.store(y.to(mY.element_type))
         mY[0] = rY[0]
@@ -117,7 +116,7 @@ def all_finite_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,
     mY: cute.Tensor,
-    mColumnAllParts: cute.Tensor,
+    mTotalAllParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -128,18 +127,18 @@ def all_finite_launch(
     exact: cutlass.Constexpr[bool],
 ):
     mY = device.as_bytes(mY)
-    rows, cols = mX.shape[0], mX.shape[1]
-    pieces, columns = 1, 1
     all_finite_kernel(
-        mX, mY, mColumnAllParts,
+        mX, mY, mTotalAllParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnAllParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalAllParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     all_finite_finish(
-        mY, mColumnAllParts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+        mY, mTotalAllParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def all_finite_xla(x):

@@ -116,16 +116,16 @@ def axpby_reference(x, y, alpha, beta):
 
 
 def axpby_backward_chain(dz, x, y, alpha, beta):
-    """The chain: dx, dy; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, dy; what is folded into total_sum, total_sum2, on one vector of each operand."""
     dx = alpha * dz
     dy = beta * dz
     return dx, dy, dz * x, dz * y
 
 
-def axpby_backward_columns(column_sum, column_sum2):
+def axpby_backward_columns(total_sum, total_sum2):
     """The result."""
-    dalpha = column_sum
-    dbeta = column_sum2
+    dalpha = total_sum
+    dbeta = total_sum2
     return dalpha, dbeta
 
 
@@ -140,8 +140,8 @@ def axpby_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
     mDalpha: cute.Tensor,  # (1) float32
     mDbeta: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -159,7 +159,7 @@ def axpby_backward_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnSumParts.shape[0]
+    parts = mTotalSumParts.shape[0]
     part, first = bidx, cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -170,9 +170,9 @@ def axpby_backward_kernel(
     rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
 
     for base in cutlass.range(part * handful, row_count, parts * handful):
         for u in cutlass.range_constexpr(at_once):
@@ -187,7 +187,7 @@ def axpby_backward_kernel(
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, dy, column_sum_of, column_sum2_of = axpby_backward_chain(
+                dx, dy, total_sum_of, total_sum2_of = axpby_backward_chain(
                     rDz[None, v, u].load().to(cutlass.Float32),
                     rX[None, v, u].load().to(cutlass.Float32),
                     rY[None, v, u].load().to(cutlass.Float32),
@@ -195,37 +195,36 @@ def axpby_backward_kernel(
                     cute.full((vec,), mBeta[0], cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 rDy.store(dy.to(mDy.element_type))
                 reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
                 reduce.store_row(rDy, mDy, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
 
-    found = reduce.over_row([fColumnSum[None, 0], fColumnSum2[None, 0]], ("sum", "sum"), sParts, threads, 1)
+    found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
-        mColumnSumParts[part] = found[0]
-        mColumnSum2Parts[part] = found[1]
+        mTotalSumParts[bidx] = found[0]
+        mTotalSum2Parts[bidx] = found[1]
 
 
 @cute.kernel
 def axpby_backward_finish(
     mDalpha: cute.Tensor,  # (1) float32
     mDbeta: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
-    row_count: cutlass.Int64,
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
-    column_sum2 = reduce.over_all_parts(mColumnSum2Parts, "sum")
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
     there = tidx == 0
     rDalpha = cute.make_rmem_tensor((1,), mDalpha.element_type)
     rDbeta = cute.make_rmem_tensor((1,), mDbeta.element_type)
     if there:
         dalpha, dbeta = axpby_backward_columns(
-            cute.full((1,), column_sum, cutlass.Float32),
-            cute.full((1,), column_sum2, cutlass.Float32),
+            cute.full((1,), total_sum, cutlass.Float32),
+            cute.full((1,), total_sum2, cutlass.Float32),
         )
         rDalpha.store(dalpha.to(mDalpha.element_type))
         rDbeta.store(dbeta.to(mDbeta.element_type))
@@ -245,8 +244,8 @@ def axpby_backward_launch(
     mDy: cute.Tensor,
     mDalpha: cute.Tensor,
     mDbeta: cute.Tensor,
-    mColumnSumParts: cute.Tensor,
-    mColumnSum2Parts: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    mTotalSum2Parts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -256,18 +255,18 @@ def axpby_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, cols = mDz.shape[0], mDz.shape[1]
-    pieces, columns = 1, 1
     axpby_backward_kernel(
-        mDz, mX, mY, mAlpha, mBeta, mDx, mDy, mDalpha, mDbeta, mColumnSumParts, mColumnSum2Parts,
+        mDz, mX, mY, mAlpha, mBeta, mDx, mDy, mDalpha, mDbeta, mTotalSumParts, mTotalSum2Parts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     axpby_backward_finish(
-        mDalpha, mDbeta, mColumnSumParts, mColumnSum2Parts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+        mDalpha, mDbeta, mTotalSumParts, mTotalSum2Parts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def axpby_backward_xla(dz, x, y, alpha, beta):

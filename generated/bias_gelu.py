@@ -207,7 +207,6 @@ def bias_gelu_backward_kernel(
 def bias_gelu_backward_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -242,18 +241,20 @@ def bias_gelu_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, N = mDy.shape[0], mDy.shape[1]
-    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    N = mDy.shape[1]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
     bias_gelu_backward_kernel(
         mDy, mX, mBias, mDx, mDbias, mColumnSumParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     bias_gelu_backward_finish(
         mDbias, mColumnSumParts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def bias_gelu_backward_xla(dy, x, bias, row_axes):

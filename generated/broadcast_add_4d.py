@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: broadcast_add_4d
@@ -117,11 +118,147 @@ def broadcast_add_4d_reference(x, bias):
     return x + bias[None, :, None, :]
 
 
+def broadcast_add_4d_backward_chain(dy):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    dx = dy
+    return dx, dx
+
+
+def broadcast_add_4d_backward_columns(column_sum):
+    """The results of S x D, from their statistics."""
+    dbias = column_sum
+    return dbias
+
+
+@cute.kernel
+def broadcast_add_4d_backward_kernel(
+    mDy: cute.Tensor,  # (B, S, H, D) T
+    mDx: cute.Tensor,  # (B, S, H, D) T
+    mDbias: cute.Tensor,  # (S, D) T
+    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+
+    for base in cutlass.range(part * handful, B, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iB = row
+            columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iB = row
+            columns = cutlass.select_(row < B, S * H * D, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of = broadcast_add_4d_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, S * H * D, per_row)
+
+
+@cute.kernel
+def broadcast_add_4d_backward_finish(
+    mDbias: cute.Tensor,  # (S, D) T
+    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
+    S: cutlass.Int32,
+    H: cutlass.Int32,
+    D: cutlass.Int32,
+):
+    # All parts of each result, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx
+    iD = c % D
+    iS = (c // D)
+    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
+    there = tidx == 0
+    rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
+    if there:
+        dbias = broadcast_add_4d_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDbias.store(dbias.to(mDbias.element_type))
+        mDbias[iS, iD] = rDbias[0]
+
+
+@cute.jit
+def broadcast_add_4d_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mDx: cute.Tensor,
+    mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
+    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    broadcast_add_4d_backward_kernel(
+        mDy, mDx, mDbias, mColumnSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    broadcast_add_4d_backward_finish(
+        mDbias, mColumnSumParts,
+        S, H, D,
+    ).launch(grid=(S * D, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def broadcast_add_4d_backward_xla(dy):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy
+    dbias = jnp.sum(dx, axis=(-4, -2), keepdims=True)
+    return dx, dbias
+
+
 @runtime.op(
     SPEC,
     launch=broadcast_add_4d_launch,
     xla=broadcast_add_4d_xla,
     reference=broadcast_add_4d_reference,
+    backward_launch=broadcast_add_4d_backward_launch,
+    backward_xla=broadcast_add_4d_backward_xla,
 )
 def broadcast_add_4d(
     x: jax.Array,

@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: channel_affine
@@ -123,11 +124,169 @@ def channel_affine_reference(x, scale, shift):
     return x * scale[None, :, None] + shift[None, :, None]
 
 
+def channel_affine_backward_chain(dy, x, scale):
+    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    dx = scale * dy
+    return dx, dy * x, dy
+
+
+def channel_affine_backward_columns(column_sum, column_sum2):
+    """The results of C, from their statistics."""
+    dscale = column_sum
+    dshift = column_sum2
+    return dscale, dshift
+
+
+@cute.kernel
+def channel_affine_backward_kernel(
+    mDy: cute.Tensor,  # (B, C, S) T
+    mX: cute.Tensor,  # (B, C, S) T
+    mScale: cute.Tensor,  # (C) float32
+    mDx: cute.Tensor,  # (B, C, S) T
+    mDscale: cute.Tensor,  # (C) float32
+    mDshift: cute.Tensor,  # (C) float32
+    mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rScale = cute.make_rmem_tensor((vec, vectors), mScale.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    columns, column = C * S, first
+    reduce.gather_row(mScale, (0,), (0,), (C, S,), column, step, columns, rScale, ragged)
+
+    for base in cutlass.range(part * handful, B, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iB = row
+            columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iB = row
+            columns = cutlass.select_(row < B, C * S, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of, column_sum2_of = channel_affine_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rScale[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, C * S, per_row)
+
+
+@cute.kernel
+def channel_affine_backward_finish(
+    mDscale: cute.Tensor,  # (C) float32
+    mDshift: cute.Tensor,  # (C) float32
+    mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
+    C: cutlass.Int32,
+    S: cutlass.Int32,
+):
+    # All parts of each result, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx
+    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (C, S,), (True, False))
+    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (C, S,), (True, False))
+    there = tidx == 0
+    rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
+    rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)
+    if there:
+        dscale, dshift = channel_affine_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDscale.store(dscale.to(mDscale.element_type))
+        rDshift.store(dshift.to(mDshift.element_type))
+        mDscale[c] = rDscale[0]
+        mDshift[c] = rDshift[0]
+
+
+@cute.jit
+def channel_affine_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mDx: cute.Tensor,
+    mDscale: cute.Tensor,
+    mDshift: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    C, S = mDy.shape[1], mDy.shape[2]
+    pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    channel_affine_backward_kernel(
+        mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    channel_affine_backward_finish(
+        mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+        C, S,
+    ).launch(grid=(C, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def channel_affine_backward_xla(dy, x, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = scale * dy
+    dscale = jnp.sum(dy * x, axis=(-3, -1), keepdims=True)
+    dshift = jnp.sum(dy, axis=(-3, -1), keepdims=True)
+    return dx, dscale, dshift
+
+
 @runtime.op(
     SPEC,
     launch=channel_affine_launch,
     xla=channel_affine_xla,
     reference=channel_affine_reference,
+    backward_launch=channel_affine_backward_launch,
+    backward_xla=channel_affine_backward_xla,
 )
 def channel_affine(
     x: jax.Array,

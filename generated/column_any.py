@@ -90,7 +90,6 @@ def column_any_kernel(
 def column_any_finish(
     mY: cute.Tensor,  # (N) bool
     mColumnAnyParts: cute.Tensor,  # (parts, N) column_any of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -124,18 +123,20 @@ def column_any_launch(
 ):
     mX = device.as_bytes(mX)
     mY = device.as_bytes(mY)
-    rows, N = mX.shape[0], mX.shape[1]
-    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    N = mX.shape[1]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
     column_any_kernel(
         mX, mY, mColumnAnyParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnAnyParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnAnyParts.shape[0] * pieces, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     column_any_finish(
         mY, mColumnAnyParts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def column_any_xla(x, row_axes):

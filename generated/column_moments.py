@@ -148,17 +148,20 @@ def column_moments_launch(
     exact: cutlass.Constexpr[bool],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
     column_moments_kernel(
         mX, mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnMeanParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnMeanParts.shape[0] * pieces, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     column_moments_finish(
         mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts,
         cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class ColumnMomentsOutputs(NamedTuple):

@@ -92,7 +92,6 @@ def column_sum_kernel(
 def column_sum_finish(
     mY: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -124,18 +123,20 @@ def column_sum_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, N = mX.shape[0], mX.shape[1]
-    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    N = mX.shape[1]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
     column_sum_kernel(
         mX, mY, mColumnSumParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     column_sum_finish(
         mY, mColumnSumParts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def column_sum_xla(x, row_axes):

@@ -28,13 +28,13 @@ reference: jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)
 
 
 def full_amax_chain(x):
-    """What is folded into column_max, on one vector of each operand."""
+    """What is folded into total_max, on one vector of each operand."""
     return cute.math.abs(x)
 
 
-def full_amax_columns(column_max):
+def full_amax_columns(total_max):
     """The result."""
-    amax = column_max
+    amax = total_max
     return amax
 
 
@@ -42,7 +42,7 @@ def full_amax_columns(column_max):
 def full_amax_kernel(
     mX: cute.Tensor,  # (rows, cols) T
     mAmax: cute.Tensor,  # (1) float32
-    mColumnMaxParts: cute.Tensor,  # (parts) column_max of each part
+    mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -60,15 +60,15 @@ def full_amax_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnMaxParts.shape[0]
+    parts = mTotalMaxParts.shape[0]
     part, first = bidx, cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     handful = rows_a_block * at_once
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    fColumnMax = reduce.accumulators(vec, vectors, "max", cutlass.Float32)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+    fTotalMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
     for base in cutlass.range(part * handful, row_count, parts * handful):
         for u in cutlass.range_constexpr(at_once):
@@ -81,31 +81,30 @@ def full_amax_kernel(
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                column_max_of = full_amax_chain(
+                total_max_of = full_amax_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
+                reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
 
-    found = reduce.over_row([fColumnMax[None, 0]], ("max",), sParts, threads, 1)
+    found = reduce.over_row([fTotalMax], ("max",), sTotals, threads, 1)
     if tidx == 0:
-        mColumnMaxParts[part] = found[0]
+        mTotalMaxParts[bidx] = found[0]
 
 
 @cute.kernel
 def full_amax_finish(
     mAmax: cute.Tensor,  # (1) float32
-    mColumnMaxParts: cute.Tensor,  # (parts) column_max of each part
-    row_count: cutlass.Int64,
+    mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_max = reduce.over_all_parts(mColumnMaxParts, "max")
+    total_max = reduce.over_all_parts(mTotalMaxParts, "max")
     there = tidx == 0
     rAmax = cute.make_rmem_tensor((1,), mAmax.element_type)
     if there:
         amax = full_amax_columns(
-            cute.full((1,), column_max, cutlass.Float32),
+            cute.full((1,), total_max, cutlass.Float32),
         )
         rAmax.store(amax.to(mAmax.element_type))
         mAmax[0] = rAmax[0]
@@ -116,7 +115,7 @@ def full_amax_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,
     mAmax: cute.Tensor,
-    mColumnMaxParts: cute.Tensor,
+    mTotalMaxParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -126,18 +125,18 @@ def full_amax_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, cols = mX.shape[0], mX.shape[1]
-    pieces, columns = 1, 1
     full_amax_kernel(
-        mX, mAmax, mColumnMaxParts,
+        mX, mAmax, mTotalMaxParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnMaxParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalMaxParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     full_amax_finish(
-        mAmax, mColumnMaxParts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+        mAmax, mTotalMaxParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def full_amax_xla(x):

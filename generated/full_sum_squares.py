@@ -28,13 +28,13 @@ reference: jnp.sum(x**2)
 
 
 def full_sum_squares_chain(x):
-    """What is folded into column_sum, on one vector of each operand."""
+    """What is folded into total_sum, on one vector of each operand."""
     return x * x
 
 
-def full_sum_squares_columns(column_sum):
+def full_sum_squares_columns(total_sum):
     """The result."""
-    y = column_sum
+    y = total_sum
     return y
 
 
@@ -42,7 +42,7 @@ def full_sum_squares_columns(column_sum):
 def full_sum_squares_kernel(
     mX: cute.Tensor,  # (rows, cols) T
     mY: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -60,15 +60,15 @@ def full_sum_squares_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnSumParts.shape[0]
+    parts = mTotalSumParts.shape[0]
     part, first = bidx, cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     handful = rows_a_block * at_once
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
     for base in cutlass.range(part * handful, row_count, parts * handful):
         for u in cutlass.range_constexpr(at_once):
@@ -81,31 +81,30 @@ def full_sum_squares_kernel(
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                column_sum_of = full_sum_squares_chain(
+                total_sum_of = full_sum_squares_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
 
-    found = reduce.over_row([fColumnSum[None, 0]], ("sum",), sParts, threads, 1)
+    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
-        mColumnSumParts[part] = found[0]
+        mTotalSumParts[bidx] = found[0]
 
 
 @cute.kernel
 def full_sum_squares_finish(
     mY: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
-    row_count: cutlass.Int64,
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:
         y = full_sum_squares_columns(
-            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), total_sum, cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
         mY[0] = rY[0]
@@ -116,7 +115,7 @@ def full_sum_squares_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,
     mY: cute.Tensor,
-    mColumnSumParts: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -126,18 +125,18 @@ def full_sum_squares_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, cols = mX.shape[0], mX.shape[1]
-    pieces, columns = 1, 1
     full_sum_squares_kernel(
-        mX, mY, mColumnSumParts,
+        mX, mY, mTotalSumParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     full_sum_squares_finish(
-        mY, mColumnSumParts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+        mY, mTotalSumParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def full_sum_squares_xla(x):

@@ -214,11 +214,244 @@ def group_norm_reference(x, weight, bias, eps):
     return y
 
 
+def group_norm_backward_stage0(dy, x, weight):
+    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
+    t0 = weight * dy
+    return x, t0
+
+
+def group_norm_backward_stage1(dy, x, weight, row_mean):
+    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    t0 = weight * dy
+    centred = x - row_mean
+    return centred * centred, t0 * centred
+
+
+def group_norm_backward_chain(dy, x, weight, size_c, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    rstd = device.rsqrt(row_mean2 + eps, approx)
+    centred = x - row_mean
+    t1 = size_c.to(cutlass.Float32) * (1.0 * size_s.to(cutlass.Float32))
+    t2 = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred - device.divide(rstd * row_sum2, t1, approx)
+    dx = t2
+    return dx, dy * (centred * rstd), dy
+
+
+def group_norm_backward_columns(column_sum, column_sum2):
+    """The results of G x C, from their statistics."""
+    dweight = column_sum
+    dbias = column_sum2
+    return dweight, dbias
+
+
+@cute.kernel
+def group_norm_backward_kernel(
+    mDy: cute.Tensor,  # (B, G, C, S) T
+    mX: cute.Tensor,  # (B, G, C, S) T
+    mWeight: cute.Tensor | None,  # (G, C) T
+    mDx: cute.Tensor,  # (B, G, C, S) T
+    mDweight: cute.Tensor,  # (G, C) T
+    mDbias: cute.Tensor,  # (G, C) T
+    mColumnSumParts: cute.Tensor,  # (parts, G * C * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, G * C * S) column_sum2 of each part
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, G, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    part, place = part // (G), part % (G)  # only rows of one place meet
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, vectors, at_once), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, vectors, at_once), mWeight.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+
+    for base in cutlass.range(part * handful, B, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iG = place
+            iB = row
+            columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            if cutlass.const_expr(mWeight is not None):
+                reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iG = place
+            iB = row
+            columns = cutlass.select_(row < B, C * S, 0)
+            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = group_norm_backward_stage0(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rWeight[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
+            row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+            row_mean = row_mean / cutlass.Float32(C * S)
+            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = group_norm_backward_stage1(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rWeight[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
+            row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+            row_mean2 = row_mean2 / cutlass.Float32(C * S)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of, column_sum2_of = group_norm_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rWeight[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), C, cutlass.Int32),
+                    cute.full((vec,), S, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.again(per_row, cluster)
+
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (C * S)), mColumnSumParts), cute.domain_offset((0, place * (C * S)), mColumnSum2Parts)], sColumns, part, first, step, C * S, per_row)
+    reduce.arrive(cluster)
+    reduce.leave(cluster)
+
+
+@cute.kernel
+def group_norm_backward_finish(
+    mDweight: cute.Tensor,  # (G, C) T
+    mDbias: cute.Tensor,  # (G, C) T
+    mColumnSumParts: cute.Tensor,  # (parts, G * C * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, G * C * S) column_sum2 of each part
+    G: cutlass.Int32,
+    C: cutlass.Int32,
+    S: cutlass.Int32,
+):
+    # All parts of each result, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx
+    iC = c % C
+    iG = (c // C)
+    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (G, C, S,), (True, True, False))
+    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (G, C, S,), (True, True, False))
+    there = tidx == 0
+    rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
+    rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
+    if there:
+        dweight, dbias = group_norm_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDweight.store(dweight.to(mDweight.element_type))
+        rDbias.store(dbias.to(mDbias.element_type))
+        mDweight[iG, iC] = rDweight[0]
+        mDbias[iG, iC] = rDbias[0]
+
+
+@cute.jit
+def group_norm_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mDx: cute.Tensor,
+    mDweight: cute.Tensor,
+    mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    G, C, S = mDy.shape[1], mDy.shape[2], mDy.shape[3]
+    group_norm_backward_kernel(
+        mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * cluster * G, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    group_norm_backward_finish(
+        mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+        G, C, S,
+    ).launch(grid=(G * C, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def group_norm_backward_xla(dy, x, weight, size_c, size_s, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t3 = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(t3 * t3, axis=(-2, -1), keepdims=True) + eps)
+    t0 = weight * dy
+    centred = t3
+    t1 = size_c.astype(jnp.float32) * (1.0 * size_s.astype(jnp.float32))
+    t4 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
+    t2 = t4 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
+    dx = t2
+    dweight = jnp.sum(dy * (centred * rstd), axis=(-4, -1), keepdims=True)
+    dbias = jnp.sum(dy, axis=(-4, -1), keepdims=True)
+    return dx, dweight, dbias
+
+
 @runtime.op(
     SPEC,
     launch=group_norm_launch,
     xla=group_norm_xla,
     reference=group_norm_reference,
+    backward_launch=group_norm_backward_launch,
+    backward_xla=group_norm_backward_xla,
 )
 def group_norm(
     x: jax.Array,

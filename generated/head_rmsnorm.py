@@ -267,7 +267,6 @@ def head_rmsnorm_backward_kernel(
 def head_rmsnorm_backward_finish(
     mDweight: cute.Tensor,  # (D) T
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -303,18 +302,19 @@ def head_rmsnorm_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, D = mDy.shape[0], mDy.shape[1]
-    pieces, columns = cluster, D
+    D = mDy.shape[1]
     head_rmsnorm_backward_kernel(
         mDy, mX, mWeight, mDx, mDweight, mColumnSumParts,
         eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     head_rmsnorm_backward_finish(
         mDweight, mColumnSumParts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def head_rmsnorm_backward_xla(dy, x, weight, size_d, eps, row_axes):

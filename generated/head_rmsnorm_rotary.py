@@ -208,11 +208,304 @@ def head_rmsnorm_rotary_reference(x, weight, cos, sin, eps):
     return y
 
 
+def head_rmsnorm_rotary_backward_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
+    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    t0 = sin * dy1 + cos * dy0
+    t1 = cos * dy1 - sin * dy0
+    return x0 * x0, x1 * x1, weight1 * t1 * x1 + weight0 * t0 * x0
+
+
+def head_rmsnorm_rotary_backward_chain(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, approx):
+    """The chain: dx0, dx1; what is folded into column_sum, column_sum2, column_sum3, column_sum4, on one vector of each operand."""
+    rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
+    t0 = sin * dy1 + cos * dy0
+    t1 = cos * dy1 - sin * dy0
+    t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
+    dx0 = weight0 * rstd * t0 - t2 * x0
+    dx1 = weight1 * rstd * t1 - t2 * x1
+    t3 = x0 * rstd
+    t4 = x1 * rstd
+    b = t4 * weight1
+    a = t3 * weight0
+    return dx0, dx1, t0 * t3, t1 * t4, dy1 * b + dy0 * a, dy1 * a - dy0 * b
+
+
+def head_rmsnorm_rotary_backward_columns(column_sum, column_sum2):
+    """The results of D, from their statistics."""
+    dweight0 = column_sum
+    dweight1 = column_sum2
+    return dweight0, dweight1
+
+
+def head_rmsnorm_rotary_backward_columns_S_D(column_sum3, column_sum4):
+    """The columns' results, from their statistics."""
+    dcos = column_sum3
+    dsin = column_sum4
+    return dcos, dsin
+
+
+@cute.kernel
+def head_rmsnorm_rotary_backward_kernel(
+    mDy: cute.Tensor,  # (B, S, H, 2, D) T
+    mX: cute.Tensor,  # (B, S, H, 2, D) T
+    mWeight: cute.Tensor,  # (2, D) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mDx: cute.Tensor,  # (B, S, H, 2, D) T
+    mDweight: cute.Tensor,  # (2, D) T
+    mDcos: cute.Tensor,  # (S, D) float32
+    mDsin: cute.Tensor,  # (S, D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
+    mColumnSum3Parts: cute.Tensor,  # (parts, S * D) column_sum3 of each part
+    mColumnSum4Parts: cute.Tensor,  # (parts, S * D) column_sum4 of each part
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    part, place = part // (S), part % (S)  # only rows of one place meet
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy0 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rDy1 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rWeight0 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rWeight1 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors, at_once), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
+    rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum4 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    columns, column = D, first
+    reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
+    reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
+
+    for base in cutlass.range(part * handful, B * H, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iS = place
+            iH = row % H
+            iB = (row // H)
+            columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iS = place
+            iH = row % H
+            iB = (row // H)
+            columns = cutlass.select_(row < B * H, D, 0)
+            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = head_rmsnorm_rotary_backward_stage0(
+                    rDy0[None, v, u].load().to(cutlass.Float32),
+                    rDy1[None, v, u].load().to(cutlass.Float32),
+                    rX0[None, v, u].load().to(cutlass.Float32),
+                    rX1[None, v, u].load().to(cutlass.Float32),
+                    rWeight0[None, v].load().to(cutlass.Float32),
+                    rWeight1[None, v].load().to(cutlass.Float32),
+                    rCos[None, v, u].load().to(cutlass.Float32),
+                    rSin[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
+            row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster)
+            row_mean = row_mean / cutlass.Float32(D)
+            row_mean2 = row_mean2 / cutlass.Float32(D)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx0, dx1, column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of = head_rmsnorm_rotary_backward_chain(
+                    rDy0[None, v, u].load().to(cutlass.Float32),
+                    rDy1[None, v, u].load().to(cutlass.Float32),
+                    rX0[None, v, u].load().to(cutlass.Float32),
+                    rX1[None, v, u].load().to(cutlass.Float32),
+                    rWeight0[None, v].load().to(cutlass.Float32),
+                    rWeight1[None, v].load().to(cutlass.Float32),
+                    rCos[None, v, u].load().to(cutlass.Float32),
+                    rSin[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), D, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside)
+                rDx0.store(dx0.to(mDx.element_type))
+                rDx1.store(dx1.to(mDx.element_type))
+                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.again(per_row, cluster)
+
+    reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row)
+    reduce.arrive(cluster)
+    reduce.leave(cluster)
+
+
+@cute.kernel
+def head_rmsnorm_rotary_backward_finish(
+    mDweight: cute.Tensor,  # (2, D) T
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
+    S: cutlass.Int32,
+    D: cutlass.Int32,
+):
+    # All parts of each result, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx
+    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (S, D,), (False, True))
+    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (S, D,), (False, True))
+    there = tidx == 0
+    rDweight0 = cute.make_rmem_tensor((1,), mDweight.element_type)
+    rDweight1 = cute.make_rmem_tensor((1,), mDweight.element_type)
+    if there:
+        dweight0, dweight1 = head_rmsnorm_rotary_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDweight0.store(dweight0.to(mDweight.element_type))
+        rDweight1.store(dweight1.to(mDweight.element_type))
+        mDweight[0, c] = rDweight0[0]
+        mDweight[1, c] = rDweight1[0]
+
+
+@cute.kernel
+def head_rmsnorm_rotary_backward_finish_S_D(
+    mDcos: cute.Tensor,  # (S, D) float32
+    mDsin: cute.Tensor,  # (S, D) float32
+    mColumnSum3Parts: cute.Tensor,  # (parts, S * D) column_sum3 of each part
+    mColumnSum4Parts: cute.Tensor,  # (parts, S * D) column_sum4 of each part
+    D: cutlass.Int32,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    iD = c % D
+    iS = (c // D)
+    column_sum3 = reduce.over_parts(mColumnSum3Parts, "sum", c)
+    column_sum4 = reduce.over_parts(mColumnSum4Parts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSum3Parts.shape[1])
+    rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
+    rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
+    if there:
+        dcos, dsin = head_rmsnorm_rotary_backward_columns_S_D(
+            cute.full((1,), column_sum3, cutlass.Float32),
+            cute.full((1,), column_sum4, cutlass.Float32),
+        )
+        rDcos.store(dcos.to(mDcos.element_type))
+        rDsin.store(dsin.to(mDsin.element_type))
+        mDcos[iS, iD] = rDcos[0]
+        mDsin[iS, iD] = rDsin[0]
+
+
+@cute.jit
+def head_rmsnorm_rotary_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mCos: cute.Tensor,
+    mSin: cute.Tensor,
+    mDx: cute.Tensor,
+    mDweight: cute.Tensor,
+    mDcos: cute.Tensor,
+    mDsin: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    mColumnSum3Parts: cute.Tensor,
+    mColumnSum4Parts: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    S, D = mDy.shape[1], mDy.shape[4]
+    head_rmsnorm_rotary_backward_kernel(
+        mDy, mX, mWeight, mCos, mSin, mDx, mDweight, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts,
+        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * cluster * S, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    head_rmsnorm_rotary_backward_finish(
+        mDweight, mColumnSumParts, mColumnSum2Parts,
+        S, D,
+    ).launch(grid=(D, 1, 1), block=(256, 1, 1), stream=stream)
+    head_rmsnorm_rotary_backward_finish_S_D(
+        mDcos, mDsin, mColumnSum3Parts, mColumnSum4Parts,
+        D,
+    ).launch(grid=((S * D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def head_rmsnorm_rotary_backward_xla(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t5 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
+    rstd = jax.lax.rsqrt(t5)
+    t0 = sin * dy1 + cos * dy0
+    t1 = cos * dy1 - sin * dy0
+    t6 = jnp.sum(weight1 * t1 * x1 + weight0 * t0 * x0, axis=-1, keepdims=True) * rstd * rstd * rstd * 0.5
+    t2 = t6 / size_d.astype(jnp.float32)
+    dx0 = weight0 * rstd * t0 - t2 * x0
+    dx1 = weight1 * rstd * t1 - t2 * x1
+    t3 = x0 * rstd
+    dweight0 = jnp.sum(t0 * t3, axis=(-4, -3, -2), keepdims=True)
+    t4 = x1 * rstd
+    dweight1 = jnp.sum(t1 * t4, axis=(-4, -3, -2), keepdims=True)
+    b = t4 * weight1
+    a = t3 * weight0
+    dcos = jnp.sum(dy1 * b + dy0 * a, axis=(-4, -2), keepdims=True)
+    dsin = jnp.sum(dy1 * a - dy0 * b, axis=(-4, -2), keepdims=True)
+    return dx0, dx1, dweight0, dweight1, dcos, dsin
+
+
 @runtime.op(
     SPEC,
     launch=head_rmsnorm_rotary_launch,
     xla=head_rmsnorm_rotary_xla,
     reference=head_rmsnorm_rotary_reference,
+    backward_launch=head_rmsnorm_rotary_backward_launch,
+    backward_xla=head_rmsnorm_rotary_backward_xla,
 )
 def head_rmsnorm_rotary(
     x: jax.Array,

@@ -207,11 +207,237 @@ def instance_norm_reference(x, weight, bias, eps):
     return y
 
 
+def instance_norm_backward_stage0(dy, x):
+    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
+    return x, dy
+
+
+def instance_norm_backward_stage1(dy, x, row_mean):
+    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    centred = x - row_mean
+    return centred * centred, dy * centred
+
+
+def instance_norm_backward_chain(dy, x, weight, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    rstd = device.rsqrt(row_mean2 + eps, approx)
+    t0 = weight * rstd
+    centred = x - row_mean
+    t2 = size_s.to(cutlass.Float32)
+    t1 = t0 * dy - device.divide(weight * row_sum * rstd * rstd * rstd, t2, approx) * centred - device.divide(t0 * row_sum2, t2, approx)
+    dx = t1
+    return dx, dy * (centred * rstd), dy
+
+
+def instance_norm_backward_columns(column_sum, column_sum2):
+    """The results of C, from their statistics."""
+    dweight = column_sum
+    dbias = column_sum2
+    return dweight, dbias
+
+
+@cute.kernel
+def instance_norm_backward_kernel(
+    mDy: cute.Tensor,  # (B, C, S) T
+    mX: cute.Tensor,  # (B, C, S) T
+    mWeight: cute.Tensor | None,  # (C) T
+    mDx: cute.Tensor,  # (B, C, S) T
+    mDweight: cute.Tensor,  # (C) T
+    mDbias: cute.Tensor,  # (C) T
+    mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    part, place = part // (C), part % (C)  # only rows of one place meet
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((1, at_once), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((1, at_once), mWeight.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+
+    for base in cutlass.range(part * handful, B, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iC = place
+            iB = row
+            columns = cutlass.select_(row < B, S, 0)  # past the last row nothing is accessed
+            column = first
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_one(mWeight, (iC,), row < B, rWeight[None, u])
+            reduce.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iC = place
+            iB = row
+            columns = cutlass.select_(row < B, S, 0)
+            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = instance_norm_backward_stage0(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
+            row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+            row_mean = row_mean / cutlass.Float32(S)
+            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = instance_norm_backward_stage1(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
+            row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+            row_mean2 = row_mean2 / cutlass.Float32(S)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of, column_sum2_of = instance_norm_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), rWeight[0, u], rWeight.element_type).to(cutlass.Float32),
+                    cute.full((vec,), S, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((iB, iC, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.again(per_row, cluster)
+
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (S)), mColumnSumParts), cute.domain_offset((0, place * (S)), mColumnSum2Parts)], sColumns, part, first, step, S, per_row)
+    reduce.arrive(cluster)
+    reduce.leave(cluster)
+
+
+@cute.kernel
+def instance_norm_backward_finish(
+    mDweight: cute.Tensor,  # (C) T
+    mDbias: cute.Tensor,  # (C) T
+    mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
+    C: cutlass.Int32,
+    S: cutlass.Int32,
+):
+    # All parts of each result, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx
+    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (C, S,), (True, False))
+    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (C, S,), (True, False))
+    there = tidx == 0
+    rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
+    rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
+    if there:
+        dweight, dbias = instance_norm_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDweight.store(dweight.to(mDweight.element_type))
+        rDbias.store(dbias.to(mDbias.element_type))
+        mDweight[c] = rDweight[0]
+        mDbias[c] = rDbias[0]
+
+
+@cute.jit
+def instance_norm_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mDx: cute.Tensor,
+    mDweight: cute.Tensor,
+    mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    C, S = mDy.shape[1], mDy.shape[2]
+    instance_norm_backward_kernel(
+        mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * cluster * C, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    instance_norm_backward_finish(
+        mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+        C, S,
+    ).launch(grid=(C, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def instance_norm_backward_xla(dy, x, weight, size_s, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t2 = x - jnp.mean(x, axis=-1, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(t2 * t2, axis=-1, keepdims=True) + eps)
+    t0 = weight * rstd
+    centred = t2
+    t3 = size_s.astype(jnp.float32)
+    t4 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t3 * centred
+    t1 = t4 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t3
+    dx = t1
+    dweight = jnp.sum(dy * (centred * rstd), axis=(-3, -1), keepdims=True)
+    dbias = jnp.sum(dy, axis=(-3, -1), keepdims=True)
+    return dx, dweight, dbias
+
+
 @runtime.op(
     SPEC,
     launch=instance_norm_launch,
     xla=instance_norm_xla,
     reference=instance_norm_reference,
+    backward_launch=instance_norm_backward_launch,
+    backward_xla=instance_norm_backward_xla,
 )
 def instance_norm(
     x: jax.Array,

@@ -200,11 +200,201 @@ def label_log_prob_reference(x, label, temperature):
     return y
 
 
+def label_log_prob_backward_row_max(x, temperature):
+    """What is folded into row_max (max), on one vector of each operand."""
+    z = device.divide_by_row(x, temperature, False)
+    return z
+
+
+def label_log_prob_backward_row_sum(x, temperature, row_max):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    z = device.divide_by_row(x, temperature, False)
+    return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), False)
+
+
+def label_log_prob_backward_chain(dy, x, label, index_n, temperature, row_max, row_sum, approx):
+    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    z = device.divide_by_row(x, temperature, False)
+    t1 = device.exp(z - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), False)
+    t0 = device.where(index_n == label, dy, 0.0) - dy * t1
+    dx = device.divide_by_row(t0, temperature, approx)
+    return dx, t0 * z
+
+
+def label_log_prob_backward_columns(temperature, total_sum):
+    """The result."""
+    dtemperature = -device.divide(total_sum, temperature, False)
+    return dtemperature
+
+
+@cute.kernel
+def label_log_prob_backward_kernel(
+    mDy: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mTemperature: cute.Tensor,  # (1) temperature
+    mDx: cute.Tensor,  # (rows, N) T
+    mDtemperature: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mX.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mTotalSumParts.shape[0] // cluster
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mDy, (row,), row < rows, rDy[None, u])
+            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = label_log_prob_backward_row_max(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = label_log_prob_backward_row_sum(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, total_sum_of = label_log_prob_backward_chain(
+                    cute.full((vec,), rDy[0, u], rDy.element_type).to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.again(per_row, cluster)
+
+    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
+    if tidx == 0:
+        mTotalSumParts[bidx] = found[0]
+    reduce.arrive(cluster)
+    reduce.leave(cluster)
+
+
+@cute.kernel
+def label_log_prob_backward_finish(
+    mTemperature: cute.Tensor,  # (1) temperature
+    mDtemperature: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    there = tidx == 0
+    rDtemperature = cute.make_rmem_tensor((1,), mDtemperature.element_type)
+    if there:
+        dtemperature = label_log_prob_backward_columns(
+            cute.full((1,), mTemperature[0], cutlass.Float32),
+            cute.full((1,), total_sum, cutlass.Float32),
+        )
+        rDtemperature.store(dtemperature.to(mDtemperature.element_type))
+        mDtemperature[0] = rDtemperature[0]
+
+
+@cute.jit
+def label_log_prob_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mTemperature: cute.Tensor,
+    mDx: cute.Tensor,
+    mDtemperature: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    label_log_prob_backward_kernel(
+        mDy, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    label_log_prob_backward_finish(
+        mTemperature, mDtemperature, mTotalSumParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def label_log_prob_backward_xla(dy, x, label, index_n, temperature):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    z = x / temperature
+    t1 = jnp.max(z, axis=-1, keepdims=True)
+    t2 = jnp.where(jnp.isfinite(t1), t1, 0.0)
+    t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - (jnp.log(jnp.sum(jnp.exp(z - t2), axis=-1, keepdims=True)) + t2))
+    dx = t0 / temperature
+    dtemperature = -(jnp.sum(t0 * z, axis=None, keepdims=True) / temperature)
+    return dx, dtemperature
+
+
 @runtime.op(
     SPEC,
     launch=label_log_prob_launch,
     xla=label_log_prob_xla,
     reference=label_log_prob_reference,
+    backward_launch=label_log_prob_backward_launch,
+    backward_xla=label_log_prob_backward_xla,
 )
 def label_log_prob(
     x: jax.Array,

@@ -381,7 +381,6 @@ def layernorm_stats_backward_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -427,18 +426,19 @@ def layernorm_stats_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, N = mDy.shape[0], mDy.shape[1]
-    pieces, columns = cluster, N
+    N = mDy.shape[1]
     layernorm_stats_backward_kernel(
         mDy, mDmean, mDrstd, mMean, mRstd, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     layernorm_stats_backward_finish(
         mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def layernorm_stats_backward_xla(dy, dmean, drstd, mean, rstd, x, weight, size_n, row_axes):

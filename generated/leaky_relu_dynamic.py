@@ -104,16 +104,16 @@ def leaky_relu_dynamic_reference(x, slope):
 
 
 def leaky_relu_dynamic_backward_chain(dy, x, slope):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = x >= 0.0
     t1 = device.where(t0, 0.0, dy)
     dx = device.where(t0, dy, 0.0) + slope * t1
     return dx, t1 * x
 
 
-def leaky_relu_dynamic_backward_columns(column_sum):
+def leaky_relu_dynamic_backward_columns(total_sum):
     """The result."""
-    dslope = column_sum
+    dslope = total_sum
     return dslope
 
 
@@ -124,7 +124,7 @@ def leaky_relu_dynamic_backward_kernel(
     mSlope: cute.Tensor,  # (1) slope
     mDx: cute.Tensor,  # (rows, cols) T
     mDslope: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -142,7 +142,7 @@ def leaky_relu_dynamic_backward_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnSumParts.shape[0]
+    parts = mTotalSumParts.shape[0]
     part, first = bidx, cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -151,8 +151,8 @@ def leaky_relu_dynamic_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
     for base in cutlass.range(part * handful, row_count, parts * handful):
         for u in cutlass.range_constexpr(at_once):
@@ -166,35 +166,34 @@ def leaky_relu_dynamic_backward_kernel(
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, column_sum_of = leaky_relu_dynamic_backward_chain(
+                dx, total_sum_of = leaky_relu_dynamic_backward_chain(
                     rDy[None, v, u].load().to(cutlass.Float32),
                     rX[None, v, u].load().to(cutlass.Float32),
                     cute.full((vec,), mSlope[0], cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
 
-    found = reduce.over_row([fColumnSum[None, 0]], ("sum",), sParts, threads, 1)
+    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
-        mColumnSumParts[part] = found[0]
+        mTotalSumParts[bidx] = found[0]
 
 
 @cute.kernel
 def leaky_relu_dynamic_backward_finish(
     mDslope: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
-    row_count: cutlass.Int64,
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
     rDslope = cute.make_rmem_tensor((1,), mDslope.element_type)
     if there:
         dslope = leaky_relu_dynamic_backward_columns(
-            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), total_sum, cutlass.Float32),
         )
         rDslope.store(dslope.to(mDslope.element_type))
         mDslope[0] = rDslope[0]
@@ -208,7 +207,7 @@ def leaky_relu_dynamic_backward_launch(
     mSlope: cute.Tensor,
     mDx: cute.Tensor,
     mDslope: cute.Tensor,
-    mColumnSumParts: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -218,18 +217,18 @@ def leaky_relu_dynamic_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, cols = mDy.shape[0], mDy.shape[1]
-    pieces, columns = 1, 1
     leaky_relu_dynamic_backward_kernel(
-        mDy, mX, mSlope, mDx, mDslope, mColumnSumParts,
+        mDy, mX, mSlope, mDx, mDslope, mTotalSumParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     leaky_relu_dynamic_backward_finish(
-        mDslope, mColumnSumParts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+        mDslope, mTotalSumParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def leaky_relu_dynamic_backward_xla(dy, x, slope):

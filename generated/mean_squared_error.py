@@ -28,14 +28,14 @@ reference: jnp.mean((x - y) ** 2)
 
 
 def mean_squared_error_chain(x, y):
-    """What is folded into column_mean, on one vector of each operand."""
+    """What is folded into total_mean, on one vector of each operand."""
     t0 = x - y
     return t0 * t0
 
 
-def mean_squared_error_columns(column_mean):
+def mean_squared_error_columns(total_mean):
     """The result."""
-    loss = column_mean
+    loss = total_mean
     return loss
 
 
@@ -44,7 +44,7 @@ def mean_squared_error_kernel(
     mX: cute.Tensor,  # (rows, cols) T
     mY: cute.Tensor,  # (rows, cols) T
     mLoss: cute.Tensor,  # (1) float32
-    mColumnMeanParts: cute.Tensor,  # (parts) column_mean of each part
+    mTotalMeanParts: cute.Tensor,  # (blocks) total_mean of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -62,7 +62,7 @@ def mean_squared_error_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnMeanParts.shape[0]
+    parts = mTotalMeanParts.shape[0]
     part, first = bidx, cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -70,8 +70,8 @@ def mean_squared_error_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
-    fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+    fTotalMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
     for base in cutlass.range(part * handful, row_count, parts * handful):
         for u in cutlass.range_constexpr(at_once):
@@ -85,33 +85,33 @@ def mean_squared_error_kernel(
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                column_mean_of = mean_squared_error_chain(
+                total_mean_of = mean_squared_error_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                     rY[None, v, u].load().to(cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), inside)
 
-    found = reduce.over_row([fColumnMean[None, 0]], ("mean",), sParts, threads, 1)
+    found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
     if tidx == 0:
-        mColumnMeanParts[part] = found[0]
+        mTotalMeanParts[bidx] = found[0]
 
 
 @cute.kernel
 def mean_squared_error_finish(
     mLoss: cute.Tensor,  # (1) float32
-    mColumnMeanParts: cute.Tensor,  # (parts) column_mean of each part
-    row_count: cutlass.Int64,
+    mTotalMeanParts: cute.Tensor,  # (blocks) total_mean of each part
+    element_count: cutlass.Int64,
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_mean = reduce.over_all_parts(mColumnMeanParts, "mean")
+    total_mean = reduce.over_all_parts(mTotalMeanParts, "mean")
     there = tidx == 0
-    column_mean = column_mean / cutlass.Float32(row_count)
+    total_mean = total_mean / cutlass.Float32(element_count)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
     if there:
         loss = mean_squared_error_columns(
-            cute.full((1,), column_mean, cutlass.Float32),
+            cute.full((1,), total_mean, cutlass.Float32),
         )
         rLoss.store(loss.to(mLoss.element_type))
         mLoss[0] = rLoss[0]
@@ -123,7 +123,7 @@ def mean_squared_error_launch(
     mX: cute.Tensor,
     mY: cute.Tensor,
     mLoss: cute.Tensor,
-    mColumnMeanParts: cute.Tensor,
+    mTotalMeanParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -134,17 +134,19 @@ def mean_squared_error_launch(
     exact: cutlass.Constexpr[bool],
 ):
     rows, cols = mX.shape[0], mX.shape[1]
-    pieces, columns = 1, 1
     mean_squared_error_kernel(
-        mX, mY, mLoss, mColumnMeanParts,
+        mX, mY, mLoss, mTotalMeanParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnMeanParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalMeanParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     mean_squared_error_finish(
-        mLoss, mColumnMeanParts,
+        mLoss, mTotalMeanParts,
         cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def mean_squared_error_xla(x, y):

@@ -130,37 +130,37 @@ def mixture_reference(w, a, b, c):
 
 
 def mixture_backward_chain(dy, w0, w1, w2, a, b, c):
-    """The chain: da, db, dc; what is folded into column_sum, column_sum2, column_sum3, on one vector of each operand."""
+    """The chain: da, db, dc; what is folded into total_sum, total_sum2, total_sum3, on one vector of each operand."""
     da = w0 * dy
     db = w1 * dy
     dc = w2 * dy
     return da, db, dc, dy * a, dy * b, dy * c
 
 
-def mixture_backward_columns(column_sum, column_sum2, column_sum3):
+def mixture_backward_columns(total_sum, total_sum2, total_sum3):
     """The result."""
-    dw0 = column_sum
-    dw1 = column_sum2
-    dw2 = column_sum3
+    dw0 = total_sum
+    dw1 = total_sum2
+    dw2 = total_sum3
     return dw0, dw1, dw2
 
 
 @cute.kernel
 def mixture_backward_kernel(
-    mDy: cute.Tensor,  # (rows, cols) T
-    mW: cute.Tensor,  # (1) float32
-    mA: cute.Tensor,  # (rows, cols) T
-    mB: cute.Tensor,  # (rows, cols) T
-    mC: cute.Tensor,  # (rows, cols) T
-    mDw: cute.Tensor,  # (1) float32
-    mDa: cute.Tensor,  # (rows, cols) T
-    mDb: cute.Tensor,  # (rows, cols) T
-    mDc: cute.Tensor,  # (rows, cols) T
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
-    mColumnSum3Parts: cute.Tensor,  # (parts) column_sum3 of each part
+    mDy: cute.Tensor,  # (rows, N) T
+    mW: cute.Tensor,  # (3) float32
+    mA: cute.Tensor,  # (rows, N) T
+    mB: cute.Tensor,  # (rows, N) T
+    mC: cute.Tensor,  # (rows, N) T
+    mDw: cute.Tensor,  # (3) float32
+    mDa: cute.Tensor,  # (rows, N) T
+    mDb: cute.Tensor,  # (rows, N) T
+    mDc: cute.Tensor,  # (rows, N) T
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
+    mTotalSum3Parts: cute.Tensor,  # (blocks) total_sum3 of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
-    ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
@@ -170,14 +170,14 @@ def mixture_backward_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    rows, cols = mDy.shape[0], mDy.shape[1]
-    total = cutlass.Int64(rows) * cols
-    width = threads * vec  # the arrays as rows of this many elements, one after the other
-    row_count = cutlass.Int32((total + width - 1) // width)
+    rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnSumParts.shape[0]
-    part, first = bidx, cutlass.Int32(tidx * vec)
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    parts = mTotalSumParts.shape[0] // pieces
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     handful = rows_a_block * at_once
@@ -192,29 +192,29 @@ def mixture_backward_kernel(
     rDa = cute.make_rmem_tensor((vec,), mDa.element_type)
     rDb = cute.make_rmem_tensor((vec,), mDb.element_type)
     rDc = cute.make_rmem_tensor((vec,), mDc.element_type)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    fTotalSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
     reduce.load_one(mW, (0,), True, rW0)
-    reduce.load_one(mW, (0,), True, rW1)
-    reduce.load_one(mW, (0,), True, rW2)
+    reduce.load_one(mW, (1,), True, rW1)
+    reduce.load_one(mW, (2,), True, rW2)
 
-    for base in cutlass.range(part * handful, row_count, parts * handful):
+    for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
-            columns = reduce.columns_left(total, row, width)
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
-            reduce.load_row(mA, cutlass.Int64(row) * width, column, step, columns, rA[None, None, u], 1, ragged, True, True)
-            reduce.load_row(mB, cutlass.Int64(row) * width, column, step, columns, rB[None, None, u], 1, ragged, True, True)
-            reduce.load_row(mC, cutlass.Int64(row) * width, column, step, columns, rC[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
-            columns = reduce.columns_left(total, row, width)
+            columns = cutlass.select_(row < rows, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                da, db, dc, column_sum_of, column_sum2_of, column_sum3_of = mixture_backward_chain(
+                da, db, dc, total_sum_of, total_sum2_of, total_sum3_of = mixture_backward_chain(
                     rDy[None, v, u].load().to(cutlass.Float32),
                     cute.full((vec,), rW0[0], rW0.element_type).to(cutlass.Float32),
                     cute.full((vec,), rW1[0], rW1.element_type).to(cutlass.Float32),
@@ -224,50 +224,49 @@ def mixture_backward_kernel(
                     rC[None, v, u].load().to(cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of,), inside)
+                reduce.accumulate([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), (total_sum_of, total_sum2_of, total_sum3_of,), inside)
                 rDa.store(da.to(mDa.element_type))
                 rDb.store(db.to(mDb.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDa, mDa, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
-                reduce.store_row(rDb, mDb, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
-                reduce.store_row(rDc, mDc, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+                reduce.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), c, columns, 1, ragged, False, per_row)
 
-    found = reduce.over_row([fColumnSum[None, 0], fColumnSum2[None, 0], fColumnSum3[None, 0]], ("sum", "sum", "sum"), sParts, threads, 1)
+    found = reduce.over_row([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
-        mColumnSumParts[part] = found[0]
-        mColumnSum2Parts[part] = found[1]
-        mColumnSum3Parts[part] = found[2]
+        mTotalSumParts[bidx] = found[0]
+        mTotalSum2Parts[bidx] = found[1]
+        mTotalSum3Parts[bidx] = found[2]
 
 
 @cute.kernel
 def mixture_backward_finish(
-    mDw: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
-    mColumnSum3Parts: cute.Tensor,  # (parts) column_sum3 of each part
-    row_count: cutlass.Int64,
+    mDw: cute.Tensor,  # (3) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
+    mTotalSum3Parts: cute.Tensor,  # (blocks) total_sum3 of each part
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
-    column_sum2 = reduce.over_all_parts(mColumnSum2Parts, "sum")
-    column_sum3 = reduce.over_all_parts(mColumnSum3Parts, "sum")
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
+    total_sum3 = reduce.over_all_parts(mTotalSum3Parts, "sum")
     there = tidx == 0
     rDw0 = cute.make_rmem_tensor((1,), mDw.element_type)
     rDw1 = cute.make_rmem_tensor((1,), mDw.element_type)
     rDw2 = cute.make_rmem_tensor((1,), mDw.element_type)
     if there:
         dw0, dw1, dw2 = mixture_backward_columns(
-            cute.full((1,), column_sum, cutlass.Float32),
-            cute.full((1,), column_sum2, cutlass.Float32),
-            cute.full((1,), column_sum3, cutlass.Float32),
+            cute.full((1,), total_sum, cutlass.Float32),
+            cute.full((1,), total_sum2, cutlass.Float32),
+            cute.full((1,), total_sum3, cutlass.Float32),
         )
         rDw0.store(dw0.to(mDw.element_type))
         rDw1.store(dw1.to(mDw.element_type))
         rDw2.store(dw2.to(mDw.element_type))
         mDw[0] = rDw0[0]
-        mDw[0] = rDw1[0]
-        mDw[0] = rDw2[0]
+        mDw[1] = rDw1[0]
+        mDw[2] = rDw2[0]
 
 
 @cute.jit
@@ -282,9 +281,9 @@ def mixture_backward_launch(
     mDa: cute.Tensor,
     mDb: cute.Tensor,
     mDc: cute.Tensor,
-    mColumnSumParts: cute.Tensor,
-    mColumnSum2Parts: cute.Tensor,
-    mColumnSum3Parts: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    mTotalSum2Parts: cute.Tensor,
+    mTotalSum3Parts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -294,18 +293,18 @@ def mixture_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, cols = mDy.shape[0], mDy.shape[1]
-    pieces, columns = 1, 1
     mixture_backward_kernel(
-        mDy, mW, mA, mB, mC, mDw, mDa, mDb, mDc, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts,
+        mDy, mW, mA, mB, mC, mDw, mDa, mDb, mDc, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     mixture_backward_finish(
-        mDw, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+        mDw, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def mixture_backward_xla(dy, w0, w1, w2, a, b, c):

@@ -198,11 +198,240 @@ def modulated_layernorm_reference(x, scale, shift, eps):
     return y
 
 
+def modulated_layernorm_backward_stage0(dy, x, scale):
+    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
+    t0 = 1.0 + scale
+    t1 = t0 * dy
+    return x, t1
+
+
+def modulated_layernorm_backward_stage1(dy, x, scale, row_mean):
+    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    t0 = 1.0 + scale
+    t1 = t0 * dy
+    centred = x - row_mean
+    return centred * centred, t1 * centred
+
+
+def modulated_layernorm_backward_chain(dy, x, scale, size_n, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    t0 = 1.0 + scale
+    rstd = device.rsqrt(row_mean2 + eps, approx)
+    centred = x - row_mean
+    t3 = size_n.to(cutlass.Float32)
+    t2 = t0 * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t3, approx) * centred - device.divide(rstd * row_sum2, t3, approx)
+    dx = t2
+    return dx, dy * (centred * rstd), dy
+
+
+def modulated_layernorm_backward_columns(column_sum, column_sum2):
+    """The columns' results, from their statistics."""
+    dscale = column_sum
+    dshift = column_sum2
+    return dscale, dshift
+
+
+@cute.kernel
+def modulated_layernorm_backward_kernel(
+    mDy: cute.Tensor,  # (B, S, N) T
+    mX: cute.Tensor,  # (B, S, N) T
+    mScale: cute.Tensor,  # (B, N) T
+    mDx: cute.Tensor,  # (B, S, N) T
+    mDscale: cute.Tensor,  # (B, N) T
+    mDshift: cute.Tensor,  # (B, N) T
+    mColumnSumParts: cute.Tensor,  # (parts, B * N) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, B * N) column_sum2 of each part
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, S, N = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    part, place = part // (B), part % (B)  # only rows of one place meet
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rScale = cute.make_rmem_tensor((vec, vectors, at_once), mScale.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+
+    for base in cutlass.range(part * handful, S, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iB = place
+            iS = row
+            columns = cutlass.select_(row < S, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iB = place
+            iS = row
+            columns = cutlass.select_(row < S, N, 0)
+            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = modulated_layernorm_backward_stage0(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rScale[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
+            row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+            row_mean = row_mean / cutlass.Float32(N)
+            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = modulated_layernorm_backward_stage1(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rScale[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
+            row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+            row_mean2 = row_mean2 / cutlass.Float32(N)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of, column_sum2_of = modulated_layernorm_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rScale[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), N, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((iB, iS, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.again(per_row, cluster)
+
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (N)), mColumnSumParts), cute.domain_offset((0, place * (N)), mColumnSum2Parts)], sColumns, part, first, step, N, per_row)
+    reduce.arrive(cluster)
+    reduce.leave(cluster)
+
+
+@cute.kernel
+def modulated_layernorm_backward_finish(
+    mDscale: cute.Tensor,  # (B, N) T
+    mDshift: cute.Tensor,  # (B, N) T
+    mColumnSumParts: cute.Tensor,  # (parts, B * N) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, B * N) column_sum2 of each part
+    N: cutlass.Int32,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    iN = c % N
+    iB = (c // N)
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
+    rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)
+    if there:
+        dscale, dshift = modulated_layernorm_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDscale.store(dscale.to(mDscale.element_type))
+        rDshift.store(dshift.to(mDshift.element_type))
+        mDscale[iB, iN] = rDscale[0]
+        mDshift[iB, iN] = rDshift[0]
+
+
+@cute.jit
+def modulated_layernorm_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mDx: cute.Tensor,
+    mDscale: cute.Tensor,
+    mDshift: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    B, N = mDy.shape[0], mDy.shape[2]
+    modulated_layernorm_backward_kernel(
+        mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * cluster * B, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    modulated_layernorm_backward_finish(
+        mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+        N,
+    ).launch(grid=((B * N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def modulated_layernorm_backward_xla(dy, x, scale, size_n, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = 1.0 + scale
+    t3 = x - jnp.mean(x, axis=-1, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(t3 * t3, axis=-1, keepdims=True) + eps)
+    t1 = t0 * dy
+    centred = t3
+    t4 = size_n.astype(jnp.float32)
+    t5 = t0 * rstd * dy - jnp.sum(t1 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t4 * centred
+    t2 = t5 - rstd * jnp.sum(t1, axis=-1, keepdims=True) / t4
+    dx = t2
+    dscale = jnp.sum(dy * (centred * rstd), axis=-2, keepdims=True)
+    dshift = jnp.sum(dy, axis=-2, keepdims=True)
+    return dx, dscale, dshift
+
+
 @runtime.op(
     SPEC,
     launch=modulated_layernorm_launch,
     xla=modulated_layernorm_xla,
     reference=modulated_layernorm_reference,
+    backward_launch=modulated_layernorm_backward_launch,
+    backward_xla=modulated_layernorm_backward_xla,
 )
 def modulated_layernorm(
     x: jax.Array,

@@ -348,7 +348,6 @@ def qk_rmsnorm_backward_finish(
     mDkWeight: cute.Tensor,  # (D) T
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -395,18 +394,19 @@ def qk_rmsnorm_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, D = mDqOut.shape[0], mDqOut.shape[1]
-    pieces, columns = cluster, D
+    D = mDqOut.shape[1]
     qk_rmsnorm_backward_kernel(
         mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mDq, mDk, mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
         eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     qk_rmsnorm_backward_finish(
         mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def qk_rmsnorm_backward_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_axes):

@@ -40,14 +40,14 @@ domain:
 
 
 def quantize_fp8_amax_chain(x, scale):
-    """The chain: q; what is folded into column_max, on one vector of each operand."""
+    """The chain: q; what is folded into total_max, on one vector of each operand."""
     q = device.divide(x, scale, True)
     return q, cute.math.abs(x)
 
 
-def quantize_fp8_amax_columns(column_max):
+def quantize_fp8_amax_columns(total_max):
     """The result."""
-    amax = column_max
+    amax = total_max
     return amax
 
 
@@ -57,7 +57,7 @@ def quantize_fp8_amax_kernel(
     mScale: cute.Tensor,  # (1) float32
     mQ: cute.Tensor,  # (rows, cols) Q
     mAmax: cute.Tensor,  # (1) float32
-    mColumnMaxParts: cute.Tensor,  # (parts) column_max of each part
+    mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -75,7 +75,7 @@ def quantize_fp8_amax_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnMaxParts.shape[0]
+    parts = mTotalMaxParts.shape[0]
     part, first = bidx, cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -84,8 +84,8 @@ def quantize_fp8_amax_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
-    fColumnMax = reduce.accumulators(vec, vectors, "max", cutlass.Float32)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+    fTotalMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
     reduce.load_one(mScale, (0,), True, rScale)
 
     for base in cutlass.range(part * handful, row_count, parts * handful):
@@ -99,34 +99,33 @@ def quantize_fp8_amax_kernel(
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                q, column_max_of = quantize_fp8_amax_chain(
+                q, total_max_of = quantize_fp8_amax_chain(
                     rX[None, v, u].load().to(cutlass.Float32),
                     cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
+                reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
                 rQ.store(q.to(mQ.element_type))
                 reduce.store_row(rQ, mQ, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
 
-    found = reduce.over_row([fColumnMax[None, 0]], ("max",), sParts, threads, 1)
+    found = reduce.over_row([fTotalMax], ("max",), sTotals, threads, 1)
     if tidx == 0:
-        mColumnMaxParts[part] = found[0]
+        mTotalMaxParts[bidx] = found[0]
 
 
 @cute.kernel
 def quantize_fp8_amax_finish(
     mAmax: cute.Tensor,  # (1) float32
-    mColumnMaxParts: cute.Tensor,  # (parts) column_max of each part
-    row_count: cutlass.Int64,
+    mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_max = reduce.over_all_parts(mColumnMaxParts, "max")
+    total_max = reduce.over_all_parts(mTotalMaxParts, "max")
     there = tidx == 0
     rAmax = cute.make_rmem_tensor((1,), mAmax.element_type)
     if there:
         amax = quantize_fp8_amax_columns(
-            cute.full((1,), column_max, cutlass.Float32),
+            cute.full((1,), total_max, cutlass.Float32),
         )
         rAmax.store(amax.to(mAmax.element_type))
         mAmax[0] = rAmax[0]
@@ -139,7 +138,7 @@ def quantize_fp8_amax_launch(
     mScale: cute.Tensor,
     mQ: cute.Tensor,
     mAmax: cute.Tensor,
-    mColumnMaxParts: cute.Tensor,
+    mTotalMaxParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -149,18 +148,18 @@ def quantize_fp8_amax_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, cols = mX.shape[0], mX.shape[1]
-    pieces, columns = 1, 1
     quantize_fp8_amax_kernel(
-        mX, mScale, mQ, mAmax, mColumnMaxParts,
+        mX, mScale, mQ, mAmax, mTotalMaxParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnMaxParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalMaxParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     quantize_fp8_amax_finish(
-        mAmax, mColumnMaxParts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+        mAmax, mTotalMaxParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class QuantizeFp8AmaxOutputs(NamedTuple):

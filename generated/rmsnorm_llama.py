@@ -269,7 +269,6 @@ def rmsnorm_llama_backward_kernel(
 def rmsnorm_llama_backward_finish(
     mDweight: cute.Tensor,  # (N) bfloat16
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -305,18 +304,19 @@ def rmsnorm_llama_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, N = mDy.shape[0], mDy.shape[1]
-    pieces, columns = cluster, N
+    N = mDy.shape[1]
     rmsnorm_llama_backward_kernel(
         mDy, mX, mWeight, mDx, mDweight, mColumnSumParts,
         eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     rmsnorm_llama_backward_finish(
         mDweight, mColumnSumParts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def rmsnorm_llama_backward_xla(dy, x, weight, size_n, eps, row_axes):

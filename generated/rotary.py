@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # The halves of a head are the two coordinates of each rotation (the "rotate half" layout of GPT-NeoX and Llama).
@@ -156,11 +156,190 @@ def rotary_reference(x, cos, sin):
     return y
 
 
+def rotary_backward_chain(dy0, dy1, x0, x1, cos, sin):
+    """The chain: dx0, dx1; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    dx0 = sin * dy1 + cos * dy0
+    dx1 = cos * dy1 - sin * dy0
+    return dx0, dx1, dy1 * x1 + dy0 * x0, dy1 * x0 - dy0 * x1
+
+
+def rotary_backward_columns(column_sum, column_sum2):
+    """The columns' results, from their statistics."""
+    dcos = column_sum
+    dsin = column_sum2
+    return dcos, dsin
+
+
+@cute.kernel
+def rotary_backward_kernel(
+    mDy: cute.Tensor,  # (B, S, H, 2, D) T
+    mX: cute.Tensor,  # (B, S, H, 2, D) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mDx: cute.Tensor,  # (B, S, H, 2, D) T
+    mDcos: cute.Tensor,  # (S, D) float32
+    mDsin: cute.Tensor,  # (S, D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (D + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    part, place = part // (S), part % (S)  # only rows of one place meet
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy0 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rDy1 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors, at_once), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
+    rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+
+    for base in cutlass.range(part * handful, B * H, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iS = place
+            iH = row % H
+            iB = (row // H)
+            columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iS = place
+            iH = row % H
+            iB = (row // H)
+            columns = cutlass.select_(row < B * H, D, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
+                    rDy0[None, v, u].load().to(cutlass.Float32),
+                    rDy1[None, v, u].load().to(cutlass.Float32),
+                    rX0[None, v, u].load().to(cutlass.Float32),
+                    rX1[None, v, u].load().to(cutlass.Float32),
+                    rCos[None, v, u].load().to(cutlass.Float32),
+                    rSin[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx0.store(dx0.to(mDx.element_type))
+                rDx1.store(dx1.to(mDx.element_type))
+                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)], sColumns, part, first, step, D, per_row)
+
+
+@cute.kernel
+def rotary_backward_finish(
+    mDcos: cute.Tensor,  # (S, D) float32
+    mDsin: cute.Tensor,  # (S, D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
+    D: cutlass.Int32,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    iD = c % D
+    iS = (c // D)
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
+    rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
+    if there:
+        dcos, dsin = rotary_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDcos.store(dcos.to(mDcos.element_type))
+        rDsin.store(dsin.to(mDsin.element_type))
+        mDcos[iS, iD] = rDcos[0]
+        mDsin[iS, iD] = rDsin[0]
+
+
+@cute.jit
+def rotary_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mCos: cute.Tensor,
+    mSin: cute.Tensor,
+    mDx: cute.Tensor,
+    mDcos: cute.Tensor,
+    mDsin: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    S, D = mDy.shape[1], mDy.shape[4]
+    pieces = (D + vec * per_row - 1) // (vec * per_row)
+    rotary_backward_kernel(
+        mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces * S, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    rotary_backward_finish(
+        mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+        D,
+    ).launch(grid=((S * D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def rotary_backward_xla(dy0, dy1, x0, x1, cos, sin):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx0 = sin * dy1 + cos * dy0
+    dx1 = cos * dy1 - sin * dy0
+    dcos = jnp.sum(dy1 * x1 + dy0 * x0, axis=(-4, -2), keepdims=True)
+    dsin = jnp.sum(dy1 * x0 - dy0 * x1, axis=(-4, -2), keepdims=True)
+    return dx0, dx1, dcos, dsin
+
+
 @runtime.op(
     SPEC,
     launch=rotary_launch,
     xla=rotary_xla,
     reference=rotary_reference,
+    backward_launch=rotary_backward_launch,
+    backward_xla=rotary_backward_xla,
 )
 def rotary(
     x: jax.Array,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # Neighbours in a head are the two coordinates of each rotation (the layout of GPT-J).
@@ -140,11 +140,182 @@ def rotary_pairs_reference(x, cos, sin):
     return y
 
 
+def rotary_pairs_backward_chain(dy0, dy1, x0, x1, cos, sin):
+    """The chain: dx0, dx1; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    dx0 = sin * dy1 + cos * dy0
+    dx1 = cos * dy1 - sin * dy0
+    return dx0, dx1, dy1 * x1 + dy0 * x0, dy1 * x0 - dy0 * x1
+
+
+def rotary_pairs_backward_columns(column_sum, column_sum2):
+    """The results of S x D, from their statistics."""
+    dcos = column_sum
+    dsin = column_sum2
+    return dcos, dsin
+
+
+@cute.kernel
+def rotary_pairs_backward_kernel(
+    mDy: cute.Tensor,  # (B, S, H, D, 2) T
+    mX: cute.Tensor,  # (B, S, H, D, 2) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mDx: cute.Tensor,  # (B, S, H, D, 2) T
+    mDcos: cute.Tensor,  # (S, D) float32
+    mDsin: cute.Tensor,  # (S, D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * H * D) column_sum2 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((2, vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((2, vec, vectors, at_once), mX.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
+    rDx = cute.make_rmem_tensor((2, vec), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    columns, column = S * H * D, first
+    reduce.gather_row(mCos, (0, 0), (0, 2), (S, H, D,), column, step, columns, rCos, ragged)
+    reduce.gather_row(mSin, (0, 0), (0, 2), (S, H, D,), column, step, columns, rSin, ragged)
+
+    for base in cutlass.range(part * handful, B, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iB = row
+            columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            iB = row
+            columns = cutlass.select_(row < B, S * H * D, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx0, dx1, column_sum_of, column_sum2_of = rotary_pairs_backward_chain(
+                    rDy[0, None, v, u].load().to(cutlass.Float32),
+                    rDy[1, None, v, u].load().to(cutlass.Float32),
+                    rX[0, None, v, u].load().to(cutlass.Float32),
+                    rX[1, None, v, u].load().to(cutlass.Float32),
+                    rCos[None, v].load().to(cutlass.Float32),
+                    rSin[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx[0, None].store(dx0.to(mDx.element_type))
+                rDx[1, None].store(dx1.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0, 0), mDx.layout), c, columns, 2, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, S * H * D, per_row)
+
+
+@cute.kernel
+def rotary_pairs_backward_finish(
+    mDcos: cute.Tensor,  # (S, D) float32
+    mDsin: cute.Tensor,  # (S, D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * H * D) column_sum2 of each part
+    S: cutlass.Int32,
+    H: cutlass.Int32,
+    D: cutlass.Int32,
+):
+    # All parts of each result, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx
+    iD = c % D
+    iS = (c // D)
+    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
+    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (S, H, D,), (True, False, True))
+    there = tidx == 0
+    rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
+    rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
+    if there:
+        dcos, dsin = rotary_pairs_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDcos.store(dcos.to(mDcos.element_type))
+        rDsin.store(dsin.to(mDsin.element_type))
+        mDcos[iS, iD] = rDcos[0]
+        mDsin[iS, iD] = rDsin[0]
+
+
+@cute.jit
+def rotary_pairs_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mCos: cute.Tensor,
+    mSin: cute.Tensor,
+    mDx: cute.Tensor,
+    mDcos: cute.Tensor,
+    mDsin: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
+    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    rotary_pairs_backward_kernel(
+        mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    rotary_pairs_backward_finish(
+        mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+        S, H, D,
+    ).launch(grid=(S * D, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def rotary_pairs_backward_xla(dy0, dy1, x0, x1, cos, sin):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx0 = sin * dy1 + cos * dy0
+    dx1 = cos * dy1 - sin * dy0
+    dcos = jnp.sum(dy1 * x1 + dy0 * x0, axis=(-4, -2), keepdims=True)
+    dsin = jnp.sum(dy1 * x0 - dy0 * x1, axis=(-4, -2), keepdims=True)
+    return dx0, dx1, dcos, dsin
+
+
 @runtime.op(
     SPEC,
     launch=rotary_pairs_launch,
     xla=rotary_pairs_xla,
     reference=rotary_pairs_reference,
+    backward_launch=rotary_pairs_backward_launch,
+    backward_xla=rotary_pairs_backward_xla,
 )
 def rotary_pairs(
     x: jax.Array,

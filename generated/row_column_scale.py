@@ -240,7 +240,6 @@ def row_column_scale_backward_kernel(
 def row_column_scale_backward_finish(
     mDcolumnScale: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -277,18 +276,19 @@ def row_column_scale_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, N = mDy.shape[0], mDy.shape[1]
-    pieces, columns = cluster, N
+    N = mDy.shape[1]
     row_column_scale_backward_kernel(
         mDy, mX, mRowScale, mColumnScale, mDx, mDrowScale, mDcolumnScale, mColumnSumParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     row_column_scale_backward_finish(
         mDcolumnScale, mColumnSumParts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def row_column_scale_backward_xla(dy, x, row_scale, column_scale, row_axes):

@@ -228,7 +228,6 @@ def scale_shift_backward_finish(
     mDshift: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
-    row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
@@ -270,18 +269,20 @@ def scale_shift_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, N = mDy.shape[0], mDy.shape[1]
-    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    N = mDy.shape[1]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
     scale_shift_backward_kernel(
         mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     scale_shift_backward_finish(
         mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-        cutlass.Int64(rows),
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def scale_shift_backward_xla(dy, x, scale, row_axes):

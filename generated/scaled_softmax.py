@@ -190,11 +190,209 @@ def scaled_softmax_reference(x, scale):
     return jax.nn.softmax(scale * x, axis=-1)
 
 
+def scaled_softmax_backward_row_max(x, scale):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x * scale
+
+
+def scaled_softmax_backward_row_sum(x, scale, row_max):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return device.exp(x * scale - row_max, False)
+
+
+def scaled_softmax_backward_row_sum2(dy, x, scale, row_max, row_sum):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    t0 = device.divide_by_row(device.exp(x * scale - row_max, False), row_sum, False)
+    return dy * t0
+
+
+def scaled_softmax_backward_chain(dy, x, scale, row_max, row_sum, row_sum2):
+    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    t0 = device.divide_by_row(device.exp(x * scale - row_max, False), row_sum, False)
+    t1 = dy - row_sum2
+    dx = scale * t0 * t1
+    return dx, t0 * t1 * x
+
+
+def scaled_softmax_backward_columns(total_sum):
+    """The result."""
+    dscale = total_sum
+    return dscale
+
+
+@cute.kernel
+def scaled_softmax_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (1) scale
+    mDx: cute.Tensor,  # (rows, N) T
+    mDscale: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mTotalSumParts.shape[0] // cluster
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = scaled_softmax_backward_row_max(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mScale[0], cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = scaled_softmax_backward_row_sum(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mScale[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = scaled_softmax_backward_row_sum2(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mScale[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum2], ("sum",), values, inside)
+            row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, total_sum_of = scaled_softmax_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mScale[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.again(per_row, cluster)
+
+    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
+    if tidx == 0:
+        mTotalSumParts[bidx] = found[0]
+    reduce.arrive(cluster)
+    reduce.leave(cluster)
+
+
+@cute.kernel
+def scaled_softmax_backward_finish(
+    mDscale: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    there = tidx == 0
+    rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
+    if there:
+        dscale = scaled_softmax_backward_columns(
+            cute.full((1,), total_sum, cutlass.Float32),
+        )
+        rDscale.store(dscale.to(mDscale.element_type))
+        mDscale[0] = rDscale[0]
+
+
+@cute.jit
+def scaled_softmax_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mDx: cute.Tensor,
+    mDscale: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    scaled_softmax_backward_kernel(
+        mDy, mX, mScale, mDx, mDscale, mTotalSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    scaled_softmax_backward_finish(
+        mDscale, mTotalSumParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def scaled_softmax_backward_xla(dy, x, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t2 = x * scale
+    t3 = jnp.exp(t2 - jnp.max(t2, axis=-1, keepdims=True))
+    t0 = t3 / jnp.sum(t3, axis=-1, keepdims=True)
+    t1 = dy - jnp.sum(dy * t0, axis=-1, keepdims=True)
+    dx = scale * t0 * t1
+    dscale = jnp.sum(t0 * t1 * x, axis=None, keepdims=True)
+    return dx, dscale
+
+
 @runtime.op(
     SPEC,
     launch=scaled_softmax_launch,
     xla=scaled_softmax_xla,
     reference=scaled_softmax_reference,
+    backward_launch=scaled_softmax_backward_launch,
+    backward_xla=scaled_softmax_backward_xla,
 )
 def scaled_softmax(
     x: jax.Array,

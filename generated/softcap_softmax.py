@@ -194,11 +194,223 @@ def softcap_softmax_reference(x, cap):
     return jax.nn.softmax(cap * jnp.tanh(x / cap), axis=-1)
 
 
+def softcap_softmax_backward_row_max(x, cap):
+    """What is folded into row_max (max), on one vector of each operand."""
+    t0 = device.divide_by_row(x, cap, False)
+    t1 = cute.math.tanh(t0)
+    return cap * t1
+
+
+def softcap_softmax_backward_row_sum(x, cap, row_max):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    t0 = device.divide_by_row(x, cap, False)
+    t1 = cute.math.tanh(t0)
+    return device.exp(cap * t1 - row_max, False)
+
+
+def softcap_softmax_backward_row_sum2(dy, x, cap, row_max, row_sum):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    t0 = device.divide_by_row(x, cap, False)
+    t1 = cute.math.tanh(t0)
+    t2 = device.divide_by_row(device.exp(cap * t1 - row_max, False), row_sum, False)
+    return dy * t2
+
+
+def softcap_softmax_backward_chain(dy, x, cap, row_max, row_sum, row_sum2, approx):
+    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    t0 = device.divide_by_row(x, cap, False)
+    t1 = cute.math.tanh(t0)
+    t2 = device.divide_by_row(device.exp(cap * t1 - row_max, False), row_sum, False)
+    t3 = dy - row_sum2
+    t4 = cap * t2 * t3 * (1.0 - t1 * t1)
+    dx = device.divide_by_row(t4, cap, approx)
+    return dx, t2 * t3 * t1 - device.divide_by_row(t4 * t0, cap, False)
+
+
+def softcap_softmax_backward_columns(total_sum):
+    """The result."""
+    dcap = total_sum
+    return dcap
+
+
+@cute.kernel
+def softcap_softmax_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mCap: cute.Tensor,  # (1) cap
+    mDx: cute.Tensor,  # (rows, N) T
+    mDcap: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mTotalSumParts.shape[0] // cluster
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = softcap_softmax_backward_row_max(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mCap[0], cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = softcap_softmax_backward_row_sum(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mCap[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = softcap_softmax_backward_row_sum2(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mCap[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum2], ("sum",), values, inside)
+            row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, total_sum_of = softcap_softmax_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mCap[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.again(per_row, cluster)
+
+    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
+    if tidx == 0:
+        mTotalSumParts[bidx] = found[0]
+    reduce.arrive(cluster)
+    reduce.leave(cluster)
+
+
+@cute.kernel
+def softcap_softmax_backward_finish(
+    mDcap: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    there = tidx == 0
+    rDcap = cute.make_rmem_tensor((1,), mDcap.element_type)
+    if there:
+        dcap = softcap_softmax_backward_columns(
+            cute.full((1,), total_sum, cutlass.Float32),
+        )
+        rDcap.store(dcap.to(mDcap.element_type))
+        mDcap[0] = rDcap[0]
+
+
+@cute.jit
+def softcap_softmax_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mCap: cute.Tensor,
+    mDx: cute.Tensor,
+    mDcap: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    softcap_softmax_backward_kernel(
+        mDy, mX, mCap, mDx, mDcap, mTotalSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    softcap_softmax_backward_finish(
+        mDcap, mTotalSumParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def softcap_softmax_backward_xla(dy, x, cap):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x / cap
+    t1 = jnp.tanh(t0)
+    t5 = cap * t1
+    t6 = jnp.exp(t5 - jnp.max(t5, axis=-1, keepdims=True))
+    t2 = t6 / jnp.sum(t6, axis=-1, keepdims=True)
+    t3 = dy - jnp.sum(dy * t2, axis=-1, keepdims=True)
+    t4 = cap * t2 * t3 * (1.0 - t1 * t1)
+    dx = t4 / cap
+    dcap = jnp.sum(t2 * t3 * t1 - t4 * t0 / cap, axis=None, keepdims=True)
+    return dx, dcap
+
+
 @runtime.op(
     SPEC,
     launch=softcap_softmax_launch,
     xla=softcap_softmax_xla,
     reference=softcap_softmax_reference,
+    backward_launch=softcap_softmax_backward_launch,
+    backward_xla=softcap_softmax_backward_xla,
 )
 def softcap_softmax(
     x: jax.Array,

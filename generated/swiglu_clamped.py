@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
@@ -135,11 +135,192 @@ def swiglu_clamped_reference(x, limit):
     return y
 
 
+def swiglu_clamped_backward_chain(dy, x0, x1, limit, approx):
+    """The chain: dx0, dx1; what is folded into total_sum, total_sum2, on one vector of each operand."""
+    t0 = -limit
+    t10 = device.maximum(x1, t0)
+    t1 = dy * device.minimum(t10, limit)
+    t11 = device.exp(-cute.math.abs(x0), False)
+    t12 = 1.0 + t11
+    t13 = device.divide(device.where(x0 >= 0.0, 1.0, t11), t12, False)
+    t2 = x0 * t13
+    t3 = device.where(t2 == limit, 0.5, 0.0)
+    dx0 = t1 * device.where(t2 < limit, 1.0, t3) * t13 * (1.0 + x0 * device.divide(device.where(-x0 >= 0.0, 1.0, t11), t12, approx))
+    t4 = dy * device.minimum(t2, limit)
+    t5 = t10
+    t6 = device.where(t5 == limit, 0.5, 0.0)
+    t7 = t4 * device.where(t5 < limit, 1.0, t6)
+    t8 = device.where(x1 == t0, 0.5, 0.0)
+    dx1 = t7 * device.where(x1 > t0, 1.0, t8)
+    return dx0, dx1, t4 * device.where(limit < t5, 1.0, t6) + t1 * device.where(limit < t2, 1.0, t3), t7 * device.where(t0 > x1, 1.0, t8)
+
+
+def swiglu_clamped_backward_columns(total_sum, total_sum2):
+    """The result."""
+    t9 = total_sum - total_sum2
+    dlimit = t9
+    return dlimit
+
+
+@cute.kernel
+def swiglu_clamped_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, 2, N) T
+    mLimit: cute.Tensor,  # (1) limit
+    mDx: cute.Tensor,  # (rows, 2, N) T
+    mDlimit: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    parts = mTotalSumParts.shape[0] // pieces
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx0, dx1, total_sum_of, total_sum2_of = swiglu_clamped_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX0[None, v, u].load().to(cutlass.Float32),
+                    rX1[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mLimit[0], cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
+                rDx0.store(dx0.to(mDx.element_type))
+                rDx1.store(dx1.to(mDx.element_type))
+                reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+
+    found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
+    if tidx == 0:
+        mTotalSumParts[bidx] = found[0]
+        mTotalSum2Parts[bidx] = found[1]
+
+
+@cute.kernel
+def swiglu_clamped_backward_finish(
+    mDlimit: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
+    there = tidx == 0
+    rDlimit = cute.make_rmem_tensor((1,), mDlimit.element_type)
+    if there:
+        dlimit = swiglu_clamped_backward_columns(
+            cute.full((1,), total_sum, cutlass.Float32),
+            cute.full((1,), total_sum2, cutlass.Float32),
+        )
+        rDlimit.store(dlimit.to(mDlimit.element_type))
+        mDlimit[0] = rDlimit[0]
+
+
+@cute.jit
+def swiglu_clamped_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mLimit: cute.Tensor,
+    mDx: cute.Tensor,
+    mDlimit: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    mTotalSum2Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    swiglu_clamped_backward_kernel(
+        mDy, mX, mLimit, mDx, mDlimit, mTotalSumParts, mTotalSum2Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
+    )
+    swiglu_clamped_backward_finish(
+        mDlimit, mTotalSumParts, mTotalSum2Parts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def swiglu_clamped_backward_xla(dy, x0, x1, limit):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = -limit
+    t10 = jnp.maximum(x1, t0)
+    t1 = dy * jnp.minimum(t10, limit)
+    t11 = jnp.exp(-jnp.abs(x0))
+    t12 = 1.0 + t11
+    t13 = jnp.where(x0 >= 0.0, 1.0, t11) / t12
+    t2 = x0 * t13
+    t3 = jnp.where(t2 == limit, 0.5, 0.0)
+    dx0 = t1 * jnp.where(t2 < limit, 1.0, t3) * t13 * (1.0 + x0 * (jnp.where(-x0 >= 0.0, 1.0, t11) / t12))
+    t4 = dy * jnp.minimum(t2, limit)
+    t5 = t10
+    t6 = jnp.where(t5 == limit, 0.5, 0.0)
+    t7 = t4 * jnp.where(t5 < limit, 1.0, t6)
+    t8 = jnp.where(x1 == t0, 0.5, 0.0)
+    dx1 = t7 * jnp.where(x1 > t0, 1.0, t8)
+    t14 = jnp.sum(t4 * jnp.where(limit < t5, 1.0, t6) + t1 * jnp.where(limit < t2, 1.0, t3), axis=None, keepdims=True)
+    t9 = t14 - jnp.sum(t7 * jnp.where(t0 > x1, 1.0, t8), axis=None, keepdims=True)
+    dlimit = t9
+    return dx0, dx1, dlimit
+
+
 @runtime.op(
     SPEC,
     launch=swiglu_clamped_launch,
     xla=swiglu_clamped_xla,
     reference=swiglu_clamped_reference,
+    backward_launch=swiglu_clamped_backward_launch,
+    backward_xla=swiglu_clamped_backward_xla,
 )
 def swiglu_clamped(
     x: jax.Array,

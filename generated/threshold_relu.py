@@ -108,7 +108,7 @@ def threshold_relu_reference(x, threshold, upper):
 
 
 def threshold_relu_backward_chain(dy, x, threshold, upper):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = x <= threshold
     t1 = device.where(t0, 0.0, x)
     t2 = device.where(t1 == upper, 0.5, 0.0)
@@ -116,9 +116,9 @@ def threshold_relu_backward_chain(dy, x, threshold, upper):
     return dx, dy * device.where(upper < t1, 1.0, t2)
 
 
-def threshold_relu_backward_columns(column_sum):
+def threshold_relu_backward_columns(total_sum):
     """The result."""
-    dupper = column_sum
+    dupper = total_sum
     return dupper
 
 
@@ -130,7 +130,7 @@ def threshold_relu_backward_kernel(
     mUpper: cute.Tensor,  # (1) upper
     mDx: cute.Tensor,  # (rows, cols) T
     mDupper: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -148,7 +148,7 @@ def threshold_relu_backward_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnSumParts.shape[0]
+    parts = mTotalSumParts.shape[0]
     part, first = bidx, cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -157,8 +157,8 @@ def threshold_relu_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
     for base in cutlass.range(part * handful, row_count, parts * handful):
         for u in cutlass.range_constexpr(at_once):
@@ -172,36 +172,35 @@ def threshold_relu_backward_kernel(
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, column_sum_of = threshold_relu_backward_chain(
+                dx, total_sum_of = threshold_relu_backward_chain(
                     rDy[None, v, u].load().to(cutlass.Float32),
                     rX[None, v, u].load().to(cutlass.Float32),
                     cute.full((vec,), mThreshold[0], cutlass.Float32),
                     cute.full((vec,), mUpper[0], cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
 
-    found = reduce.over_row([fColumnSum[None, 0]], ("sum",), sParts, threads, 1)
+    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
-        mColumnSumParts[part] = found[0]
+        mTotalSumParts[bidx] = found[0]
 
 
 @cute.kernel
 def threshold_relu_backward_finish(
     mDupper: cute.Tensor,  # (1) float32
-    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
-    row_count: cutlass.Int64,
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
     tidx, _, _ = cute.arch.thread_idx()
-    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
     rDupper = cute.make_rmem_tensor((1,), mDupper.element_type)
     if there:
         dupper = threshold_relu_backward_columns(
-            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), total_sum, cutlass.Float32),
         )
         rDupper.store(dupper.to(mDupper.element_type))
         mDupper[0] = rDupper[0]
@@ -216,7 +215,7 @@ def threshold_relu_backward_launch(
     mUpper: cute.Tensor,
     mDx: cute.Tensor,
     mDupper: cute.Tensor,
-    mColumnSumParts: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -226,18 +225,18 @@ def threshold_relu_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    rows, cols = mDy.shape[0], mDy.shape[1]
-    pieces, columns = 1, 1
     threshold_relu_backward_kernel(
-        mDy, mX, mThreshold, mUpper, mDx, mDupper, mColumnSumParts,
+        mDy, mX, mThreshold, mUpper, mDx, mDupper, mTotalSumParts,
         vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
     ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+        grid=(mTotalSumParts.shape[0], 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        stream=stream,
     )
     threshold_relu_backward_finish(
-        mDupper, mColumnSumParts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+        mDupper, mTotalSumParts,
+    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def threshold_relu_backward_xla(dy, x, threshold, upper):

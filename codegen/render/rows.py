@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from codegen import emit
 from codegen.ir import Node
 from codegen.pipeline import Op
-from codegen.plan import Access
+from codegen.plan import Access, Group
 from codegen.reductions import Carried, Reduction, Statistic
 from codegen.render.common import Context, camel
 
@@ -79,7 +80,8 @@ class RowContext(Context):
         value that is computed `alone`."""
         targets = self.target_names()
         columns = tuple(axis for group in self.plan.column_groups for axis in group.axes)
-        dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns)
+        widths = {id(s.node): s.width for s in self.plan.inner}
+        dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns, widths=widths)
         given = {id(c.node): c.name for c in self.plan.carried if c.node is not alone}
         dialect = replace(dialect, given=given)
         lines, results = emit.emit_values(self.statements, targets, dialect, values)
@@ -109,7 +111,8 @@ class RowContext(Context):
         return self.function(name, doc, [s.operand for s in statistics], before)
 
     def vector_stores(self) -> list[Access]:
-        return [a for a in self.plan.stores if a.mode == "flat"]
+        """What is written along a row; "gather" is one value for a group of columns."""
+        return [a for a in self.plan.stores if a.mode != "row"]
 
     def row_stores(self) -> list[Access]:
         return [a for a in self.plan.stores if a.mode == "row"]
@@ -269,14 +272,14 @@ class RowContext(Context):
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""
         groups = self.plan.row_groups
-        if len(groups) == 1 and groups[0].coordinate != "row":
-            return [f"{groups[0].coordinate} = row"]
-        lines, rest = [], "row"
+        return [] if [g.coordinate for g in groups] == ["row"] else self.coordinate_lines(groups, "row")
+
+    @staticmethod
+    def coordinate_lines(groups: tuple[Group, ...], rest: str) -> list[str]:
+        """The coordinates along some groups, of a place that they make together."""
+        lines = []
         for i in range(len(groups) - 1, -1, -1):
-            if len(groups) == 1:
-                break
-            name = groups[i].coordinate
-            name = "iRows" if name == "row" else name
+            name = "iRows" if groups[i].coordinate == "row" else groups[i].coordinate
             lines.append(f"{name} = {rest} % {groups[i].name}" if i else f"{name} = {rest}")
             rest = f"({rest} // {groups[i].name})"
         return lines
@@ -330,7 +333,7 @@ class RowContext(Context):
                 rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
                              "tensor": index, "default": None, "default_type": ""})  # fmt: skip
         for access in (*self.vector_stores(), *self.row_stores()):
-            row = self.fragment_row(access, "vec," if access.mode == "flat" else "1,")
+            row = self.fragment_row(access, "1," if access.mode == "row" else "vec,")
             if all(row["name"] != other["name"] for other in rows):
                 rows.append(row)
         return rows
@@ -342,9 +345,9 @@ class RowContext(Context):
         tensor = self.tensors[access.array.name]
         words = [str(access.array.parts)] if self.interleaved(access) else []
         words += [w for w in shape.replace(" ", "").split(",") if w]
-        words += ["at_once"] if self.of_row(access) and access in self.plan.loads else []
+        words += ["at_once"] if self.of_row(access) and access.array in self.spec.inputs else []
         shape = f"({', '.join(words)})" if len(words) > 1 else f"({words[0]},)"
-        default = access.array.default if access in self.plan.loads else None
+        default = access.array.default if access.array in self.spec.inputs else None
         kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
         types = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}
         return {
@@ -369,7 +372,7 @@ class RowContext(Context):
                 assert access.array is not None
                 tensor = self.tensors[access.array.name]
                 text = f"reduce.load_one({tensor}, {self.place(access)}, {there}, {self.registers(access)})"
-                rows.append({"guard": self.guard(access), "text": text, "of_row": bool(access.tokens)})
+                rows.append({"guard": self.guard(access), "text": text, "of_row": self.plan.of_row(access)})
         return rows
 
     def load_row(self, access: Access) -> dict:
@@ -393,12 +396,22 @@ class RowContext(Context):
             mode = access.group - self.plan.kept
             return row | {"text": f"reduce.load_index({mode}, ({extents},), column, step, {name})"}
         assert access.array is not None
-        tensor = self.tensors[access.array.name]
-        places = [t - self.plan.kept if isinstance(t, int) and t >= self.plan.kept else None for t in access.tokens]
-        where = self.place(access)
+        tensor, where = self.tensors[access.array.name], self.columns_of(access)
         return row | {
-            "text": f"reduce.gather_row({tensor}, {where}, {tuple(places)}, ({extents},), column, step, columns, {self.registers(access)}, ragged)"
+            "text": f"reduce.gather_row({tensor}, {where}, column, step, columns, {self.registers(access)}, ragged)"
         }
+
+    def columns_of(self, access: Access) -> str:
+        """A row's place in an array that has some of the column axes, which mode has which, and these axes' extents."""
+        kept, extents = self.plan.kept, ", ".join(g.name for g in self.plan.column_groups)
+        modes = tuple(t - kept if isinstance(t, int) and t >= kept else None for t in access.tokens)
+        return f"{self.place(access)}, {modes}, ({extents},)"
+
+    def group_of(self, access: Access) -> int:
+        """How many columns share a value of an output that lacks the last column axes."""
+        axes = [a for g in self.plan.column_groups for a in g.axes]
+        assert access.array is not None
+        return math.prod(self.spec.extents[a] for a in axes if a not in access.array.axes)
 
     def once(self, access: Access) -> str:
         """Whether a row's vectors are read but once."""
@@ -460,6 +473,11 @@ class RowContext(Context):
         for access in stores:
             assert access.array is not None
             name, tensor = self.fragment(access), self.tensors[access.array.name]
+            if access.mode == "gather":
+                lines[name] = (
+                    f"reduce.scatter_row({name}, {tensor}, {self.columns_of(access)}, c, columns, {self.group_of(access)})"
+                )
+                continue
             parts = access.array.parts if self.interleaved(access) else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
             where = f"{self.start(access)}, c, columns, {parts}, ragged, {aligned}, per_row"

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from codegen import emit
 from codegen.plan import Access
 from codegen.reductions import Statistic
 from codegen.render.common import camel
 from codegen.render.rows import Function, RowContext, in_tuple
+
+
+@dataclass(frozen=True)
+class Finish:
+    """A kernel that folds what the blocks that walk have left, for the outputs that keep the same axes."""
+
+    name: str
+    kept: tuple[int, ...]  # their groups of columns
+    stores: list[Access]
+    function: Function
 
 
 class WalkContext(RowContext):
@@ -19,15 +30,19 @@ class WalkContext(RowContext):
     one_row = ", u"  # a thread reads several rows at once: the last mode of its registers
 
     def kernel(self) -> dict:
-        walk = self.walk()
+        finishes = [self.finish(f) for f in self.finishes()]
+        tiles = not (self.plan.collapsed or self.plan.rows or not self.of_columns())
         return {
             **self.kernel_head(),
             "functions": self.functions(),
             "everything": self.plan.collapsed,
-            "column_statistics": [self.column_statistic(s) for s in self.plan.columns],
-            "column_types": in_tuple([self.statistic_type(s) for s in self.plan.columns]),
-            "parts_tensor": self.parts(self.plan.columns[0]),
-            "pieces": f"({self.columns_text()} + vec * per_row - 1) // (vec * per_row)",
+            "column_statistics": [self.folded(s) for s in self.of_columns()],
+            "column_types": in_tuple([self.statistic_type(s) for s in self.of_columns()]),
+            "totals": [self.folded(s) for s in self.totals()],
+            "total_types": in_tuple([self.statistic_type(s) for s in self.totals()]),
+            "parts_tensor": self.parts((self.of_columns() or self.totals())[0]),
+            "pieces": self.pieces(),
+            "tiles": tiles,
             "column_loads": [row for row in map(self.load_row, self.vector_loads()) if not row["of_row"]],
             "row_loads": [row for row in self.row_loads() if row["of_row"]],
             "once_loads": [
@@ -35,17 +50,57 @@ class WalkContext(RowContext):
                 for row in self.row_loads()
                 if not row["of_row"]
             ],
-            "walk": walk,
-            "finish": self.finish(),
+            "walk": self.walk(),
+            "finishes": finishes,
+            "launch_extents": self.launch_extents_of(tiles, finishes),
+            "apart": self.apart_text(),
             "rows": "row_count" if self.plan.collapsed else self.rows_text(),
         }
 
+    def rows_text(self) -> str:
+        """The number of rows that meet."""
+        return " * ".join(g.name for g in self.plan.walked_groups) or "1"
+
+    def apart_text(self) -> str:
+        """At how many places rows meet."""
+        return " * ".join(self.groups[i].name for i in self.plan.apart)
+
+    def spread_text(self) -> str:
+        """How many results a part has of each statistic of columns."""
+        return " * ".join(self.groups[i].name for i in self.plan.spread)
+
+    def row_lines(self) -> list[str]:
+        if not self.plan.apart:
+            return super().row_lines()
+        apart = tuple(self.groups[i] for i in self.plan.apart)
+        return [*self.coordinate_lines(apart, "place"), *self.coordinate_lines(self.plan.walked_groups, "row")]
+
+    def pieces(self) -> str:
+        """How many blocks side by side have all columns, where none has whole rows."""
+        return f"({self.columns_text()} + vec * per_row - 1) // (vec * per_row)"
+
+    def launch_extents_of(self, tiles: bool, finishes: list[dict]) -> list[str]:
+        """The extents that the launcher counts blocks and elements with."""
+        texts = [self.apart_text(), *(f["grid"] for f in finishes)] + [
+            line for f in finishes for line in f["launch_arguments"]
+        ]
+        texts += [self.pieces()] if tiles else []
+        used = [i for i, g in enumerate(self.groups) if self.mentions(texts, g.name)]
+        names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
+        return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
+
     # What is folded over rows
+
+    def of_columns(self) -> list[Statistic]:
+        return [s for s in self.plan.columns if s.over == "column"]
+
+    def totals(self) -> list[Statistic]:
+        return [s for s in self.plan.columns if s.over == "total"]
 
     def parts(self, statistic: Statistic) -> str:
         return f"m{camel(statistic.name)}Parts"
 
-    def column_statistic(self, statistic: Statistic) -> dict:
+    def folded(self, statistic: Statistic) -> dict:
         name = camel(statistic.name)
         return {
             "name": statistic.name, "op": statistic.op, "type": self.statistic_type(statistic),
@@ -53,10 +108,9 @@ class WalkContext(RowContext):
         }  # fmt: skip
 
     def tensor_lines(self) -> list[dict]:
-        columns = self.columns_text() or "1"
-        shape = "(parts)" if self.plan.collapsed else f"(parts, {columns})"
+        shapes = {"column": f"(parts, {self.spread_text()})", "total": "(blocks)"}
         rows = [
-            {"name": self.parts(s), "hint": "cute.Tensor", "comment": f"{shape} {s.name} of each part"}
+            {"name": self.parts(s), "hint": "cute.Tensor", "comment": f"{shapes[s.over]} {s.name} of each part"}
             for s in self.plan.columns
         ]
         return super().tensor_lines() + rows
@@ -64,18 +118,15 @@ class WalkContext(RowContext):
     def launch_constants(self) -> tuple[str, ...]:
         return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact")
 
-    def over_rows(self, access: Access) -> bool:
-        """Whether an output is a result of columns: no row has its own."""
-        return not any(isinstance(t, int) and t < self.plan.kept for t in access.tokens)
-
-    def finish_stores(self) -> list[Access]:
-        return [a for a in self.plan.stores if self.over_rows(a)]
+    def late(self, access: Access) -> bool:
+        """Whether an output needs all rows."""
+        return access.array is not None and access.array.name in self.plan.late
 
     def vector_stores(self) -> list[Access]:
-        return [a for a in super().vector_stores() if not self.over_rows(a)]
+        return [a for a in super().vector_stores() if not self.late(a)]
 
     def row_stores(self) -> list[Access]:
-        return [a for a in super().row_stores() if not self.over_rows(a)]
+        return [a for a in super().row_stores() if not self.late(a)]
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def walk_function(self) -> Function:
@@ -87,19 +138,14 @@ class WalkContext(RowContext):
         return self.function(f"{self.spec.op}_chain", doc + ".", values, rows)
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
-    def finish_function(self) -> Function:
-        leaves = {emit.leaf_key(s.node): s.name for s in self.plan.columns}
-        doc = "The columns' results, from their statistics." if not self.plan.collapsed else "The result."
-        return self.function(f"{self.spec.op}_columns", doc, self.values_of(self.finish_stores()), leaves)
+    def functions(self) -> list[Function]:
+        return [*self.kernel_functions(), *(f.function for f in self.finishes())]
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
-    def functions(self) -> list[Function]:
+    def kernel_functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
         row = self.row_function()
-        return [*stages, self.walk_function(), *([row] if row else []), self.finish_function()]
-
-    def kernel_functions(self) -> list[Function]:
-        return self.functions()[:-1]
+        return [*stages, self.walk_function(), *([row] if row else [])]
 
     def walk(self) -> dict:
         function, stores = self.walk_function(), self.vector_stores()
@@ -112,19 +158,41 @@ class WalkContext(RowContext):
                 name += "_"
             taken.add(name)
             values.append(name)
-        running = [f"f{camel(s.name)}" for s in self.plan.columns]
+        named = dict(zip(self.plan.columns, values, strict=True))
+        once = [s for s in self.totals() if s.once]
+        folds = [
+            self.fold("accumulate_at", self.of_columns(), named, "inside"),
+            self.fold("accumulate", [s for s in self.totals() if not s.once], named, "inside"),
+            self.fold("accumulate", once, named, "once"),
+        ]
         return {
             "function": function,
             "arguments": self.arguments(function, "vec"),
             "results": ", ".join([*names, *values]),
-            "folded": values,
-            "running": running,
-            "flat": [f"{r}[None, 0]" for r in running],
-            "ops": in_tuple([f'"{s.op}"' for s in self.plan.columns]),
-            "parts": [self.parts(s) for s in self.plan.columns],
+            "inside": any(not s.once for s in self.plan.columns),
+            "once": bool(once),
+            "folds": [f for f in folds if f],
+            "store_parts": self.fold_lists(self.of_columns(), "{running}, {ops}, [{parts}]"),
+            "over_row": self.fold_lists(self.totals(), "{running}, {ops}"),
             "converted": [self.result_line(a) for a in stores],
             "stores": self.store_lines(stores),
         }
+
+    def fold(self, function: str, statistics: list[Statistic], values: Mapping[Statistic, str], inside: str) -> str:
+        """How a vector of values is folded into the running ones, where there are any."""
+        if not statistics:
+            return ""
+        lists = self.fold_lists(statistics, "{running}, {ops}")
+        at = "v, " if function == "accumulate_at" else ""
+        return f"reduce.{function}({at}{lists}, ({', '.join(values[s] for s in statistics)},), {inside})"
+
+    def fold_lists(self, statistics: list[Statistic], form: str) -> str:
+        running = f"[{', '.join(f'f{camel(s.name)}' for s in statistics)}]"
+        tensors = [self.parts(s) for s in statistics]
+        if self.plan.apart:  # the results of the rows that meet at one place lie side by side
+            tensors = [f"cute.domain_offset((0, place * ({self.columns_text()})), {t})" for t in tensors]
+        parts, ops = ", ".join(tensors), in_tuple([f'"{s.op}"' for s in statistics])
+        return form.format(running=running, ops=ops, parts=parts)
 
     def start(self, access: Access) -> str:
         return "cutlass.Int64(row) * width" if self.plan.collapsed else super().start(access)
@@ -132,64 +200,145 @@ class WalkContext(RowContext):
     def once(self, access: Access) -> str:
         return str(self.plan.of_row(access))
 
-    # The second kernel
+    # The kernels that finish: one for each set of axes that outputs over rows have
 
-    def finish(self) -> dict:
-        function, stores = self.finish_function(), self.finish_stores()
-        inputs = [a for a in self.plan.loads if a.name in function.params]
-        names = [a.array.name for a in (*inputs, *stores) if a.array is not None]
-        dynamic = [f"m{camel(p.name)}" for p in self.dynamic if p.name in function.params]
-        parts = [self.parts(s) for s in self.plan.columns]
-        wanted = {*(self.tensors[n] for n in names), *dynamic, *parts}
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def finishes(self) -> list[Finish]:
+        by_axes: dict[tuple[str, ...], list[Access]] = {}
+        for access in self.plan.stores:
+            if self.late(access) and access.array is not None:
+                by_axes.setdefault(access.array.axes, []).append(access)
+        leaves = {emit.leaf_key(s.node): s.name for s in self.plan.columns}
+        found: list[Finish] = []
+        for axes, stores in by_axes.items():
+            suffix = "_".join(["", *(axes or ("total",))]) if found else ""
+            kept = tuple(
+                i for i in self.plan.spread if set(self.groups[i].axes) <= set(axes) and not self.plan.collapsed
+            )
+            doc = "The result." if not axes else f"The results of {' x '.join(axes)}, from their statistics."
+            doc = "The columns' results, from their statistics." if kept == self.plan.spread else doc
+            function = self.function(f"{self.spec.op}_columns{suffix}", doc, self.values_of(stores), leaves)
+            found.append(Finish(f"{self.spec.op}_finish{suffix}", kept, stores, function))
+        return found
+
+    def finish(self, finish: Finish) -> dict:
+        function, stores = finish.function, [replace(a, mode="row") for a in finish.stores]  # one value of each
+        statistics = [s for s in self.plan.columns if s.name in function.params]
+        inputs = [replace(a, mode="row") for a in self.plan.loads if a.name in function.params and a.array is not None]
+        wanted = {self.tensors[a.array.name] for a in (*inputs, *stores) if a.array is not None}
+        wanted |= {f"m{camel(p.name)}" for p in self.dynamic if p.name in function.params}
+        wanted |= {self.parts(s) for s in statistics}
         flags = {f: outputs for f, outputs in self.approximations()[1].items() if f in function.params}
         wanted |= {self.tensors[a.name] for outputs in flags.values() for a in outputs}
-        floats = [a for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
-        text = " ".join([*self.finish_arguments(function), *(self.statistic_type(s) for s in self.plan.columns)])
         lines = self.flag_lines(flags)
+        arguments = self.finish_arguments(finish)
+        text = " ".join([*arguments, *(self.statistic_type(s) for s in statistics)])
         if self.wide and self.mentions([text], "compute"):
-            wanted |= {self.tensors[a.name] for a in floats}
+            wanted |= {self.tensors[a.name] for a in self.spec.inputs if "float64" in self.spec.dtypes(a)}
             lines.append(self.compute_line())
         wanted |= {self.extra_argument(p).split(".")[0] for p in function.params if p in dict(self.spec.types)}
         tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
         static = [p for p in self.static if p.name in function.params]
+        folds = [self.finished(s, finish) for s in statistics]
         loads = [
-            {"guard": self.guard(a), "text": f"reduce.load_one({self.tensors[a.array.name]}, {self.finish_place(a)}, there, {self.fragment(a)})"}
+            {"guard": self.guard(a), "text": f"reduce.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"}
             for a in inputs if a.array is not None
         ]  # fmt: skip
-        row_count = "cutlass.Int64(rows) * cols" if self.plan.collapsed else f"cutlass.Int64({self.rows_text()})"
+        places = [
+            f"{self.tensors[a.array.name]}[{self.finish_place(finish, a)[1:-1].rstrip(',')}] = {self.fragment(a)}[0]"
+            for a in stores if a.array is not None
+        ]  # fmt: skip
+        coordinates = self.column_coordinates(finish, " ".join([*places, *(row["text"] for row in loads), *arguments]))
+        text = " ".join([*coordinates, *arguments, *(f["text"] for f in folds), *(f["mean"] for f in folds)])
+        counts = {"row_count": self.count(False), "element_count": self.count(True)}
+        numbers = [(g.name, "cutlass.Int32", g.name) for g in self.groups] if not self.plan.collapsed else []
+        numbers += [(name, "cutlass.Int64", value) for name, value in counts.items()]
+        numbers = [n for n in numbers if self.mentions([text], n[0])]
         return {
+            "name": finish.name,
+            "what": "a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
+            "by_columns": finish.kept == self.plan.spread,
+            "scalar": not finish.kept,
+            "coordinates": coordinates,
             "function": function,
             "tensors": tensors,
             "static_params": [{"name": p.name, "kind": p.kind} for p in static],
+            "numbers": numbers,
+            "folds": folds,
+            "count": f"{self.tensors_of_columns(finish)}.shape[1]",
             "settings": lines,
-            "fragments": [self.fragment_row(a, "1,") for a in (*inputs, *stores) if a.mode != "size"],
+            "fragments": [self.fragment_row(a, "1,") | {"shape": "(1,)"} for a in (*inputs, *stores)],
             "loads": loads,
-            "arguments": self.finish_arguments(function),
+            "arguments": arguments,
             "results": ", ".join(a.name for a in stores),
             "converted": [self.result_line(a) for a in stores],
-            "stores": [
-                f"{self.tensors[a.array.name]}[{self.finish_place(a)[1:-1].rstrip(',')}] = {self.fragment(a)}[0]"
-                for a in stores if a.array is not None
-            ],
+            "stores": places,
+            "grid": self.finish_grid(finish),
             "launch_arguments": [
                 ", ".join(t["name"] for t in tensors),
-                ", ".join([*(p.name for p in static), row_count]),
+                ", ".join([*(p.name for p in static), *(value for _, _, value in numbers)]),
             ],
         }  # fmt: skip
 
-    def finish_place(self, access: Access) -> str:
-        """Where a column's one value lies; a scalar's."""
-        if not access.tokens:
-            return "(0,)"
-        words = [str(access.part or 0) if t == "parts" else "c" for t in access.tokens]
-        return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})"
+    def tensors_of_columns(self, finish: Finish) -> str:
+        """The parts whose columns are the results."""
+        return next((self.parts(s) for s in self.of_columns() if s.keeps == finish.kept), "")
 
-    def finish_arguments(self, function: Function) -> list[str]:
+    def finish_grid(self, finish: Finish) -> str:
+        if finish.kept == self.plan.spread:
+            return f"({self.spread_text()} + 31) // 32"
+        return " * ".join(self.groups[i].name for i in finish.kept) or "1"
+
+    def count(self, everything: bool) -> str:
+        """How many elements a mean is of."""
+        if self.plan.collapsed:
+            return "cutlass.Int64(rows) * cols"
+        others = " * ".join(self.groups[i].name for i in self.plan.spread)
+        return f"cutlass.Int64({self.rows_text()})" + (f" * {others}" if everything else "")
+
+    def finished(self, statistic: Statistic, finish: Finish) -> dict:
+        """How a statistic's parts are folded."""
+        parts, op, kind = self.parts(statistic), statistic.op, self.statistic_type(statistic)
+        lost = [self.groups[i].name for i in self.plan.spread if i not in statistic.keeps]
+        count = "element_count" if statistic.over == "total" and not statistic.once else "row_count"
+        if statistic.once:
+            count = " * ".join([count, *(self.groups[i].name for i in self.plan.apart)])
+        if statistic.over == "total":
+            text = f'reduce.over_all_parts({parts}, "{op}")'
+        elif lost:
+            extents = ", ".join(self.groups[i].name for i in self.plan.spread)
+            kept = tuple(i in statistic.keeps for i in self.plan.spread)
+            text, count = f'reduce.over_parts_of({parts}, "{op}", c, ({extents},), {kept})', " * ".join([count, *lost])
+        else:
+            text = f'reduce.over_parts({parts}, "{op}", c)'
+        mean = f"{statistic.name} = {statistic.name} / {kind}({count})" if op == "mean" else ""
+        return {"name": statistic.name, "text": text, "mean": mean}
+
+    def column_coordinates(self, finish: Finish, text: str) -> list[str]:
+        """The coordinates of a result along its groups of axes, where several make its place and one is asked for."""
+        kept = tuple(self.groups[i] for i in finish.kept)
+        if len(kept) < 2 or not any(self.mentions([text], self.coordinate(i)) for i in finish.kept):
+            return []
+        return self.coordinate_lines(kept, "c")
+
+    def finish_coordinate(self, finish: Finish, group: int) -> str:
+        """A result's coordinate along a group: its place, where that is the only one."""
+        return "c" if len(finish.kept) == 1 else self.coordinate(group)
+
+    def finish_place(self, finish: Finish, access: Access) -> str:
+        """Where the one value of a result lies."""
+        words = [
+            str(access.part or 0) if t == "parts" else self.finish_coordinate(finish, int(t)) for t in access.tokens
+        ]
+        return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
+
+    def finish_arguments(self, finish: Finish) -> list[str]:
         texts = dict(self.operand_texts("1"))  # a copy: the loop below has its own
         for access in self.plan.loads:
             if access.array is not None:
                 alone = replace(access, mode="row")
                 texts[access.name] = self.operand_text(alone, "1").replace(f"[0{self.of_row(alone)}]", "[0]")
-            elif access.mode == "index":
-                texts[access.name] = f"cute.full((1,), c, cutlass.{self.integer})"
-        return self.texts_of(function, "1", self.plan.columns, texts)
+            elif access.mode == "index" and access.group in finish.kept:
+                place = self.finish_coordinate(finish, access.group)
+                texts[access.name] = f"cute.full((1,), {place}, cutlass.{self.integer})"
+        return self.texts_of(finish.function, "1", self.plan.columns, texts)

@@ -181,7 +181,7 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     tensors |= {p.name: tensor(scalar[p.kind].cutlass, (1,), scalar[p.kind].size) for p in spec.params if not p.static}
     tensors |= {a.name: array(a) for a in spec.outputs}
     for statistic, dtype in views.part_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
-        divisors = (1,) if op.plan.collapsed else (1, 1)
+        divisors = (1, 1) if statistic.over == "column" else (1,)
         tensors[f"{statistic.name} parts"] = tensor(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
     constants = [
         (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
@@ -206,7 +206,8 @@ def _parameters(op: Op, entry: str, tensors: list[str]) -> list[str]:
     """Which of the launcher's tensors a kernel takes, by their names in the generated file."""
     names = list(inspect.signature(op._launch).parameters)[1:]
     module = inspect.unwrap(op._launch).__globals__
-    kernel = next(module[k] for k in (f"{op.spec.op}_kernel", f"{op.spec.op}_finish") if k in entry)
+    kernels = [k for k in module if k in entry and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish"))]
+    kernel = module[max(kernels, key=len)]
     own = inspect.signature(kernel).parameters
     return [tensor for name, tensor in zip(names, tensors, strict=False) if name in own]
 

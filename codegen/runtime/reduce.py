@@ -267,6 +267,33 @@ def store_row(
                         (dst.iterator + place + (i * parts + part)).store(held[i * parts + part])
 
 
+@cute.jit
+def scatter_row(
+    src: cute.Tensor,
+    dst: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    columns: cutlass.Int32,
+    width: cutlass.Constexpr[int],
+):
+    """Store one vector of a row as `gather_row` loads it, element by element; of each `width` columns that share a value, the
+    first's."""
+    vec = cute.size(src)
+    for i in cutlass.range_constexpr(0, vec, min(vec, width)):
+        c = first + i
+        if (c >= 0) & (c < columns) & (c % width == 0):
+            where = _placed(place, modes, c, extents)
+            dst[where] = src[i]
+
+
+def _placed(place: cute.Coord, modes: tuple[int | None, ...], column: cutlass.Int32, extents: tuple) -> cute.Coord:
+    """A row's coordinates with those of a column."""
+    found = _coordinates(column, extents)
+    return tuple(p if m is None else found[m] for p, m in zip(place, modes, strict=True))
+
+
 # Folding over threads
 
 
@@ -295,6 +322,18 @@ def over_lanes(value: Vector, op: str, lanes: int) -> Vector:
         other = cute.arch.shuffle_sync_bfly(value[0], lanes)
         value = combine(op, value, cute.full((1,), other, value.dtype))
     return value
+
+
+def over_group(value: Vector, op: str, columns: int) -> Vector:
+    """Each group of so many columns of a row folded, to a vector that holds the result for each of its columns. A group lies
+    with neighbouring lanes, a whole number of vectors; all lanes of a warp take part."""
+    vec = cute.size(value.shape)
+    held = cute.make_rmem_tensor((vec,), Int32 if value.dtype is Boolean else value.dtype)
+    held.store(value.to(held.element_type))
+    total = cute.full((vec,), over_lanes(over_vector(held, op), op, columns // vec)[0], held.element_type)
+    if value.dtype is Boolean:
+        return total != 0
+    return total / columns if op == "mean" else total
 
 
 @cute.jit
@@ -421,6 +460,49 @@ def over_parts(parts: cute.Tensor, op: cutlass.Constexpr[str], column: cutlass.I
     for other in cutlass.range_constexpr(1, warps):
         value = combine(op, value, cute.full((1,), buffer[other, lane], dtype))
     return value[0]
+
+
+@cute.jit
+def over_parts_of(
+    parts: cute.Tensor,
+    op: cutlass.Constexpr[str],
+    place: cutlass.Int32,
+    extents: tuple[cutlass.Int32, ...],
+    kept: cutlass.Constexpr[tuple[bool, ...]],
+):
+    """All parts of all columns folded that share their `place` along some of several axes, by a block of 256 threads.
+    `parts` is (parts, columns), `extents` make a column, `kept` says which of them make a place."""
+    tidx, _, _ = cute.arch.thread_idx()
+    dtype, threads = parts.element_type, 256
+    held = cute.make_rmem_tensor((1,), dtype)
+    held.fill(identity(op, dtype))
+    count = _product(extents, kept)
+    for j in cutlass.range(tidx, parts.shape[0] * count, threads):
+        column = _interleaved(place, j % count, extents, kept)
+        held.store(combine(op, held.load(), cute.full((1,), parts[j // count, column], dtype)))
+    buffers = shared(threads, threads, 1, (dtype,))
+    (value,) = over_row([held], (op,), buffers, threads, 1)
+    return value
+
+
+def _product(extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> cutlass.Int32:
+    """The product of the extents that are not kept."""
+    count = Int32(1)
+    for extent, k in zip(extents, kept, strict=True):
+        count = count if k else count * extent
+    return count
+
+
+def _interleaved(
+    place: cutlass.Int32, other: cutlass.Int32, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]
+) -> cutlass.Int32:
+    """The column at a place along the axes that are kept and at another along the rest."""
+    column, stride = Int32(0), Int32(1)
+    for extent, k in zip(reversed(extents), reversed(kept), strict=True):
+        column = column + (place if k else other) % extent * stride
+        place, other = (place // extent, other) if k else (place, other // extent)
+        stride = stride * extent
+    return column
 
 
 @cute.jit

@@ -72,7 +72,8 @@ def fits(plan: Plan, axes: Axes) -> str | None:
             return f"{extent} {words} are more than the {LIMIT} that a kernel's coordinate holds; split the array"
     if isinstance(plan, Reduction):
         extents = group_extents(plan, axes)
-        for words, extent in (("rows", _product(extents[: plan.kept])), ("columns", _product(extents[plan.kept :]))):
+        columns = tuple(extents[i] for i in plan.spread)
+        for words, extent in (("rows", _product(extents[: plan.kept])), ("columns", _product(columns))):
             if isinstance(extent, int) and extent > LIMIT:
                 return f"{extent} {words} are more than the {LIMIT} that a kernel's coordinate holds; split the array"
     return None
@@ -121,9 +122,15 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
     """Shapes and dtypes of what a kernel that folds over rows leaves for the one that finishes."""
-    found = part_dtypes(plan, compute, integer)
-    columns = () if plan.collapsed or not found else (_product(group_extents(plan, axes)[plan.kept :]),)  # type: ignore[attr-defined]
-    return [((how.parts, *columns), dtype) for _, dtype in found]
+    if not isinstance(plan, Reduction):
+        return []
+    extents = group_extents(plan, axes)
+    apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.kept :])
+    blocks = how.blocks(0, columns) * apart
+    return [
+        ((how.parts, apart * columns) if s.over == "column" else (blocks,), dtype)
+        for s, dtype in part_dtypes(plan, compute, integer)
+    ]
 
 
 def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:
@@ -143,8 +150,9 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     inner, total = _divisor(extents[-1]), _divisor(_product(extents))
     if not isinstance(plan, Reduction):
         return Extents(inner, total)
-    sizes = _product(extents[plan.kept :]), _product(extents[: plan.kept])
-    return Extents(inner, total, *(n if isinstance(n, int) else None for n in sizes))
+    rows = tuple(n for i, n in enumerate(extents[: plan.kept]) if i not in plan.apart)
+    sizes = extents[plan.kept :], rows, tuple(extents[i] for i in plan.apart)
+    return Extents(inner, total, *(n if isinstance(n, int) else None for n in map(_product, sizes)))
 
 
 def _divisor(extent: Any) -> int | None:

@@ -12,5 +12,6 @@ def test_broadcast_add_4d_agrees_with_its_reference(implementation):
     check_op(broadcast_add_4d, implementation)
 
 
-def test_gradient_of_broadcast_add_4d_agrees_with_its_reference():
-    check_gradient(broadcast_add_4d)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_broadcast_add_4d_agrees_with_its_reference(implementation):
+    check_gradient(broadcast_add_4d, implementation)

@@ -12,5 +12,6 @@ def test_causal_softmax_agrees_with_its_reference(implementation):
     check_op(causal_softmax, implementation)
 
 
-def test_gradient_of_causal_softmax_agrees_with_its_reference():
-    check_gradient(causal_softmax)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_causal_softmax_agrees_with_its_reference(implementation):
+    check_gradient(causal_softmax, implementation)

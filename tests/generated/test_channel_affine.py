@@ -12,5 +12,6 @@ def test_channel_affine_agrees_with_its_reference(implementation):
     check_op(channel_affine, implementation)
 
 
-def test_gradient_of_channel_affine_agrees_with_its_reference():
-    check_gradient(channel_affine)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_channel_affine_agrees_with_its_reference(implementation):
+    check_gradient(channel_affine, implementation)

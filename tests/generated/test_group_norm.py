@@ -12,5 +12,6 @@ def test_group_norm_agrees_with_its_reference(implementation):
     check_op(group_norm, implementation)
 
 
-def test_gradient_of_group_norm_agrees_with_its_reference():
-    check_gradient(group_norm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_group_norm_agrees_with_its_reference(implementation):
+    check_gradient(group_norm, implementation)

@@ -12,5 +12,6 @@ def test_head_rmsnorm_rotary_agrees_with_its_reference(implementation):
     check_op(head_rmsnorm_rotary, implementation)
 
 
-def test_gradient_of_head_rmsnorm_rotary_agrees_with_its_reference():
-    check_gradient(head_rmsnorm_rotary)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_head_rmsnorm_rotary_agrees_with_its_reference(implementation):
+    check_gradient(head_rmsnorm_rotary, implementation)

@@ -12,5 +12,6 @@ def test_instance_norm_agrees_with_its_reference(implementation):
     check_op(instance_norm, implementation)
 
 
-def test_gradient_of_instance_norm_agrees_with_its_reference():
-    check_gradient(instance_norm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_instance_norm_agrees_with_its_reference(implementation):
+    check_gradient(instance_norm, implementation)

@@ -12,5 +12,6 @@ def test_label_log_prob_agrees_with_its_reference(implementation):
     check_op(label_log_prob, implementation)
 
 
-def test_gradient_of_label_log_prob_agrees_with_its_reference():
-    check_gradient(label_log_prob)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_label_log_prob_agrees_with_its_reference(implementation):
+    check_gradient(label_log_prob, implementation)

@@ -12,5 +12,6 @@ def test_modulated_layernorm_agrees_with_its_reference(implementation):
     check_op(modulated_layernorm, implementation)
 
 
-def test_gradient_of_modulated_layernorm_agrees_with_its_reference():
-    check_gradient(modulated_layernorm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_modulated_layernorm_agrees_with_its_reference(implementation):
+    check_gradient(modulated_layernorm, implementation)

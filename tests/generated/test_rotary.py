@@ -12,5 +12,6 @@ def test_rotary_agrees_with_its_reference(implementation):
     check_op(rotary, implementation)
 
 
-def test_gradient_of_rotary_agrees_with_its_reference():
-    check_gradient(rotary)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_rotary_agrees_with_its_reference(implementation):
+    check_gradient(rotary, implementation)

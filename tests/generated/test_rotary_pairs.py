@@ -12,5 +12,6 @@ def test_rotary_pairs_agrees_with_its_reference(implementation):
     check_op(rotary_pairs, implementation)
 
 
-def test_gradient_of_rotary_pairs_agrees_with_its_reference():
-    check_gradient(rotary_pairs)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_rotary_pairs_agrees_with_its_reference(implementation):
+    check_gradient(rotary_pairs, implementation)

@@ -9,13 +9,41 @@ from types import FrameType
 import pytest
 from goldens import check_golden
 
-from codegen import chain, check, formula, ir, names, notation, plan, reductions, reference, specfile, statements, text
+from codegen import (
+    chain,
+    check,
+    formula,
+    ir,
+    names,
+    notation,
+    plan,
+    reducing,
+    reductions,
+    reference,
+    specfile,
+    statements,
+    text,
+)
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
 
 FOLDER = Path(__file__).parent / "bad_specs"
 BAD = sorted(FOLDER.glob("*.yaml"))
-MODULES = (text, names, notation, specfile, statements, formula, chain, check, reference, plan, reductions, ir)
+MODULES = (
+    text,
+    names,
+    notation,
+    specfile,
+    statements,
+    formula,
+    chain,
+    check,
+    reference,
+    plan,
+    reducing,
+    reductions,
+    ir,
+)
 
 # Mistakes that need a file too long to be read as a golden, or none
 LONG = {

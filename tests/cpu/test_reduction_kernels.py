@@ -1,0 +1,169 @@
+"""Kernels that fold over several sets of axes, interpreted: each against a reference of its own."""
+
+import numpy as np
+import pytest
+
+from codegen.runtime import interpreted, testing
+from tests.cpu.test_reductions import spec_text
+from tests.making import make_op
+
+TYPES = "{T: [float32, bfloat16]}"
+OVER = "over = (0, 1, 2)[: x.ndim - 1]; "
+
+# Name: inputs, outputs, chain, reference, and more of the spec
+OPS: dict[str, tuple[str, ...]] = {
+    "total_beside_columns": (
+        "dy: T[..., N]; x: T[..., N]; scale: float32[]", "dx: T[..., N]; dbias: T[N]; dscale: float32[]",
+        "dx = dy * scale; dbias = sum(dy, axis=...); dscale = sum(dy * x, axis=(..., N))",
+        OVER + "dx = dy * scale; dbias = dy.sum(over); dscale = (dy * x).sum()",
+    ),
+    "total_beside_elements": (
+        "dy: T[..., N]; x: T[..., N]; scale: float32[]", "dx: T[..., N]; dscale: float32[]",
+        "dx = dy * scale; dscale = sum(dy * x, axis=(..., N))", "dx = dy * scale; dscale = (dy * x).sum()",
+    ),
+    "totals_of_rows_and_columns": (
+        "x: T[..., N]; s: float32[...]; w: T[N] = 1", "y: float32[]; m: float32[]",
+        "y = sum(x * w * s, axis=(..., N)); m = mean(x, axis=(..., N)) * 2",
+        "y = (x * w * s[..., None]).sum(); m = 2 * jnp.mean(x)",
+    ),
+    "halves": (
+        "x: T[..., (2 N)]; g: T[..., N]", "y: float32[]; dx: T[..., (2 N)]; db: float32[(2 N)]",
+        "y = sum(x[0] * g, axis=(..., N)); dx[0] = x[1] * g; dx[1] = x[0]; db[0] = sum(x[0], axis=...); "
+        "db[1] = sum(x[1] * g, axis=...)",
+        OVER + "a, b = jnp.split(x, 2, axis=-1); y = (a * g).sum(); dx = jnp.concatenate([b * g, a], -1); "
+        "db = jnp.concatenate([a.sum(over), (b * g).sum(over)])",
+    ),
+    "pairs": (
+        "x: T[..., (N 2)]; w: T[(N 2)]", "y: float32[]; dx: T[..., (N 2)]; db: float32[(N 2)]; dc: float32[N]",
+        "y = max(x[0] * x[1], axis=(..., N)); dx[0] = x[1]; dx[1] = x[0] * 2; db[0] = sum(x[0], axis=...) * w[1]; "
+        "db[1] = sum(x[1], axis=...) * w[0]; dc = min(x[0] - x[1], axis=...)",
+        OVER + "a, b = x[..., ::2], x[..., 1::2]; y = jnp.max(a * b); dx = jnp.stack([b, 2 * a], -1).reshape(x.shape); "
+        "db = jnp.stack([a.sum(over) * w[1::2], b.sum(over) * w[::2]], -1).reshape(-1); dc = jnp.min(a - b, axis=over)",
+    ),
+    "several_names": (
+        "dy: T[B, S, D]; x: T[B, S, D]; w: T[D]", "dx: T[B, S, D]; dw: T[D]; ds: float32[S, D]; t: float32[]",
+        "dx = dy * w; dw = sum(dy * x, axis=(B, S)); ds = sum(dy, axis=B); t = sum(x, axis=(B, S, D))",
+        "dx = dy * w; dw = (dy * x).sum((0, 1)); ds = dy.sum(0); t = x.sum()",
+    ),
+    "places": (
+        "x: float32[..., N]", "y: float32[]; n: float32[]",
+        "y = sum(where(index(N) < 3, x, 0), axis=(..., N)); n = sum(x / size(N), axis=(..., N))",
+        "y = x[..., :3].sum(); n = x.sum() / jnp.maximum(1, x.shape[-1])",
+    ),
+    "one_axis": (
+        "x: float32[(N 2)]", "y: float32[]; z: float32[N]", "y = sum(x[0] * x[1], axis=N); z = x[0] + 1",
+        "y = (x[::2] * x[1::2]).sum(); z = x[::2] + 1",
+    ),
+    "total_of_row_statistics": (
+        "x: T[..., N]; label: int32[...]", "loss: float32[]; top: float32[]; each: float32[...]",
+        "lse = logsumexp(x, axis=N); picked = sum(where(index(N) == label, x, 0), axis=N); each = lse - picked; "
+        "loss = mean(lse - picked, axis=...); top = max(x, axis=(..., N))",
+        "each = jax.nn.logsumexp(x, axis=-1) - jnp.take_along_axis(x, label[..., None], -1)[..., 0]; "
+        "loss = jnp.mean(each); top = jnp.max(x)",
+        "domain: {label: index(N)}",
+    ),
+    "rows_columns_and_totals": (
+        "dy: T[..., N]; x: T[..., N]; w: T[N]", "dx: T[..., N]; dw: T[N]; n: float32[]; q: bool[]",
+        "r = rsqrt(mean(square(x), axis=N) + 1e-3); g = dy * w; dx = r * (g - x * r * mean(g * x * r, axis=N)); "
+        "dw = sum(dy * x * r, axis=...); n = sum(square(dy), axis=(..., N)); q = any(x > 2, axis=(..., N))",
+        OVER + "r = 1 / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-3); g = dy * w; "
+        "dx = r * (g - x * r * (g * x * r).mean(-1, keepdims=True)); dw = (dy * x * r).sum(over); n = (dy * dy).sum(); "
+        "q = jnp.any(x > 2)",
+    ),
+    "columns_kept_in_part": (
+        "x: T[..., C, S]; b: float32[C]",
+        "dx: T[..., C, S]; db: float32[C]; ds: float32[S]; dcs: float32[C, S]; m: float32[C]; t: float32[]",
+        "dx = x * b; db = sum(x, axis=(..., S)) * b; ds = max(x, axis=(..., C)); dcs = sum(x * b, axis=...) * b; "
+        "m = mean(x, axis=(..., S)); t = mean(x, axis=(..., C, S))",
+        "over = (0, 1, 2)[: x.ndim - 2]; dx = x * b[:, None]; db = x.sum(over + (-1,)) * b; "
+        "ds = jnp.max(x, axis=over + (-2,)); dcs = (x * b[:, None]).sum(over) * b[:, None]; "
+        "m = jnp.mean(x, axis=over + (-1,)); t = jnp.mean(x)",
+    ),
+    "results_of_two_groups": (
+        "x: T[..., S, D]; w: float32[D]", "y: float32[S, D]; k: float32[S, D]",
+        "s = sum(x, axis=...); y = s * w; k = s * index(S) + index(D) * size(S)",
+        "s = x.sum((0, 1, 2)[: x.ndim - 2]); y = s * w; i, j = jnp.indices(s.shape); k = s * i + j * s.shape[0]",
+    ),
+    "rows_apart": (
+        "x: T[..., S, D]; a: float32[..., D] = 0", "m: T[..., D]; k: float32[D]; y: T[..., S, D]",
+        "m = max(x, axis=S) + a; k = sum(x * a, axis=(..., S)); y = x + a",
+        "b = jnp.zeros_like(x[..., 0, :]) + a; m = jnp.max(x, axis=-2) + a; over = (0, 1, 2, 3)[: x.ndim - 1]; "
+        "k = (x * b[..., None, :]).sum(over); y = x + b[..., None, :]",
+    ),
+    "both_sides": (
+        "x: T[B, C, S]", "y: float32[B, S]; z: float32[B, C]", "y = max(x, axis=C); z = sum(x, axis=S)",
+        "y = jnp.max(x, axis=1); z = x.sum(2)",
+    ),
+    "every_other_axis": (
+        "x: float32[A, B, C, D]", "y: float32[A, C]; z: float32[A, D]; t: float32[]",
+        "y = sum(x, axis=(B, D)); z = min(x, axis=(B, C)); t = mean(x, axis=(A, B, C, D))",
+        "y = x.sum((1, 3)); z = jnp.min(x, axis=(1, 2)); t = jnp.mean(x)",
+    ),
+    "group_norm": (
+        "dy: T[B, G, C, S]; x: T[B, G, C, S]; w: T[G, C]", "dx: T[B, G, C, S]; dw: float32[G, C]; n: float32[]; q: float32[]",
+        "m = mean(x, axis=(C, S)); r = rsqrt(mean(square(x - m), axis=(C, S)) + 1e-2); h = (x - m) * r; g = dy * w; "
+        "dx = r * (g - h * mean(g * h, axis=(C, S))); dw = sum(dy * h, axis=(B, S)); n = mean(x, axis=(B, G, C, S)); "
+        "q = mean(r, axis=(B, G))",
+        "m = jnp.mean(x, axis=(2, 3), keepdims=True); v = jnp.mean(jnp.square(x - m), axis=(2, 3), keepdims=True); "
+        "r = 1 / jnp.sqrt(v + 1e-2); h = (x - m) * r; g = dy * w[..., None]; "
+        "dx = r * (g - h * jnp.mean(g * h, axis=(2, 3), keepdims=True)); dw = (dy * h).sum((0, 3)); n = jnp.mean(x); "
+        "q = jnp.mean(r)",
+    ),
+    "groups_in_a_row": (
+        "x: T[..., (B G=32)]; w: T[(B G=32)]", "q: float32[..., (B G=32)]; scale: float32[..., B]",
+        "r = rsqrt(mean(square(x), axis=(B, G)) + 1e-3); y = x * r * w; scale = max(abs(y), axis=G) + 1; q = y / scale",
+        "y = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * w; "
+        "b = y.reshape(x.shape[:-1] + (x.shape[-1] // 32, 32)); scale = jnp.max(jnp.abs(b), axis=-1) + 1; "
+        "q = (b / scale[..., None]).reshape(x.shape)",
+    ),
+    "groups_below_a_vector": (
+        "x: T[..., (B G=4)]", "q: float32[..., (B G=4)]; scale: float32[..., B]; db: float32[(B G=4)]; t: float32[]",
+        "scale = mean(x, axis=G); q = where(any(x > scale + 1, axis=G), x, scale); db = sum(x, axis=...); "
+        "t = sum(q, axis=(..., B, G))",
+        OVER + "b = x.reshape(x.shape[:-1] + (x.shape[-1] // 4, 4)); scale = jnp.mean(b, axis=-1); s = scale[..., None]; "
+        "q = jnp.where(jnp.any(b > s + 1, axis=-1, keepdims=True), b, s).reshape(x.shape); db = x.sum(over); t = q.sum()",
+    ),
+}  # fmt: skip
+
+
+def made(folder, name: str):
+    inputs, outputs, chain, reference, *more = OPS[name]
+    types = TYPES if "T[" in inputs else ""
+    text = spec_text(inputs, outputs, chain, reference, more="".join(more), types=types)
+    return make_op(folder, text.replace("op: made", f"op: {name}"))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_kernels_agree_with_their_reference(name, tmp_path):
+    op = made(tmp_path, name)
+    testing.check_op(op, "xla", 6)
+    testing.check_op(op, "interpret", 4)
+
+
+def test_results_that_keep_different_axes_have_kernels_of_their_own(tmp_path):
+    op = made(tmp_path, "columns_kept_in_part")
+    x, b = np.ones((5, 3, 40), "float32"), np.full(3, 2, "float32")
+    got = op(x, b, implementation="interpret")
+    assert len(interpreted.last_reports()) == op.plan.kernels == 5  # one walks; C, S, C x S and everything
+    assert got.t == 1 and got.m.tolist() == [1, 1, 1] and got.dcs[2, 39] == 20
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 5), (5, 0), (0, 0), (3, 1000)])
+def test_totals_of_nothing(rows, columns, tmp_path):
+    op = made(tmp_path, "total_beside_columns")
+    x = np.ones((rows, columns), "float32")
+    got = op(x, x, np.float32(2), implementation="interpret")
+    assert got.dscale == rows * columns and got.dbias.tolist() == [rows] * columns and got.dx.shape == x.shape
+
+
+def test_two_runs_agree_to_the_bit(tmp_path):
+    op = made(tmp_path, "total_beside_columns")
+    x = np.random.default_rng(0).standard_normal((700, 96)).astype("float32")
+    first, second = (op(x, x, np.float32(2), implementation="interpret") for _ in range(2))
+    assert first.dscale == second.dscale and (first.dbias == second.dbias).all()
+
+
+def test_a_row_counts_once(tmp_path):
+    op = made(tmp_path, "total_of_row_statistics")
+    got = op(np.zeros((70, 10), "float32"), np.zeros(70, "int32"), implementation="interpret")
+    np.testing.assert_allclose(got.loss, np.log(10), rtol=1e-6)

@@ -132,9 +132,9 @@ def test_one_artifact_s_kernel_serves_every_extent(op, shape, cases, tmp_path, m
     """The launcher in the artifact is taken from it by the call that compiled it, and its PTX run by the interpreter."""
     calls, launch = [], kernels.launch
 
-    def recording(call, operands, outputs):
+    def recording(call, operands, outputs, pairs):
         calls.append((call, tuple(output.shape for output in outputs)))
-        return launch(call, operands, outputs)
+        return launch(call, operands, outputs, pairs)
 
     monkeypatch.setattr(kernels, "launch", recording)
     monkeypatch.setattr(run_exported, "EPS", 1e-6)

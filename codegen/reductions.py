@@ -46,8 +46,10 @@ KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 MOST_KEPT_WALKING = 256  # where column statistics stay as well
-BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps before a cluster shares it
-CLUSTER_ROW = 32 * 1024  # bytes of a row that a block of a cluster keeps, while there are more blocks
+BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
+CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
+RESIDENT = 768  # threads that a processor has registers for, in clusters: some blocks load while others fold,
+LEAN = 128  # where a thread keeps this many bytes of inputs at most
 MAX_STAGES = 16
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
@@ -100,10 +102,11 @@ class RowLaunch:
     kept: bool  # the row stays in registers; else every stage reads it again
     exact: bool  # every vector of every thread lies inside the row
     carried: bool  # dear values stay in registers as well
+    resident: int = 0  # blocks that a processor has registers for, at least
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried")
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried", "resident")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -226,6 +229,11 @@ class Reduction:
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
 
+    def held_bytes(self, dtypes: Mapping[str, str]) -> int:
+        """And with those that all rows share, which come later."""
+        shared = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
+        return sum(DTYPES[dtypes[array.name]].size for array in shared)
+
     @property
     def passes(self) -> int:
         """How many times a row is read where it is not kept: once a stage, once more for what is written along it."""
@@ -264,11 +272,11 @@ class Reduction:
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         kept = KEPT * (2 if self.columns else 1)
         most = MAX_THREADS // 2 if self.columns else MAX_THREADS
-        cluster = 1
-        if clusters(arch) and count * width > BLOCK_ROW:  # blocks of few warps wait less for each other
-            kept = 2 * KEPT
-            while cluster < MAX_CLUSTER and count * width > cluster * CLUSTER_ROW:
-                cluster *= 2
+        cluster, share = 1, CLUSTER_ROW if clusters(arch) and not self.columns else BLOCK_ROW
+        while clusters(arch) and cluster < MAX_CLUSTER and count * width > cluster * share:
+            cluster *= 2
+        if count * width > (share if self.columns else cluster * share):
+            kept *= 2
         cluster = schedule.get("cluster", cluster)
         per_row = 1
         while per_row < most and per_row * cluster * max(1, kept // width) < count:
@@ -290,8 +298,10 @@ class Reduction:
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
         held = vectors * (width + 4 * vec * len(self.carried))
-        carried = bool(self.carried) and held <= min(MOST_CARRIED, REGISTER_BYTES // threads)
-        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried)
+        lean = vectors * vec * self.held_bytes(dtypes) <= LEAN
+        resident = RESIDENT // threads if cluster > 1 and lean else 0
+        carried = bool(self.carried) and held <= min(MOST_CARRIED, REGISTER_BYTES // threads // max(1, resident))
+        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried, resident)
 
     def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""

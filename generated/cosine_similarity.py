@@ -65,6 +65,7 @@ def cosine_similarity_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -89,6 +90,7 @@ def cosine_similarity_kernel(
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+    reduce.meet([*sStage0], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -107,7 +109,7 @@ def cosine_similarity_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, inside)
-    row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster, last=True)
+    row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         similarity = cosine_similarity_row(
@@ -118,7 +120,6 @@ def cosine_similarity_kernel(
         )
         rSimilarity.store(similarity.to(mSimilarity.element_type))
         mSimilarity[row] = rSimilarity[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -137,13 +138,17 @@ def cosine_similarity_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cosine_similarity_kernel(
         mX, mY, mSimilarity,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def cosine_similarity_xla(x, y, eps):

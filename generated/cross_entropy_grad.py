@@ -108,6 +108,7 @@ def cross_entropy_grad_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -134,13 +135,14 @@ def cross_entropy_grad_kernel(
         rEKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sTotal_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
-    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sTop, *sTotal_], cluster)
 
     rTop = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -176,7 +178,7 @@ def cross_entropy_grad_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rTotal_], ("sum",), values, inside)
-    total_, = reduce.over_row([rTotal_], ("sum",), sTotal_, per_row, cluster, last=True)
+    total_, = reduce.over_row([rTotal_], ("sum",), sTotal_, per_row, cluster)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -213,7 +215,6 @@ def cross_entropy_grad_kernel(
         )
         rLoss.store(loss.to(mLoss.element_type))
         mLoss[row] = rLoss[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -234,13 +235,17 @@ def cross_entropy_grad_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cross_entropy_grad_kernel(
         mX, mLabel, mWeight, mLoss, mDx,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 class CrossEntropyGradOutputs(NamedTuple):

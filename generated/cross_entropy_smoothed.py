@@ -71,6 +71,7 @@ def cross_entropy_smoothed_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -91,11 +92,12 @@ def cross_entropy_smoothed_kernel(
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sStage0, *sRowSum], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -131,7 +133,7 @@ def cross_entropy_smoothed_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, last=True)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         loss = cross_entropy_smoothed_row(
@@ -143,7 +145,6 @@ def cross_entropy_smoothed_kernel(
         )
         rLoss.store(loss.to(mLoss.element_type))
         mLoss[row] = rLoss[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -162,13 +163,17 @@ def cross_entropy_smoothed_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cross_entropy_smoothed_kernel(
         mX, mLabel, mLoss,
-        smoothing, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        smoothing, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def cross_entropy_smoothed_xla(x, label, index_n, smoothing):

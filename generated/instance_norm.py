@@ -72,6 +72,7 @@ def instance_norm_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -103,14 +104,15 @@ def instance_norm_kernel(
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    if cutlass.const_expr(mWeight is not None):
-        reduce.load_one(mWeight, (iC,), row < B * C, rWeight)
-    if cutlass.const_expr(mBias is not None):
-        reduce.load_one(mBias, (iC,), row < B * C, rBias)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    if cutlass.const_expr(mWeight is not None):
+        reduce.load_one(mWeight, (iC,), row < B * C, rWeight)
+    if cutlass.const_expr(mBias is not None):
+        reduce.load_one(mBias, (iC,), row < B * C, rBias)
+    reduce.meet([*sRowMean, *sRowMean2], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -142,7 +144,7 @@ def instance_norm_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
-    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster, last=True)
+    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(S)
 
     for p in cutlass.range(passes):
@@ -162,7 +164,6 @@ def instance_norm_kernel(
             )
             rY.store(y.to(mY.element_type))
             reduce.store_row(rY, mY, cute.crd2idx((iB, iC, 0), mY.layout), c, columns, 1, ragged, True, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -182,13 +183,17 @@ def instance_norm_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     B, C = mX.shape[0], mX.shape[1]
     blocks = (B * C // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     instance_norm_kernel(
         mX, mWeight, mBias, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def instance_norm_xla(x, weight, bias, eps):

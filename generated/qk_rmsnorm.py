@@ -78,6 +78,7 @@ def qk_rmsnorm_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -106,6 +107,7 @@ def qk_rmsnorm_kernel(
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
         reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+    reduce.meet([*sStage0], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -123,7 +125,7 @@ def qk_rmsnorm_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
-    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster, last=True)
+    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(D)
     row_mean2 = row_mean2 / cutlass.Float32(D)
 
@@ -151,7 +153,6 @@ def qk_rmsnorm_kernel(
             rKOut.store(k_out.to(mKOut.element_type))
             reduce.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), c, columns, 1, ragged, True, per_row)
             reduce.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), c, columns, 1, ragged, True, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -173,13 +174,17 @@ def qk_rmsnorm_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mQ.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     qk_rmsnorm_kernel(
         mQ, mK, mQWeight, mKWeight, mQOut, mKOut,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 class QkRmsnormOutputs(NamedTuple):

@@ -66,6 +66,7 @@ def top1_gate_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -90,6 +91,7 @@ def top1_gate_kernel(
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sTop, *sStage1], cluster)
 
     rTop = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -123,7 +125,7 @@ def top1_gate_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, inside)
-    row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster, last=True)
+    row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         gate, expert = top1_gate_row(
@@ -134,7 +136,6 @@ def top1_gate_kernel(
         rExpert.store(device.cast(expert, mExpert.element_type))
         mGate[row] = rGate[0]
         mExpert[row] = rExpert[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -152,13 +153,17 @@ def top1_gate_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     top1_gate_kernel(
         mX, mGate, mExpert,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 class Top1GateOutputs(NamedTuple):

@@ -159,6 +159,9 @@ def cross_entropy_grad_kernel(
             reduce.accumulate([rTop], ("max",), values, inside)
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rTotal_ = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -179,6 +182,10 @@ def cross_entropy_grad_kernel(
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rTotal_], ("sum",), values, inside)
     total_, = reduce.over_row([rTotal_], ("sum",), sTotal_, per_row, cluster)
+
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)

@@ -119,6 +119,9 @@ def cross_entropy_smoothed_kernel(
     row_max, picked, row_mean = reduce.over_row([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
 
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)

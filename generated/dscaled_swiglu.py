@@ -150,6 +150,12 @@ def dscaled_swiglu_kernel(
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX0)
+        reduce.forget(rX1)
+
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):

@@ -132,6 +132,13 @@ def group_norm_kernel(
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(C * S)
 
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+        if cutlass.const_expr(mWeight is not None):
+            reduce.forget(rWeight)
+        if cutlass.const_expr(mBias is not None):
+            reduce.forget(rBias)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -148,6 +155,14 @@ def group_norm_kernel(
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
     row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(C * S)
+
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+        if cutlass.const_expr(mWeight is not None):
+            reduce.forget(rWeight)
+        if cutlass.const_expr(mBias is not None):
+            reduce.forget(rBias)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)

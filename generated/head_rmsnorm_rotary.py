@@ -132,6 +132,13 @@ def head_rmsnorm_rotary_kernel(
     row_mean = row_mean / cutlass.Float32(D)
     row_mean2 = row_mean2 / cutlass.Float32(D)
 
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX0)
+        reduce.forget(rX1)
+        reduce.forget(rCos)
+        reduce.forget(rSin)
+
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):

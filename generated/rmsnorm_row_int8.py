@@ -132,6 +132,9 @@ def rmsnorm_row_int8_kernel(
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
 
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -150,6 +153,10 @@ def rmsnorm_row_int8_kernel(
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)

@@ -108,6 +108,9 @@ def top1_gate_kernel(
             reduce.accumulate([rTop], ("max",), values, inside)
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
+    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMin = reduce.accumulator(vec, "min", cutlass.Int32)
     for p in cutlass.range(passes):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, Uint32
+from cutlass._mlir.dialects import llvm
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import device
@@ -159,6 +160,21 @@ def load_row(
                     if (c + i >= 0) & (c + i < columns):
                         for part in cutlass.range_constexpr(parts):
                             held[i * parts + part] = (src.iterator + place + (i * parts + part)).load()
+
+
+def forget(registers: cute.Tensor) -> None:
+    """To the compiler, values that it has not seen before: it keeps nothing that it computed from them."""
+    if cute.size(registers) * registers.element_type.width % 32 == 0:
+        words = cute.recast_tensor(registers, Int32)
+        for i in range(cute.size(words)):
+            words[i] = unseen(words[i])
+
+
+def unseen(word: cutlass.Int32) -> cutlass.Int32:
+    """The same word; the compiler does not know that it is."""
+    return Int32(
+        llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True)
+    )
 
 
 def _vector(tensor: cute.Tensor, place: cutlass.Int64, count: int) -> cute.Tensor:

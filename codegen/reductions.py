@@ -48,8 +48,8 @@ REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
-RESIDENT = 768  # threads that a processor has registers for, in clusters: some blocks load while others fold,
-LEAN = 128  # where a thread keeps this many bytes of inputs at most
+RESIDENT = 768  # threads of a processor that such rows, if twice as long, leave registers for: some load while others fold
+SHARED_BYTES = 216 * 1024  # of a processor's shared memory, in which they then keep dear values
 MAX_STAGES = 16
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
@@ -101,8 +101,8 @@ class RowLaunch:
     cluster: int
     kept: bool  # the row stays in registers; else every stage reads it again
     exact: bool  # every vector of every thread lies inside the row
-    carried: bool  # dear values stay in registers as well
-    resident: int = 0  # blocks that a processor has registers for, at least
+    carried: bool  # dear values stay as well: in registers, or in shared memory where those are few
+    resident: int = 0  # blocks that a processor has registers for, at least; 0: registers are not few
 
     @property
     def constants(self) -> dict[str, int | bool]:
@@ -262,24 +262,22 @@ class Reduction:
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
         if self.collapsed or not self.rows:
             return self._walk(vec, ragged, width, extents, schedule)
-        if self.columns:
-            width += 4 * vec * len(self.columns)
         columns = extents.columns
         if columns is None:
             if self.columns:
                 raise Mistake("the number of columns must be known when this kernel is compiled")
             return self._read_again(vec, ragged, width, schedule)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
-        kept = KEPT * (2 if self.columns else 1)
-        most = MAX_THREADS // 2 if self.columns else MAX_THREADS
-        cluster, share = 1, CLUSTER_ROW if clusters(arch) and not self.columns else BLOCK_ROW
-        while clusters(arch) and cluster < MAX_CLUSTER and count * width > cluster * share:
-            cluster *= 2
-        if count * width > (share if self.columns else cluster * share):
-            kept *= 2
+        row, kept, cluster = count * width, KEPT, 1
+        if clusters(arch) and row > CLUSTER_ROW:
+            share = CLUSTER_ROW * (2 if self.columns else 1)  # whose blocks meet less often the fewer they are
+            cluster = next((c for c in (2, 4) if row <= c * share), MAX_CLUSTER)
+            kept *= 2 if row > cluster * CLUSTER_ROW else 1
         cluster = schedule.get("cluster", cluster)
+        folded = width + 4 * vec * len(self.columns)
+        most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
         per_row = 1
-        while per_row < most and per_row * cluster * max(1, kept // width) < count:
+        while per_row < MAX_THREADS // (2 if self.columns else 1) and per_row * cluster * most < count:
             per_row *= 2
         per_row = schedule.get("threads_per_row", per_row)
         if cluster > 1:
@@ -287,7 +285,7 @@ class Reduction:
         vectors = -(-count // (per_row * cluster))
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if self.columns:
-            if vectors * width > max(MOST_KEPT_WALKING, width):
+            if vectors * folded > max(MOST_KEPT_WALKING, folded):
                 message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"
                 raise Mistake(message, "split the op in two: one along rows, one over them")
             threads = max(per_row, schedule.get("threads", LEAST_THREADS))
@@ -297,10 +295,13 @@ class Reduction:
         if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        held = vectors * (width + 4 * vec * len(self.carried))
-        lean = vectors * vec * self.held_bytes(dtypes) <= LEAN
+        lean = KEPT < vectors * width <= vectors * vec * self.held_bytes(dtypes) <= 2 * KEPT
         resident = RESIDENT // threads if cluster > 1 and lean else 0
-        carried = bool(self.carried) and held <= min(MOST_CARRIED, REGISTER_BYTES // threads // max(1, resident))
+        dear = 4 * vec * vectors * len(self.carried)
+        if resident:
+            carried = 0 < dear <= SHARED_BYTES // RESIDENT
+        else:
+            carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
         return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried, resident)
 
     def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:

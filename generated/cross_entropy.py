@@ -74,8 +74,8 @@ def cross_entropy_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
+    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -122,7 +122,7 @@ def cross_entropy_kernel(
             reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
     picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+    if cutlass.const_expr(resident > 0):  # registers are few
         first = reduce.unseen(first)
         reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)

@@ -107,8 +107,8 @@ def cross_entropy_grad_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
+    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -132,7 +132,7 @@ def cross_entropy_grad_kernel(
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
     if cutlass.const_expr(carried):
-        rEKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rEKept = reduce.carrier(vec, vectors, threads, resident, cutlass.Float32)
     sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sTotal_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
@@ -159,7 +159,7 @@ def cross_entropy_grad_kernel(
             reduce.accumulate([rTop], ("max",), values, inside)
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+    if cutlass.const_expr(resident > 0):  # registers are few
         first = reduce.unseen(first)
         reduce.forget(rX)
     rTotal_ = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -174,7 +174,7 @@ def cross_entropy_grad_kernel(
                 cute.full((vec,), top, cutlass.Float32),
             )
             if cutlass.const_expr(carried):
-                rEKept[None, v].store(e)
+                reduce.carry(rEKept, v, e)
             values = cross_entropy_grad_total_(
                 e,
             )
@@ -183,7 +183,7 @@ def cross_entropy_grad_kernel(
             reduce.accumulate([rTotal_], ("sum",), values, inside)
     total_, = reduce.over_row([rTotal_], ("sum",), sTotal_, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+    if cutlass.const_expr(resident > 0):  # registers are few
         first = reduce.unseen(first)
         reduce.forget(rX)
 
@@ -194,7 +194,7 @@ def cross_entropy_grad_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
-                e = rEKept[None, v].load()
+                e = reduce.carried(rEKept, v)
             else:
                 e = cross_entropy_grad_keep_e(
                     rX[None, v].load().to(cutlass.Float32),

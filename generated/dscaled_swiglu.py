@@ -90,8 +90,8 @@ def dscaled_swiglu_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
+    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -115,7 +115,7 @@ def dscaled_swiglu_kernel(
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     if cutlass.const_expr(carried):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueKept = reduce.carrier(vec, vectors, threads, resident, cutlass.Float32)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
@@ -139,7 +139,7 @@ def dscaled_swiglu_kernel(
                 rX0[None, v].load().to(cutlass.Float32),
             )
             if cutlass.const_expr(carried):
-                rValueKept[None, v].store(value)
+                reduce.carry(rValueKept, v, value)
             values = dscaled_swiglu_row_sum(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
@@ -150,7 +150,7 @@ def dscaled_swiglu_kernel(
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+    if cutlass.const_expr(resident > 0):  # registers are few
         first = reduce.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX0)
@@ -165,7 +165,7 @@ def dscaled_swiglu_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
-                value = rValueKept[None, v].load()
+                value = reduce.carried(rValueKept, v)
             else:
                 value = dscaled_swiglu_keep_value(
                     rX0[None, v].load().to(cutlass.Float32),

@@ -50,8 +50,8 @@ def integer_row_sum_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
+    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()

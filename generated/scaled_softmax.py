@@ -62,8 +62,8 @@ def scaled_softmax_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
+    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -82,7 +82,7 @@ def scaled_softmax_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     if cutlass.const_expr(carried):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueKept = reduce.carrier(vec, vectors, threads, resident, cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
@@ -107,7 +107,7 @@ def scaled_softmax_kernel(
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+    if cutlass.const_expr(resident > 0):  # registers are few
         first = reduce.unseen(first)
         reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -124,7 +124,7 @@ def scaled_softmax_kernel(
                 approx,
             )
             if cutlass.const_expr(carried):
-                rValueKept[None, v].store(value)
+                reduce.carry(rValueKept, v, value)
             values = scaled_softmax_row_sum(
                 value,
             )
@@ -133,7 +133,7 @@ def scaled_softmax_kernel(
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+    if cutlass.const_expr(resident > 0):  # registers are few
         first = reduce.unseen(first)
         reduce.forget(rX)
 
@@ -144,7 +144,7 @@ def scaled_softmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
-                value = rValueKept[None, v].load()
+                value = reduce.carried(rValueKept, v)
             else:
                 value = scaled_softmax_keep_value(
                     rX[None, v].load().to(cutlass.Float32),

@@ -83,8 +83,8 @@ def silu_mul_row_fp8_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least
+    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -105,7 +105,7 @@ def silu_mul_row_fp8_kernel(
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
     if cutlass.const_expr(carried):
-        rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rYKept = reduce.carrier(vec, vectors, threads, resident, cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
@@ -127,7 +127,7 @@ def silu_mul_row_fp8_kernel(
                 rX1[None, v].load().to(cutlass.Float32),
             )
             if cutlass.const_expr(carried):
-                rYKept[None, v].store(y)
+                reduce.carry(rYKept, v, y)
             values = silu_mul_row_fp8_row_max(
                 y,
             )
@@ -136,7 +136,7 @@ def silu_mul_row_fp8_kernel(
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few: a pass computes again what the compiler would keep
+    if cutlass.const_expr(resident > 0):  # registers are few
         first = reduce.unseen(first)
         reduce.forget(rX0)
         reduce.forget(rX1)
@@ -149,7 +149,7 @@ def silu_mul_row_fp8_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
-                y = rYKept[None, v].load()
+                y = reduce.carried(rYKept, v)
             else:
                 y = silu_mul_row_fp8_keep_y(
                     rX0[None, v].load().to(cutlass.Float32),

@@ -48,8 +48,8 @@ REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
-RESIDENT = 768  # threads of a processor that such rows, if twice as long, leave registers for: some load while others fold
-SHARED_BYTES = 216 * 1024  # of a processor's shared memory, in which they then keep dear values
+RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
+LEAN_RESIDENT = 768  # where threads keep twice as much
 MAX_STAGES = 16
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
@@ -101,12 +101,13 @@ class RowLaunch:
     cluster: int
     kept: bool  # the row stays in registers; else every stage reads it again
     exact: bool  # every vector of every thread lies inside the row
-    carried: bool  # dear values stay as well: in registers, or in shared memory where those are few
-    resident: int = 0  # blocks that a processor has registers for, at least; 0: registers are not few
+    carried: bool  # dear values stay in registers as well
+    lean: bool = False  # nothing stays there but the row, not even what the compiler would keep
+    resident: int = 0  # blocks that a processor has registers for, at least, unless 0
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried", "resident")
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried", "lean", "resident")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -268,7 +269,7 @@ class Reduction:
                 raise Mistake("the number of columns must be known when this kernel is compiled")
             return self._read_again(vec, ragged, width, schedule)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
-        row, kept, cluster = count * width, KEPT, 1
+        row, kept, cluster = columns // vec * width, KEPT, 1
         if clusters(arch) and row > CLUSTER_ROW:
             share = CLUSTER_ROW * (2 if self.columns else 1)  # whose blocks meet less often the fewer they are
             cluster = next((c for c in (2, 4) if row <= c * share), MAX_CLUSTER)
@@ -276,8 +277,10 @@ class Reduction:
         cluster = schedule.get("cluster", cluster)
         folded = width + 4 * vec * len(self.columns)
         most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
+        # A ragged row's one vector more is no reason for more threads, unless they keep much
+        needed = count if self.columns or cluster == 1 or kept > KEPT else -(-columns // vec)
         per_row = 1
-        while per_row < MAX_THREADS // (2 if self.columns else 1) and per_row * cluster * most < count:
+        while per_row < MAX_THREADS // (2 if self.columns else 1) and per_row * cluster * most < needed:
             per_row *= 2
         per_row = schedule.get("threads_per_row", per_row)
         if cluster > 1:
@@ -295,14 +298,11 @@ class Reduction:
         if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        lean = KEPT < vectors * width <= vectors * vec * self.held_bytes(dtypes) <= 2 * KEPT
-        resident = RESIDENT // threads if cluster > 1 and lean else 0
+        lean = cluster > 1 and KEPT < vectors * width <= vectors * vec * self.held_bytes(dtypes) <= 2 * KEPT
+        resident = (LEAN_RESIDENT if lean else RESIDENT) // threads if cluster > 1 else 0
         dear = 4 * vec * vectors * len(self.carried)
-        if resident:
-            carried = 0 < dear <= SHARED_BYTES // RESIDENT
-        else:
-            carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
-        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried, resident)
+        carried = not lean and 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
+        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried, lean, resident)
 
     def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""

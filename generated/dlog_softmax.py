@@ -55,8 +55,9 @@ def dlog_softmax_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -98,7 +99,7 @@ def dlog_softmax_kernel(
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few
+    if cutlass.const_expr(lean):
         first = reduce.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rY)
@@ -135,13 +136,14 @@ def dlog_softmax_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
 ):
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     dlog_softmax_kernel(
         mDy, mY, mDx,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

@@ -72,8 +72,9 @@ def label_log_prob_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -93,7 +94,7 @@ def label_log_prob_kernel(
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if cutlass.const_expr(carried):
-        rZKept = reduce.carrier(vec, vectors, threads, resident, cutlass.Float32)
+        rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
     sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
@@ -116,7 +117,7 @@ def label_log_prob_kernel(
                 cute.full((vec,), mTemperature[0], cutlass.Float32),
             )
             if cutlass.const_expr(carried):
-                reduce.carry(rZKept, v, z)
+                rZKept[None, v].store(z)
             values = label_log_prob_stage0(
                 cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
@@ -127,7 +128,7 @@ def label_log_prob_kernel(
             reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
     row_sum, row_max = reduce.over_row([rRowSum, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few
+    if cutlass.const_expr(lean):
         first = reduce.unseen(first)
         reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -138,7 +139,7 @@ def label_log_prob_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
-                z = reduce.carried(rZKept, v)
+                z = rZKept[None, v].load()
             else:
                 z = label_log_prob_keep_z(
                     rX[None, v].load().to(cutlass.Float32),
@@ -179,13 +180,14 @@ def label_log_prob_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     label_log_prob_kernel(
         mX, mLabel, mTemperature, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

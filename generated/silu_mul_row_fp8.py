@@ -83,8 +83,9 @@ def silu_mul_row_fp8_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -105,7 +106,7 @@ def silu_mul_row_fp8_kernel(
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
     if cutlass.const_expr(carried):
-        rYKept = reduce.carrier(vec, vectors, threads, resident, cutlass.Float32)
+        rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
@@ -127,7 +128,7 @@ def silu_mul_row_fp8_kernel(
                 rX1[None, v].load().to(cutlass.Float32),
             )
             if cutlass.const_expr(carried):
-                reduce.carry(rYKept, v, y)
+                rYKept[None, v].store(y)
             values = silu_mul_row_fp8_row_max(
                 y,
             )
@@ -136,7 +137,7 @@ def silu_mul_row_fp8_kernel(
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few
+    if cutlass.const_expr(lean):
         first = reduce.unseen(first)
         reduce.forget(rX0)
         reduce.forget(rX1)
@@ -149,7 +150,7 @@ def silu_mul_row_fp8_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
-                y = reduce.carried(rYKept, v)
+                y = rYKept[None, v].load()
             else:
                 y = silu_mul_row_fp8_keep_y(
                     rX0[None, v].load().to(cutlass.Float32),
@@ -188,13 +189,14 @@ def silu_mul_row_fp8_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     silu_mul_row_fp8_kernel(
         mX, mQ, mScale,
-        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

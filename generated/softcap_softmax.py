@@ -65,8 +65,9 @@ def softcap_softmax_kernel(
     cluster: cutlass.Constexpr[int],  # blocks that share a row
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay; else each pass computes them again
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least; 0: registers are not few
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -85,7 +86,7 @@ def softcap_softmax_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     if cutlass.const_expr(carried):
-        rValueKept = reduce.carrier(vec, vectors, threads, resident, cutlass.Float32)
+        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
@@ -111,7 +112,7 @@ def softcap_softmax_kernel(
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few
+    if cutlass.const_expr(lean):
         first = reduce.unseen(first)
         reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -128,7 +129,7 @@ def softcap_softmax_kernel(
                 approx,
             )
             if cutlass.const_expr(carried):
-                reduce.carry(rValueKept, v, value)
+                rValueKept[None, v].store(value)
             values = softcap_softmax_row_sum(
                 value,
             )
@@ -137,7 +138,7 @@ def softcap_softmax_kernel(
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
-    if cutlass.const_expr(resident > 0):  # registers are few
+    if cutlass.const_expr(lean):
         first = reduce.unseen(first)
         reduce.forget(rX)
 
@@ -148,7 +149,7 @@ def softcap_softmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
-                value = reduce.carried(rValueKept, v)
+                value = rValueKept[None, v].load()
             else:
                 value = softcap_softmax_keep_value(
                     rX[None, v].load().to(cutlass.Float32),
@@ -180,13 +181,14 @@ def softcap_softmax_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     softcap_softmax_kernel(
         mX, mCap, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

@@ -162,6 +162,21 @@ def load_row(
                             held[i * parts + part] = (src.iterator + place + (i * parts + part)).load()
 
 
+def forget(registers: cute.Tensor) -> None:
+    """The same values, but to the compiler others: it keeps nothing that it computed from them, such as wider copies."""
+    if cute.size(registers) * registers.element_type.width % 32 == 0:
+        words = cute.recast_tensor(registers, Int32)
+        for i in range(cute.size(words)):
+            words[i] = unseen(words[i])
+
+
+def unseen(word: cutlass.Int32) -> cutlass.Int32:
+    """The same word; the compiler does not know that it is."""
+    return Int32(
+        llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True)
+    )
+
+
 def _vector(tensor: cute.Tensor, place: cutlass.Int64, count: int) -> cute.Tensor:
     """An aligned vector in memory."""
     return cute.make_tensor(tensor.iterator + cute.assume(place, divby=count), cute.make_layout((count,)))
@@ -266,62 +281,6 @@ def store_row(
                 if device.bit(rest, i):
                     for part in cutlass.range_constexpr(parts):
                         (dst.iterator + place + (i * parts + part)).store(held[i * parts + part])
-
-
-# Values that pass from pass to pass
-
-
-def carrier(vec: int, vectors: int, threads: int, resident: int, dtype: type[Numeric]) -> cute.Tensor:
-    """Where a thread keeps a value of each of its columns: registers (vec, vectors); where these are few, shared memory
-    (words of 16 bytes, their number in a vector, vectors), with neighbouring threads' words side by side."""
-    if resident == 0:
-        return cute.make_rmem_tensor((vec, vectors), dtype)
-    tidx, _, _ = cute.arch.thread_idx()
-    word = min(vec, 128 // dtype.width)
-    layout = cute.make_layout((word, threads, vec // word, vectors))
-    return SmemAllocator().allocate_tensor(dtype, layout, 16)[None, tidx, None, None]
-
-
-def carry(held: cute.Tensor, v: int, values: Vector) -> None:
-    """Keep the values of the v-th vector."""
-    if cute.rank(held) == 2:
-        held[None, v].store(values)
-    else:
-        cute.autovec_copy(_words_of(held, values), held[None, None, v])
-
-
-def carried(held: cute.Tensor, v: int) -> Vector:
-    """The values of the v-th vector."""
-    if cute.rank(held) == 2:
-        return held[None, v].load()
-    words = cute.make_rmem_tensor((cute.size(held, mode=[0]) * cute.size(held, mode=[1]),), held.element_type)
-    cute.autovec_copy(held[None, None, v], _as_words(held, words))
-    return words.load()
-
-
-def forget(registers: cute.Tensor) -> None:
-    """The same values, but to the compiler others: it keeps nothing that it computed from them, such as wider copies."""
-    if cute.size(registers) * registers.element_type.width % 32 == 0:
-        words = cute.recast_tensor(registers, Int32)
-        for i in range(cute.size(words)):
-            words[i] = unseen(words[i])
-
-
-def unseen(word: cutlass.Int32) -> cutlass.Int32:
-    """The same word; the compiler does not know that it is."""
-    return Int32(
-        llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True)
-    )
-
-
-def _words_of(held: cute.Tensor, values: Vector) -> cute.Tensor:
-    words = cute.make_rmem_tensor((cute.size(values.shape),), held.element_type)
-    words.store(values)
-    return _as_words(held, words)
-
-
-def _as_words(held: cute.Tensor, values: cute.Tensor) -> cute.Tensor:
-    return cute.make_tensor(values.iterator, cute.make_layout((cute.size(held, mode=[0]), cute.size(held, mode=[1]))))
 
 
 # Folding over threads

@@ -107,7 +107,19 @@ class RowLaunch:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried", "lean", "resident")
+        names = (
+            "vec",
+            "ragged",
+            "threads",
+            "per_row",
+            "vectors",
+            "cluster",
+            "kept",
+            "exact",
+            "carried",
+            "lean",
+            "resident",
+        )
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -230,10 +242,10 @@ class Reduction:
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
 
-    def held_bytes(self, dtypes: Mapping[str, str]) -> int:
-        """And with those that all rows share, which come later."""
-        shared = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
-        return sum(DTYPES[dtypes[array.name]].size for array in shared)
+    def vector_bytes(self, dtypes: Mapping[str, str]) -> list[int]:
+        """The same of each array that is read along a row, those that all rows share among them."""
+        arrays = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
+        return [DTYPES[dtypes[array.name]].size for array in arrays]
 
     @property
     def passes(self) -> int:
@@ -277,8 +289,8 @@ class Reduction:
         cluster = schedule.get("cluster", cluster)
         folded = width + 4 * vec * len(self.columns)
         most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
-        # A ragged row's one vector more is no reason for more threads, unless they keep much
-        needed = count if self.columns or cluster == 1 or kept > KEPT else -(-columns // vec)
+        # A ragged row's one vector more is no reason for more threads in each block of a cluster
+        needed = count if cluster == 1 else -(-columns // vec)
         per_row = 1
         while per_row < MAX_THREADS // (2 if self.columns else 1) and per_row * cluster * most < needed:
             per_row *= 2
@@ -288,7 +300,7 @@ class Reduction:
         vectors = -(-count // (per_row * cluster))
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if self.columns:
-            if vectors * folded > max(MOST_KEPT_WALKING, folded):
+            if -(-needed // (per_row * cluster)) * folded > max(MOST_KEPT_WALKING, folded):
                 message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"
                 raise Mistake(message, "split the op in two: one along rows, one over them")
             threads = max(per_row, schedule.get("threads", LEAST_THREADS))
@@ -298,8 +310,11 @@ class Reduction:
         if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        lean = cluster > 1 and KEPT < vectors * width <= vectors * vec * self.held_bytes(dtypes) <= 2 * KEPT
-        resident = (LEAN_RESIDENT if lean else RESIDENT) // threads if cluster > 1 else 0
+        arrays = self.vector_bytes(dtypes)
+        held = vectors * vec * sum(arrays)
+        lean = cluster > 1 and len(arrays) == 1 and KEPT < held <= 2 * KEPT
+        few = cluster > 1 and KEPT < held <= 4 * KEPT
+        resident = (LEAN_RESIDENT if lean else RESIDENT if few else 0) // threads
         dear = 4 * vec * vectors * len(self.carried)
         carried = not lean and 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
         return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried, lean, resident)

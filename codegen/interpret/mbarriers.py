@@ -122,7 +122,9 @@ class Mbarriers:
         for (row, offset), barrier in self.found.items():
             if row in rows and (barrier.sent or barrier.phase > barrier.waited):
                 lane = row * self.ordering.threads
-                raise Fault(lane, f"race: the block exits without a wait for the last phase of the mbarrier at byte {offset}")
+                raise Fault(
+                    lane, f"race: the block exits without a wait for the last phase of the mbarrier at byte {offset}"
+                )
 
 
 # Instructions

@@ -241,4 +241,10 @@ class Shared(Rows):
 
     def landed(self, at: np.ndarray, lanes, verb: str) -> None:
         if self.flying is not None:
-            self.refuse(self.flying[at], at, lanes, verb, ", which a cp.async or st.async that is not waited for may still write")
+            self.refuse(
+                self.flying[at],
+                at,
+                lanes,
+                verb,
+                ", which a cp.async or st.async that is not waited for may still write",
+            )

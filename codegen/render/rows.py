@@ -265,7 +265,19 @@ class RowContext(Context):
         return [", ".join(names), ", ".join([*(p.name for p in self.static), *self.launch_constants()])]
 
     def launch_constants(self) -> tuple[str, ...]:
-        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried", "lean", "resident")
+        return (
+            "vec",
+            "ragged",
+            "threads",
+            "per_row",
+            "vectors",
+            "cluster",
+            "kept",
+            "exact",
+            "carried",
+            "lean",
+            "resident",
+        )
 
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""

@@ -172,9 +172,7 @@ def forget(registers: cute.Tensor) -> None:
 
 def unseen(word: cutlass.Int32) -> cutlass.Int32:
     """The same word; the compiler does not know that it is."""
-    return Int32(
-        llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True)
-    )
+    return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True))
 
 
 def _vector(tensor: cute.Tensor, place: cutlass.Int64, count: int) -> cute.Tensor:

@@ -290,7 +290,7 @@ class Reduction:
         folded = width + 4 * vec * len(self.columns)
         most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
         # A ragged row's one vector more is no reason for more threads in each block of a cluster
-        needed = count if cluster == 1 else -(-columns // vec)
+        needed = count if cluster == 1 else columns // vec
         per_row = 1
         while per_row < MAX_THREADS // (2 if self.columns else 1) and per_row * cluster * most < needed:
             per_row *= 2
@@ -300,7 +300,8 @@ class Reduction:
         vectors = -(-count // (per_row * cluster))
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if self.columns:
-            if -(-needed // (per_row * cluster)) * folded > max(MOST_KEPT_WALKING, folded):
+            most_kept = MOST_KEPT_WALKING if cluster == 1 else REGISTER_BYTES // per_row
+            if vectors * folded > max(most_kept, folded):
                 message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"
                 raise Mistake(message, "split the op in two: one along rows, one over them")
             threads = max(per_row, schedule.get("threads", LEAST_THREADS))
@@ -313,7 +314,7 @@ class Reduction:
         arrays = self.vector_bytes(dtypes)
         held = vectors * vec * sum(arrays)
         lean = cluster > 1 and len(arrays) == 1 and KEPT < held <= 2 * KEPT
-        few = cluster > 1 and KEPT < held <= 4 * KEPT
+        few = cluster > 1 and kept == KEPT and KEPT < held < 4 * KEPT
         resident = (LEAN_RESIDENT if lean else RESIDENT if few else 0) // threads
         dear = 4 * vec * vectors * len(self.carried)
         carried = not lean and 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width

@@ -28,7 +28,7 @@ outputs:
 params:
   ignore_index: {type: int, default: -100, doc: Rows with this label do not count.}
 chain: |
-  picked = sum(where(index(N) == label, x, 0), axis=N)
+  picked = take(x, label, axis=N)
   lse = logsumexp(x, axis=N)
   loss = where(label == ignore_index, 0, lse - picked)
 reference: |
@@ -42,9 +42,9 @@ bench:
 """
 
 
-def cross_entropy_stage0(x, label, index_n):
-    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, x, 0.0), x
+def cross_entropy_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x
 
 
 def cross_entropy_row_sum(x, row_max):
@@ -52,8 +52,9 @@ def cross_entropy_row_sum(x, row_max):
     return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
-def cross_entropy_row(label, ignore_index, picked, row_max, row_sum):
+def cross_entropy_row(x_at_label, label, ignore_index, row_max, row_sum):
     """The row's own results, from its statistics."""
+    picked = x_at_label
     lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
     loss = device.where(label == ignore_index, 0.0, lse - picked)
     return lse, loss
@@ -93,19 +94,22 @@ def cross_entropy_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
+    rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLse = cute.make_rmem_tensor((1,), mLse.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sStage0, *sRowSum], cluster)
+    reduce.meet([*sRowMax, *sRowSum], cluster)
 
-    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -113,15 +117,13 @@ def cross_entropy_kernel(
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = cross_entropy_stage0(
+            values = cross_entropy_row_max(
                 rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
-    picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
+            reduce.accumulate([rRowMax], ("max",), values, inside)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     if cutlass.const_expr(lean):
         first = reduce.unseen(first)
@@ -144,9 +146,9 @@ def cross_entropy_kernel(
 
     if (row < rows) & (first_of_row):
         lse, loss = cross_entropy_row(
+            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
-            cute.full((1,), picked, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
             cute.full((1,), row_sum, cutlass.Float32),
         )
@@ -194,9 +196,9 @@ class CrossEntropyOutputs(NamedTuple):
     lse: jax.Array
 
 
-def cross_entropy_xla(x, label, index_n, ignore_index):
+def cross_entropy_xla(x, x_at_label, label, ignore_index):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
+    picked = x_at_label
     t0 = jnp.max(x, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
     lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1

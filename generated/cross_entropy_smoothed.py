@@ -26,7 +26,7 @@ params:
   smoothing: {type: float, default: 0.1, doc: The share of the target that is spread evenly.}
 chain: |
   lse = logsumexp(x, axis=N)
-  picked = sum(where(index(N) == label, x, 0), axis=N)
+  picked = take(x, label, axis=N)
   loss = (1 - smoothing) * (lse - picked) + smoothing * (lse - mean(x, axis=N))
 reference: |
   log_p = jax.nn.log_softmax(x, axis=-1)
@@ -39,9 +39,9 @@ domain:
 """
 
 
-def cross_entropy_smoothed_stage0(x, label, index_n):
-    """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
-    return x, device.where(index_n == label, x, 0.0), x
+def cross_entropy_smoothed_stage0(x):
+    """What is folded into row_max (max), row_mean (mean), on one vector of each operand."""
+    return x, x
 
 
 def cross_entropy_smoothed_row_sum(x, row_max):
@@ -49,9 +49,10 @@ def cross_entropy_smoothed_row_sum(x, row_max):
     return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
-def cross_entropy_smoothed_row(smoothing, row_max, picked, row_mean, row_sum):
+def cross_entropy_smoothed_row(x_at_label, smoothing, row_max, row_mean, row_sum):
     """The row's own results, from its statistics."""
     lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    picked = x_at_label
     loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - row_mean)
     return loss
 
@@ -89,19 +90,20 @@ def cross_entropy_smoothed_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
+    rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
+    rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
     reduce.meet([*sStage0, *sRowSum], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -111,13 +113,11 @@ def cross_entropy_smoothed_kernel(
             c = column + v * step
             values = cross_entropy_smoothed_stage0(
                 rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, inside)
-    row_max, picked, row_mean = reduce.over_row([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), sStage0, per_row, cluster)
+            reduce.accumulate([rRowMax, rRowMean], ("max", "mean"), values, inside)
+    row_max, row_mean = reduce.over_row([rRowMax, rRowMean], ("max", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
@@ -141,9 +141,9 @@ def cross_entropy_smoothed_kernel(
 
     if (row < rows) & (first_of_row):
         loss = cross_entropy_smoothed_row(
+            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
             cute.full((1,), smoothing, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
-            cute.full((1,), picked, cutlass.Float32),
             cute.full((1,), row_mean, cutlass.Float32),
             cute.full((1,), row_sum, cutlass.Float32),
         )
@@ -181,12 +181,12 @@ def cross_entropy_smoothed_launch(
     )
 
 
-def cross_entropy_smoothed_xla(x, label, index_n, smoothing):
+def cross_entropy_smoothed_xla(x, x_at_label, smoothing):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.max(x, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
     lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
-    picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
+    picked = x_at_label
     loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - jnp.mean(x, axis=-1, keepdims=True))
     return loss
 

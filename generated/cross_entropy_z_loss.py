@@ -30,7 +30,7 @@ params:
   z_weight: {type: float, default: 1e-4, static: false, doc: The factor of the squared logsumexp.}
 chain: |
   ignored = label == ignore_index
-  picked = sum(where(index(N) == label, x, 0), axis=N)
+  picked = take(x, label, axis=N)
   lse = logsumexp(x, axis=N)
   z_loss = where(ignored, 0, z_weight * square(lse))
   loss = where(ignored, 0, lse - picked + z_weight * square(lse))
@@ -45,9 +45,9 @@ domain:
 """
 
 
-def cross_entropy_z_loss_stage0(x, label, index_n):
-    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, x, 0.0), x
+def cross_entropy_z_loss_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x
 
 
 def cross_entropy_z_loss_row_sum(x, row_max):
@@ -55,9 +55,10 @@ def cross_entropy_z_loss_row_sum(x, row_max):
     return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
-def cross_entropy_z_loss_row(label, ignore_index, z_weight, picked, row_max, row_sum):
+def cross_entropy_z_loss_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
     """The row's own results, from its statistics."""
     ignored = label == ignore_index
+    picked = x_at_label
     lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
     t0 = z_weight * (lse * lse)
     z_loss = device.where(ignored, 0.0, t0)
@@ -100,19 +101,22 @@ def cross_entropy_z_loss_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
+    rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rZLoss = cute.make_rmem_tensor((1,), mZLoss.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sStage0, *sRowSum], cluster)
+    reduce.meet([*sRowMax, *sRowSum], cluster)
 
-    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -120,15 +124,13 @@ def cross_entropy_z_loss_kernel(
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = cross_entropy_z_loss_stage0(
+            values = cross_entropy_z_loss_row_max(
                 rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
-    picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
+            reduce.accumulate([rRowMax], ("max",), values, inside)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     if cutlass.const_expr(lean):
         first = reduce.unseen(first)
@@ -151,10 +153,10 @@ def cross_entropy_z_loss_kernel(
 
     if (row < rows) & (first_of_row):
         z_loss, loss = cross_entropy_z_loss_row(
+            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
             cute.full((1,), mZWeight[0], cutlass.Float32),
-            cute.full((1,), picked, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
             cute.full((1,), row_sum, cutlass.Float32),
         )
@@ -203,10 +205,10 @@ class CrossEntropyZLossOutputs(NamedTuple):
     z_loss: jax.Array
 
 
-def cross_entropy_z_loss_xla(x, label, index_n, ignore_index, z_weight):
+def cross_entropy_z_loss_xla(x, x_at_label, label, ignore_index, z_weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ignored = label == ignore_index
-    picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
+    picked = x_at_label
     t0 = jnp.max(x, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
     lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1

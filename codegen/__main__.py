@@ -259,7 +259,7 @@ def compile_ops(
 ) -> None:
     """Compile the ops' kernels for any architecture, with no GPU needed: registers, spills, access widths.
 
-    One row a kernel: each combination of types, and again for ragged calls, whose innermost extent is no multiple of a
+    One row a kernel, those of the generated backward (NAME_backward, by which it can be named alone) included: each combination of types, and again for ragged calls, whose innermost extent is no multiple of a
     vector. Exit status 1 where one does not compile.
 
     \b
@@ -270,9 +270,9 @@ def compile_ops(
     from codegen.arch import lacks
     from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, variants
 
-    ops, wanted = _load(out, names), _types(types)
+    ops, wanted = _kernels(out, names), _types(types)
     archs = _architectures(arch)
-    if (ptx or sass) and len(ops) != 1:
+    if (ptx or sass) and len({op.spec.op.removesuffix("_backward") for op in ops}) != 1:
         raise UsageError("--ptx and --sass show one op: name it")
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs}: a number of processes is 1 or more")
@@ -376,6 +376,18 @@ def _load(out: Path, names: list[str] | None) -> list:
         if name not in package.__all__:
             raise UsageError(f"no op {name!r} in {out}. {known(name, package.__all__, 'There are')}")
     return [getattr(package, name) for name in names or package.__all__]
+
+
+def _kernels(out: Path, names: list[str] | None) -> list:
+    """The kernels of the ops of these names, or of all."""
+    from codegen.runtime.compile import kernels_named, load_package
+
+    try:
+        return (
+            kernels_named(load_package(out), names or []) if names else [k for o in _load(out, None) for k in o.kernels]
+        )
+    except (KeyError, ImportError):
+        return _load(out, names)  # says which
 
 
 def _shape(spec: Spec, text: str) -> dict[str, int]:

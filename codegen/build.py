@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from codegen.errors import Diagnostic, Span, SpecError
-from codegen.pipeline import Op, read_op
+from codegen.pipeline import Derived, Op, read_op
 from codegen.render import environment, render_op
 
 
@@ -48,7 +48,11 @@ def test_files(ops: list[Op], package: str) -> dict[str, str]:
     template = environment().get_template("test.py.jinja")
     return {
         f"test_{op.spec.op}.py": template.render(
-            op=op.spec.op, path=f"specs/{op.spec.op}.yaml", package=package, differentiable=op.spec.grad != "none"
+            op=op.spec.op,
+            path=f"specs/{op.spec.op}.yaml",
+            package=package,
+            differentiable=op.spec.grad != "none",
+            backward=isinstance(op.backward, Derived),
         )
         for op in ops
     }

@@ -19,9 +19,10 @@ from codegen.spec import Array, Spec
 from codegen.statements import MAX_STATEMENTS, Line, Placed, read_lines
 
 
-def read_chain(spec: Spec) -> tuple[Statement, ...]:
-    """The chain as statements, every one checked. Raises `SpecError` with all its mistakes."""
-    scope = make_scope(spec)
+def read_chain(spec: Spec, scope: Scope | None = None, whole: bool = True) -> tuple[Statement, ...]:
+    """The chain as statements, every one checked. Raises `SpecError` with all its mistakes. `scope` is what is filled with
+    the chain's names; in a chain that is not `whole` an input may be there for its shape alone."""
+    scope = scope or make_scope(spec)
     outputs = {a.name: a for a in spec.outputs}
     lines, diagnostics = read_lines(spec.chain)
     statements: list[Statement] = []
@@ -48,7 +49,7 @@ def read_chain(spec: Spec) -> tuple[Statement, ...]:
             broken |= {line.first_name} - set(scope.names())
     if len(lines) <= MAX_STATEMENTS:
         diagnostics += unassigned(spec, assigned, broken)
-    if not diagnostics:
+    if not diagnostics and whole:
         diagnostics += unused(spec, scope, assigned)
     if diagnostics:
         raise SpecError(diagnostics)

@@ -65,7 +65,7 @@ def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
                 output.span or spec.chain.span, message, "rename one of them, or write `grad: auto`"
             )
         scope.inputs |= {output.name: output, cotangent: replace(output, name=cotangent)}
-    inputs = [a.name for a in spec.inputs] + [f"{a.name}[{i}]" for a in spec.inputs for i in range(a.parts or 0)]
+    inputs = [f"{a.name}[{i}]" if a.parts else a.name for a in spec.inputs for i in range(a.parts or 1)]
     inputs += [p.name for p in spec.params if not p.static]
     for name, scalar in spec.grad:
         if name not in inputs:
@@ -78,10 +78,17 @@ def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
                 if not isinstance(line.tree, ast.Expr) or line is not lines[0]:
                     assert line.tree
                     raise Placed(line.tree, Mistake("a gradient is one expression", "as in dy * (y > 0)"))
-                if reader(scope)(line.tree.value).kind == "bool":
+                value = reader(scope)(line.tree.value)
+                if value.kind == "bool":
                     raise Placed(
                         line.tree, Mistake("a gradient is a number, not a bool", "write where(condition, dy, 0)")
                     )
+                own = next((a.axes for a in spec.inputs if a.name == name.partition("[")[0]), ())
+                extra = [axis for axis in value.dims if axis not in own]
+                if name in inputs and extra:
+                    axes = ", ".join(extra)
+                    message = f"the gradient of {name!r} varies along {axes}, which {name!r} does not"
+                    raise Placed(line.tree, Mistake(message, f"sum over {axes}"))
             except Placed as error:
                 yield from line.diagnostics(error)
 

@@ -24,7 +24,7 @@ from rich.text import Text
 from codegen.arch import lacks
 from codegen.ir import DTYPES, Leaf, Node, Statement, dims_text, topological
 from codegen.ops import REDUCTIONS
-from codegen.pipeline import Op
+from codegen.pipeline import Derived, Op
 from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.sizes import Shape, array_bytes, elements, extents
@@ -262,10 +262,41 @@ def saved(op: Op) -> dict[str, Any]:
     """What the forward pass keeps for the backward one."""
     if op.spec.grad == "none":
         return {"names": [], "why": "it has no gradient"}
-    names = [a.name for a in op.spec.inputs] + [p.name for p in op.spec.params if not p.static]
+    if not isinstance(op.backward, Derived):
+        names = [a.name for a in op.spec.inputs] + [p.name for p in op.spec.params if not p.static]
+        return {"names": names, "why": "the backward differentiates the jnp form (jax.vjp)"}
+    how, own = op.backward.how, op.backward.op.spec
+    names = [*how.saved, *how.inputs, *(p.name for p in own.params if not p.static)]
+    why = "inputs; everything else is computed again, which costs no memory"
+    if chosen := [name for name in how.saved if name not in op.spec.save]:
+        why = f"{', '.join(chosen)} saves reading other arrays or reducing again; all else is computed again"
+    elif how.saved:
+        why = "what the spec's `save` says, and inputs; all else is computed again"
+    return {"names": names, "why": why}
+
+
+def _kept(op: Op, names: list[str]) -> list[Array]:
+    """The arrays that a call keeps."""
+    more = op.backward.op.spec.inputs if isinstance(op.backward, Derived) else ()
+    arrays = {a.name: a for a in (*op.spec.inputs, *more)}
+    return [arrays[name] for name in names if name in arrays]
+
+
+def backward(op: Op) -> dict[str, Any] | None:
+    """The generated backward, as a spec would say it; None where the op has no gradient."""
+    if op.spec.grad == "none":
+        return None
+    found = op.backward
+    if not isinstance(found, Derived):
+        return {"kernel": False, "why": found.message}
+    spec = found.op.spec
     return {
-        "names": names,
-        "why": "the inputs: the backward pass differentiates the jnp form (jax.vjp), which recomputes",
+        "kernel": True,
+        "kind": found.op.plan.kind,
+        "why": words(found.op.plan).kind(),
+        "inputs": {a.name: str(a) for a in spec.inputs},
+        "outputs": {a.name: str(a) for a in spec.outputs},
+        "chain": spec.chain.value.splitlines(),
     }
 
 
@@ -296,7 +327,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "bytes": {
                     "fused": fused,
                     "unfused": unfused_bytes(op, binding, shape),
-                    "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in spec.inputs if a.name in keeps),
+                    "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in _kept(op, keeps)),
                 },
                 "roofline_us": {g.name: _roofline(op, binding, fused, g) for g in GPUS},
             }
@@ -323,6 +354,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "ragged": ragged_words(op),
         "kernels": {"fused": 2 if op.plan.columns else 1, "unfused": unfused_kernels(op)},
         "saved": saved(op),
+        "backward": backward(op),
         "gpus": [{"arch": g.arch, "name": g.name, "bandwidth": g.bandwidth} for g in GPUS],
         "costs": costs,
     }
@@ -332,6 +364,8 @@ def as_text(report: dict[str, Any]) -> Group:
     """The report as a person reads it."""
     title = Text.assemble((report["op"], "bold"), "  ", report["summary"])
     parts: list[Table | Group] = [_facts(report), _steps(report), _arrays(report), _costs(report), _rooflines(report)]
+    if report["backward"]:
+        parts.append(_backward(report["backward"]))
     if "interpreted" in report:
         parts.append(_interpreted(report))
     return Group(title, *(x for part in parts for x in ("", part)))
@@ -352,6 +386,21 @@ def _facts(report: dict[str, Any]) -> Table:
     for name, text in rows.items():
         if text:
             table.add_row(f"[bold]{name}[/bold]", escape(text))
+    return table
+
+
+def _backward(made: dict[str, Any]) -> Table:
+    """The backward: its arrays and its chain, or why it is none of ours."""
+    if not made["kernel"]:
+        table = _table("backward: no kernel")
+        table.add_row(escape(f"jax.vjp of the jnp form: {made['why']}"))
+        return table
+    table = _table("backward", "")
+    table.add_row("kind", escape(made["why"]))
+    for what in ("inputs", "outputs"):
+        table.add_row(what, escape(", ".join(f"{name}: {array}" for name, array in made[what].items())))
+    for place, line in enumerate(made["chain"]):
+        table.add_row("" if place else "chain", escape(line))
     return table
 
 

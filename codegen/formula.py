@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from codegen.errors import Mistake, known, shown
-from codegen.ir import DTYPES, ROWS, Leaf, Node
+from codegen.ir import DTYPES, ROWS, Call, Leaf, Node, topological
 from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS
 from codegen.prelude import Composite, prelude
 from codegen.scope import Scope
@@ -208,7 +208,10 @@ class Reader:
         inner.bound = dict(zip(given, values, strict=True))
         if "axis" in given:
             self.along(given["axis"], made.name, inner.bound["axis"], inner.bound["x"])  # type: ignore[arg-type]
-        return inner.read(made.body)
+        value = inner.read(made.body)
+        if not value.is_const and value not in inner.bound.values():
+            self.graph.calls.setdefault(id(value), Call(made.name, inner.bound))
+        return value
 
     def arguments(
         self, tree: ast.Call, params: tuple[str, ...], defaults: tuple[ast.expr | None, ...] = ()
@@ -252,8 +255,12 @@ class Reader:
         return self.graph.node("index", attr=axis, kind="int", dims=(axis,))
 
     def call_size(self, tree: ast.Call) -> Node:
-        axis = self.one_axis(tree, "size")
-        return self.graph.node("size", attr=axis, kind="int", dims=())
+        """An extent; of several axes, their product, a float, for it may be large."""
+        axes = self.axes(self.arguments(tree, SPECIAL["size"])["axis"])
+        sizes = [self.graph.node("size", attr=axis, kind="int", dims=()) for axis in axes]
+        if len(sizes) == 1:
+            return sizes[0]
+        return functools.reduce(lambda a, b: self.apply(tree, "mul", [a, b]), map(self.to_float, sizes))
 
     def one_axis(self, tree: ast.Call, name: str) -> str:
         axes = self.axes(self.arguments(tree, SPECIAL[name])["axis"])
@@ -351,7 +358,8 @@ class Reader:
     def power(self, tree: ast.BinOp, base: Node, exponent: Node) -> Node:
         if "bool" in (base.kind, exponent.kind):
             raise self.fail(tree, "'**' takes numbers, not a bool", "write where(condition, 1, 0) for the bool")
-        if exponent.op == "param":
+        parts = topological([exponent])
+        if not exponent.is_const and all(n.args or n.is_const or n.op == "param" for n in parts):
             return self.fold(tree, "pow", [self.to_float(base), self.to_float(exponent)])
         if not exponent.is_const:
             raise self.fail(tree.right, "the exponent must be a number or a parameter", "write exp(b * log(a))")
@@ -432,6 +440,8 @@ class Reader:
                 return self.const(tree, FOLDED[name](*values))
             except (ArithmeticError, ValueError):
                 pass  # such as 1 / 0: the kernel's business
+        if name == "abs" and args[0].op == "neg":
+            args = list(args[0].args)
         self.fitting(tree, args)
         boolean = op.rule in ("compare", "predicate", "logic") or (op.rule == "select" and args[1].kind == "bool")
         kind = "bool" if boolean else args[-1].kind

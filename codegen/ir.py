@@ -82,6 +82,18 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A call of a composite function, which its result stands for: what its arguments are, by their names."""
+
+    name: str
+    arguments: dict[str, Node | tuple[str, ...]]  # a value, or axes
+
+    @property
+    def values(self) -> tuple[Node, ...]:
+        return tuple(a for a in self.arguments.values() if isinstance(a, Node))
+
+
+@dataclass(frozen=True)
 class Statement:
     """A checked line of the chain: the name (and part, for an output's parts) it assigns, and its value."""
 
@@ -91,10 +103,12 @@ class Statement:
 
 
 class Graph:
-    """Makes nodes, each distinct one once. `axes` is the spec's order of axes, which dims always follow."""
+    """Makes nodes, each distinct one once. `axes` is the spec's order of axes, which dims always follow; `calls` knows
+    which nodes are results of composite functions, by identity."""
 
     def __init__(self, axes: Iterable[str]):
         self.axes = tuple(axes)
+        self.calls: dict[int, Call] = {}
         self._nodes: dict[tuple, Node] = {}
 
     def node(
@@ -124,9 +138,13 @@ def _short(value: int) -> str:
     return str(value) if -(2**70) < value < 2**70 else f"of {value.bit_length()} bits"
 
 
-def topological(roots: Iterable[Node], leaf: Callable[[Node], bool] = lambda node: False) -> Iterator[Node]:
+def topological(
+    roots: Iterable[Node],
+    leaf: Callable[[Node], bool] = lambda node: False,
+    arguments: Callable[[Node], tuple[Node, ...]] = lambda node: node.args,
+) -> Iterator[Node]:
     """Every node the roots reach, arguments before their users, each once; no recursion, so depth is no limit. What lies
-    behind a `leaf` is not reached."""
+    behind a `leaf` is not reached; `arguments` are what a node is taken to be made of."""
     seen: set[int] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
     while stack:
@@ -137,7 +155,7 @@ def topological(roots: Iterable[Node], leaf: Callable[[Node], bool] = lambda nod
             seen.add(id(node))
             stack.append((node, True))
             if not leaf(node):
-                stack.extend((arg, False) for arg in reversed(node.args))
+                stack.extend((arg, False) for arg in reversed(arguments(node)))
 
 
 def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:

@@ -24,7 +24,10 @@ REDUCING_NAMES = frozenset("""
 """.split())  # fmt: skip
 # Those of the package and of the test module that an op would stand beside.
 PACKAGE_NAMES = frozenset("importlib sys types pytest check_op check_gradient".split())
-SUFFIXES = ("chain", "kernel", "launch", "xla", "reference")  # of the functions in an op's module
+SUFFIXES = (  # of the functions in an op's module
+    *("chain", "kernel", "launch", "xla", "reference"),
+    *("forward_launch", "forward_xla", "backward_launch", "backward_xla"),
+)
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 AXIS = re.compile(r"[A-Z][A-Za-z0-9_]*")
 MAX_NAME = 64

@@ -59,7 +59,7 @@ OPS: dict[str, Op] = {
         _operator("mul", "*", "arith", ("g * b", "g * a")),
         Op("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-g * y / b"), "nonzero"),
         Op("neg", 1, "arith", "-{0}", "-{0}", ("-g",), infix=True),
-        Op("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * b * y / a", "g * y * log(a)"), "positive"),
+        Op("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * b * a ** (b - 1)", "g * y * log(a)"), "positive"),
         # comparisons and logic
         _operator("lt", "<", "compare", ("0", "0")),
         _operator("le", "<=", "compare", ("0", "0")),
@@ -90,7 +90,7 @@ OPS: dict[str, Op] = {
         Op("round", 1, "round", "cute.math.roundeven({0})", "jnp.round({0})", ("0",)),
         # roots and reciprocals
         _unary("sqrt", "g * 0.5 / y", "positive", cute="cute.math.sqrt({0}, fastmath={approx})"),
-        _unary("rsqrt", "-0.5 * g * y / a", "positive", "jax.lax.rsqrt({0})", "device.rsqrt({0}, {approx})"),
+        _unary("rsqrt", "-0.5 * g * y * (y * y)", "positive", "jax.lax.rsqrt({0})", "device.rsqrt({0}, {approx})"),
         _unary("cbrt", "g * y / (3 * a)", "nonzero"),
         _unary("reciprocal", "-g * y * y", "nonzero", cute="device.reciprocal({0}, {approx})"),
         # exponentials and logarithms
@@ -130,13 +130,14 @@ COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq"
 # Rows that formulas reach only through operators, not by calling their name.
 OPERATORS = {"add", "sub", "mul", "div", "neg", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 
-# Reductions: what they take, the identity that masked lanes hold, the jnp function.
+# Reductions: what they take, the identity that masked lanes hold, the jnp function, the derivative, in terms of the
+# argument `a`, the result `y`, its cotangent `g` and `axis` ("" has none yet). Elements that tie share the gradient.
 REDUCTIONS = {
-    "sum": ("arith", 0, "jnp.sum"),
-    "mean": ("float", 0, "jnp.mean"),
-    "max": ("arith", "lowest", "jnp.max"),
-    "min": ("arith", "highest", "jnp.min"),
-    "prod": ("arith", 1, "jnp.prod"),
-    "any": ("logic", False, "jnp.any"),
-    "all": ("logic", True, "jnp.all"),
+    "sum": ("arith", 0, "jnp.sum", "g"),
+    "mean": ("float", 0, "jnp.mean", "g / size(axis)"),
+    "max": ("arith", "lowest", "jnp.max", "where(a == y, g, 0) / sum(where(a == y, 1.0, 0.0), axis=axis)"),
+    "min": ("arith", "highest", "jnp.min", "where(a == y, g, 0) / sum(where(a == y, 1.0, 0.0), axis=axis)"),
+    "prod": ("arith", 1, "jnp.prod", ""),
+    "any": ("logic", False, "jnp.any", "0"),
+    "all": ("logic", True, "jnp.all", "0"),
 }

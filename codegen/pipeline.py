@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 from codegen import plan, reductions
+from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.check import check
-from codegen.errors import SpecError
+from codegen.errors import Mistake, SpecError
 from codegen.ir import Statement, topological
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise
@@ -26,6 +28,34 @@ class Op:
     statements: tuple[Statement, ...]
     reference: Reference
     plan: Elementwise | Reduction
+
+    @functools.cached_property
+    def backward(self) -> Derived | Mistake:
+        """The op's backward as an op of its own, or why it has none that is a kernel."""
+        if self.spec.grad == "none":
+            return Mistake("the spec says `grad: none`")
+        try:
+            found = differentiate(self.spec)
+            return Derived(derived(found.spec), found, derived(found.forward) if found.forward else None)
+        except SpecError as error:
+            return Mistake(error.diagnostics[0].message)
+        except Mistake as mistake:
+            return mistake
+
+
+@dataclass(frozen=True)
+class Derived:
+    """An op's backward, and how it stands to the op; where the op keeps more for it than its outputs, its `forward`."""
+
+    op: Op
+    how: Backward
+    forward: Op | None
+
+
+def derived(spec: Spec) -> Op:
+    """The op of a spec that was made from another. Raises `SpecError` where it has no kernel."""
+    statements = read_chain(spec, whole=False)
+    return Op(spec, statements, Reference(()), plan_of(spec, statements))
 
 
 def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
@@ -47,6 +77,17 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
             diagnostics += error.diagnostics
     if diagnostics or statements is None or reference is None:
         raise SpecError(diagnostics)
+    op = Op(spec, statements, reference, plan_of(spec, statements))
+    asked = spec.save or not isinstance(spec.grad, str)
+    if asked and isinstance(op.backward, Mistake):
+        message = f"no kernel for what 'grad' or 'save' ask for: {op.backward.message}"
+        raise SpecError(
+            [spec.source.diagnostic(spec.chain.span, message, "delete them: jax.vjp of the jnp form serves")]
+        )
+    return op
+
+
+def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Reduction:
+    """The plan of the kind that the chain asks for. Raises `SpecError` where no kernel of ours can do it."""
     reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
-    stage = reductions if reduces else plan
-    return Op(spec, statements, reference, stage.make_plan(spec, statements))
+    return (reductions if reduces else plan).make_plan(spec, statements)

@@ -459,7 +459,7 @@ class Names:
         return self.free(f"index_{axis.lower()}", "index", axis)
 
     def size(self, axis: str) -> str:
-        return self.free(f"size_{axis.lower()}", "size", axis)
+        return self.free("size_rows" if axis == ROWS else f"size_{axis.lower()}", "size", axis)
 
     def beside(self, name: str, others: frozenset[str]) -> str:
         """A name of the chain; another one where it is among `others`."""

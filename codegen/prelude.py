@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Composite:
-    """A prelude definition."""
+    """A prelude definition. In `grad`, `y` is the result and `g` its cotangent."""
 
     name: str
     params: tuple[str, ...]
     defaults: tuple[ast.expr | None, ...]
     body: ast.expr
+    grad: dict[str, ast.expr] = field(default_factory=dict)  # derivatives by an argument
 
 
 @functools.cache
@@ -24,6 +25,10 @@ def prelude() -> dict[str, Composite]:
     found: dict[str, Composite] = {}
     for line in (Path(__file__).parent / "prelude.txt").read_text().splitlines():
         if not line.strip() or line.startswith("#"):
+            continue
+        if line.startswith(" "):
+            argument, _, formula = line.strip().partition(": ")
+            found[next(reversed(found))].grad[argument] = ast.parse(formula, mode="eval").body
             continue
         match = re.fullmatch(r"(\w+)\(([^)]*)\) = (.+)", line)
         assert match, line

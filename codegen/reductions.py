@@ -203,7 +203,7 @@ class Reduction:
 
     def of_row(self, access: Access) -> bool:
         """Whether each row has its own values in an array that is read in vectors; else all rows share them."""
-        return any(not isinstance(t, int) or t < self.kept for t in access.tokens if t != "parts")
+        return not self.kept or any(not isinstance(t, int) or t < self.kept for t in access.tokens if t != "parts")
 
     @property
     def shifts(self) -> bool:

@@ -209,11 +209,200 @@ def add_rmsnorm_reference(x, residual, weight, eps):
     return y, residual_out
 
 
+def add_rmsnorm_backward_stage0(dy, residual_out, weight):
+    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    return residual_out * residual_out, weight * dy * residual_out
+
+
+def add_rmsnorm_backward_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum, approx):
+    """The chain: dx, dresidual; what is folded into column_sum, on one vector of each operand."""
+    rstd = device.rsqrt(row_mean + eps, approx)
+    t0 = dresidual_out + weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * residual_out
+    dx = t0
+    dresidual = dx
+    return dresidual, dresidual, dy * (residual_out * rstd)
+
+
+def add_rmsnorm_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dweight = column_sum
+    return dweight
+
+
+@cute.kernel
+def add_rmsnorm_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mDresidualOut: cute.Tensor,  # (rows, N) T
+    mResidualOut: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor | None,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDresidual: cute.Tensor,  # (rows, N) T
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rDresidualOut = cute.make_rmem_tensor((vec, vectors, at_once), mDresidualOut.element_type)
+    rResidualOut = cute.make_rmem_tensor((vec, vectors, at_once), mResidualOut.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    columns, column = N, first
+    if cutlass.const_expr(mWeight is not None):
+        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
+
+    reduce.meet([*sStage0], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mDresidualOut, cute.crd2idx((row, 0), mDresidualOut.layout), column, step, columns, rDresidualOut[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = add_rmsnorm_backward_stage0(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rResidualOut[None, v, u].load().to(cutlass.Float32),
+                    rWeight[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
+            row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn)
+            row_mean = row_mean / cutlass.Float32(N)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, dresidual, column_sum_of = add_rmsnorm_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rDresidualOut[None, v, u].load().to(cutlass.Float32),
+                    rResidualOut[None, v, u].load().to(cutlass.Float32),
+                    rWeight[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), N, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                rDresidual.store(dresidual.to(mDresidual.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), c, columns, 1, ragged, False, per_row)
+            turn += 1
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def add_rmsnorm_backward_finish(
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
+    if there:
+        dweight = add_rmsnorm_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDweight.store(dweight.to(mDweight.element_type))
+        mDweight[c] = rDweight[0]
+
+
+@cute.jit
+def add_rmsnorm_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mDresidualOut: cute.Tensor,
+    mResidualOut: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mDx: cute.Tensor,
+    mDresidual: cute.Tensor,
+    mDweight: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, N = mDy.shape[0], mDy.shape[1]
+    pieces, columns = cluster, N
+    add_rmsnorm_backward_kernel(
+        mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mColumnSumParts,
+        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    add_rmsnorm_backward_finish(
+        mDweight, mColumnSumParts,
+        cutlass.Int64(rows),
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def add_rmsnorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
+    t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
+    dx = t0
+    dresidual = dx
+    dweight = jnp.sum(dy * (residual_out * rstd), axis=row_axes, keepdims=True)
+    return dx, dresidual, dweight
+
+
 @runtime.op(
     SPEC,
     launch=add_rmsnorm_launch,
     xla=add_rmsnorm_xla,
     reference=add_rmsnorm_reference,
+    backward_launch=add_rmsnorm_backward_launch,
+    backward_xla=add_rmsnorm_backward_xla,
     result=AddRmsnormOutputs,
 )
 def add_rmsnorm(

@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: axpby
@@ -114,11 +115,177 @@ def axpby_reference(x, y, alpha, beta):
     return alpha * x + beta * y
 
 
+def axpby_backward_chain(dz, x, y, alpha, beta):
+    """The chain: dx, dy; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    dx = alpha * dz
+    dy = beta * dz
+    return dx, dy, dz * x, dz * y
+
+
+def axpby_backward_columns(column_sum, column_sum2):
+    """The result."""
+    dalpha = column_sum
+    dbeta = column_sum2
+    return dalpha, dbeta
+
+
+@cute.kernel
+def axpby_backward_kernel(
+    mDz: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mY: cute.Tensor,  # (rows, cols) T
+    mAlpha: cute.Tensor,  # (1) alpha
+    mBeta: cute.Tensor,  # (1) beta
+    mDx: cute.Tensor,  # (rows, cols) T
+    mDy: cute.Tensor,  # (rows, cols) T
+    mDalpha: cute.Tensor,  # (1) float32
+    mDbeta: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, cols = mDz.shape[0], mDz.shape[1]
+    total = cutlass.Int64(rows) * cols
+    width = threads * vec  # the arrays as rows of this many elements, one after the other
+    row_count = cutlass.Int32((total + width - 1) // width)
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, first = bidx, cutlass.Int32(tidx * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDz = cute.make_rmem_tensor((vec, vectors, at_once), mDz.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
+
+    for base in cutlass.range(part * handful, row_count, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            column = first
+            reduce.load_row(mDz, cutlass.Int64(row) * width, column, step, columns, rDz[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, dy, column_sum_of, column_sum2_of = axpby_backward_chain(
+                    rDz[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rY[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mAlpha[0], cutlass.Float32),
+                    cute.full((vec,), mBeta[0], cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                rDy.store(dy.to(mDy.element_type))
+                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+                reduce.store_row(rDy, mDy, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+
+    found = reduce.over_row([fColumnSum[None, 0], fColumnSum2[None, 0]], ("sum", "sum"), sParts, threads, 1)
+    if tidx == 0:
+        mColumnSumParts[part] = found[0]
+        mColumnSum2Parts[part] = found[1]
+
+
+@cute.kernel
+def axpby_backward_finish(
+    mDalpha: cute.Tensor,  # (1) float32
+    mDbeta: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
+    column_sum2 = reduce.over_all_parts(mColumnSum2Parts, "sum")
+    there = tidx == 0
+    rDalpha = cute.make_rmem_tensor((1,), mDalpha.element_type)
+    rDbeta = cute.make_rmem_tensor((1,), mDbeta.element_type)
+    if there:
+        dalpha, dbeta = axpby_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDalpha.store(dalpha.to(mDalpha.element_type))
+        rDbeta.store(dbeta.to(mDbeta.element_type))
+        mDalpha[0] = rDalpha[0]
+        mDbeta[0] = rDbeta[0]
+
+
+@cute.jit
+def axpby_backward_launch(
+    stream: cuda.CUstream,
+    mDz: cute.Tensor,
+    mX: cute.Tensor,
+    mY: cute.Tensor,
+    mAlpha: cute.Tensor,
+    mBeta: cute.Tensor,
+    mDx: cute.Tensor,
+    mDy: cute.Tensor,
+    mDalpha: cute.Tensor,
+    mDbeta: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, cols = mDz.shape[0], mDz.shape[1]
+    pieces, columns = 1, 1
+    axpby_backward_kernel(
+        mDz, mX, mY, mAlpha, mBeta, mDx, mDy, mDalpha, mDbeta, mColumnSumParts, mColumnSum2Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    axpby_backward_finish(
+        mDalpha, mDbeta, mColumnSumParts, mColumnSum2Parts,
+        cutlass.Int64(rows) * cols,
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def axpby_backward_xla(dz, x, y, alpha, beta):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = alpha * dz
+    dy = beta * dz
+    dalpha = jnp.sum(dz * x, axis=None, keepdims=True)
+    dbeta = jnp.sum(dz * y, axis=None, keepdims=True)
+    return dx, dy, dalpha, dbeta
+
+
 @runtime.op(
     SPEC,
     launch=axpby_launch,
     xla=axpby_xla,
     reference=axpby_reference,
+    backward_launch=axpby_backward_launch,
+    backward_xla=axpby_backward_xla,
 )
 def axpby(
     x: jax.Array,

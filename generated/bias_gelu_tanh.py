@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: bias_gelu_tanh
@@ -128,11 +128,167 @@ def bias_gelu_tanh_reference(x, bias):
     return y
 
 
+def bias_gelu_tanh_backward_chain(dy, x, bias, approx):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    z = x + bias
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t3 = device.exp(-cute.math.abs(t0), approx)
+    t4 = 1.0 + t3
+    t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
+    t6 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t1 = z * t5 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = dy * (t5 + t1)
+    dx = t2
+    return dx, dx
+
+
+def bias_gelu_tanh_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dbias = column_sum
+    return dbias
+
+
+@cute.kernel
+def bias_gelu_tanh_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mBias: cute.Tensor,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDbias: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rBias = cute.make_rmem_tensor((vec, vectors), mBias.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    columns, column = N, first
+    reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of = bias_gelu_tanh_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rBias[None, v].load().to(cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def bias_gelu_tanh_backward_finish(
+    mDbias: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
+    if there:
+        dbias = bias_gelu_tanh_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDbias.store(dbias.to(mDbias.element_type))
+        mDbias[c] = rDbias[0]
+
+
+@cute.jit
+def bias_gelu_tanh_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mBias: cute.Tensor,
+    mDx: cute.Tensor,
+    mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, N = mDy.shape[0], mDy.shape[1]
+    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    bias_gelu_tanh_backward_kernel(
+        mDy, mX, mBias, mDx, mDbias, mColumnSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    bias_gelu_tanh_backward_finish(
+        mDbias, mColumnSumParts,
+        cutlass.Int64(rows),
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def bias_gelu_tanh_backward_xla(dy, x, bias, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    z = x + bias
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t3 = jnp.exp(-jnp.abs(t0))
+    t4 = 1.0 + t3
+    t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
+    t6 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t1 = z * t5 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = dy * (t5 + t1)
+    dx = t2
+    dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
+    return dx, dbias
+
+
 @runtime.op(
     SPEC,
     launch=bias_gelu_tanh_launch,
     xla=bias_gelu_tanh_xla,
     reference=bias_gelu_tanh_reference,
+    backward_launch=bias_gelu_tanh_backward_launch,
+    backward_xla=bias_gelu_tanh_backward_xla,
 )
 def bias_gelu_tanh(
     x: jax.Array,

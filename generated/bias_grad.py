@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # Accumulated in float32, rounded once (the bias gradient of a dense layer).
@@ -153,11 +153,90 @@ def bias_grad_reference(dy):
     return jnp.einsum('...n->n', dy)
 
 
+def bias_grad_backward_chain(ddbias):
+    """The chain, on one vector of each operand."""
+    ddy = ddbias
+    return ddy
+
+
+@cute.kernel
+def bias_grad_backward_kernel(
+    mDdbias: cute.Tensor,  # (N) T
+    mDy: cute.Tensor,  # (rows, N) T
+    mDdy: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDdy.shape[1]
+    size = cutlass.Int64(mDdy.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+
+    rDdbias = cute.make_rmem_tensor((vec,), mDdbias.element_type)
+    rDdy = cute.make_rmem_tensor((vec,), mDdy.element_type)
+
+    if valid > 0:
+        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(cute.local_tile(mDdbias, (vec,), (iN // vec,)), rDdbias)
+        else:
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mDdbias, cute.crd2idx((iN,), mDdbias.layout), rDdbias)
+            else:
+                iN_i = iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDdbias[i] = mDdbias[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
+
+        ddy = bias_grad_backward_chain(
+            rDdbias.load().to(cutlass.Float32),
+        )
+        rDdy.store(ddy.to(mDdy.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDdy, gDdy)
+        else:
+            device.copy_whole_or_part(rDdy, gDdy, valid)
+
+
+@cute.jit
+def bias_grad_backward_launch(
+    stream: cuda.CUstream,
+    mDdbias: cute.Tensor,
+    mDy: cute.Tensor,
+    mDdy: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    bias_grad_backward_kernel(
+        mDdbias, mDy, mDdy,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def bias_grad_backward_xla(ddbias):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    ddy = ddbias
+    return ddy
+
+
 @runtime.op(
     SPEC,
     launch=bias_grad_launch,
     xla=bias_grad_xla,
     reference=bias_grad_reference,
+    backward_launch=bias_grad_backward_launch,
+    backward_xla=bias_grad_backward_xla,
 )
 def bias_grad(
     dy: jax.Array,

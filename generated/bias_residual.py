@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: bias_residual
@@ -123,11 +124,145 @@ def bias_residual_reference(x, bias, residual):
     return x + bias + residual
 
 
+def bias_residual_backward_chain(dy):
+    """The chain: dx, dresidual; what is folded into column_sum, on one vector of each operand."""
+    dx = dy
+    dresidual = dx
+    return dresidual, dresidual, dresidual
+
+
+def bias_residual_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dbias = column_sum
+    return dbias
+
+
+@cute.kernel
+def bias_residual_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDbias: cute.Tensor,  # (N) T
+    mDresidual: cute.Tensor,  # (rows, N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, dresidual, column_sum_of = bias_residual_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                rDresidual.store(dresidual.to(mDresidual.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), c, columns, 1, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def bias_residual_backward_finish(
+    mDbias: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
+    if there:
+        dbias = bias_residual_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDbias.store(dbias.to(mDbias.element_type))
+        mDbias[c] = rDbias[0]
+
+
+@cute.jit
+def bias_residual_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mDx: cute.Tensor,
+    mDbias: cute.Tensor,
+    mDresidual: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, N = mDy.shape[0], mDy.shape[1]
+    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    bias_residual_backward_kernel(
+        mDy, mDx, mDbias, mDresidual, mColumnSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    bias_residual_backward_finish(
+        mDbias, mColumnSumParts,
+        cutlass.Int64(rows),
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def bias_residual_backward_xla(dy, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy
+    dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
+    dresidual = dx
+    return dx, dbias, dresidual
+
+
 @runtime.op(
     SPEC,
     launch=bias_residual_launch,
     xla=bias_residual_xla,
     reference=bias_residual_reference,
+    backward_launch=bias_residual_backward_launch,
+    backward_xla=bias_residual_backward_xla,
 )
 def bias_residual(
     x: jax.Array,

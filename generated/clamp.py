@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # With lo above hi every value that is not NaN becomes hi, as with jnp.clip.
@@ -108,11 +108,173 @@ def clamp_reference(x, lo, hi):
     return jnp.clip(x, lo, hi)
 
 
+def clamp_backward_chain(dy, x, lo, hi):
+    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    t0 = device.maximum(x, lo)
+    t1 = device.where(t0 == hi, 0.5, 0.0)
+    t2 = dy * device.where(t0 < hi, 1.0, t1)
+    t3 = device.where(x == lo, 0.5, 0.0)
+    dx = t2 * device.where(x > lo, 1.0, t3)
+    return dx, t2 * device.where(lo > x, 1.0, t3), dy * device.where(hi < t0, 1.0, t1)
+
+
+def clamp_backward_columns(column_sum, column_sum2):
+    """The result."""
+    dlo = column_sum
+    dhi = column_sum2
+    return dlo, dhi
+
+
+@cute.kernel
+def clamp_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mLo: cute.Tensor,  # (1) lo
+    mHi: cute.Tensor,  # (1) hi
+    mDx: cute.Tensor,  # (rows, cols) T
+    mDlo: cute.Tensor,  # (1) float32
+    mDhi: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, cols = mDy.shape[0], mDy.shape[1]
+    total = cutlass.Int64(rows) * cols
+    width = threads * vec  # the arrays as rows of this many elements, one after the other
+    row_count = cutlass.Int32((total + width - 1) // width)
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, first = bidx, cutlass.Int32(tidx * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
+
+    for base in cutlass.range(part * handful, row_count, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            column = first
+            reduce.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of, column_sum2_of = clamp_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mLo[0], cutlass.Float32),
+                    cute.full((vec,), mHi[0], cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+
+    found = reduce.over_row([fColumnSum[None, 0], fColumnSum2[None, 0]], ("sum", "sum"), sParts, threads, 1)
+    if tidx == 0:
+        mColumnSumParts[part] = found[0]
+        mColumnSum2Parts[part] = found[1]
+
+
+@cute.kernel
+def clamp_backward_finish(
+    mDlo: cute.Tensor,  # (1) float32
+    mDhi: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
+    column_sum2 = reduce.over_all_parts(mColumnSum2Parts, "sum")
+    there = tidx == 0
+    rDlo = cute.make_rmem_tensor((1,), mDlo.element_type)
+    rDhi = cute.make_rmem_tensor((1,), mDhi.element_type)
+    if there:
+        dlo, dhi = clamp_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDlo.store(dlo.to(mDlo.element_type))
+        rDhi.store(dhi.to(mDhi.element_type))
+        mDlo[0] = rDlo[0]
+        mDhi[0] = rDhi[0]
+
+
+@cute.jit
+def clamp_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mLo: cute.Tensor,
+    mHi: cute.Tensor,
+    mDx: cute.Tensor,
+    mDlo: cute.Tensor,
+    mDhi: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, cols = mDy.shape[0], mDy.shape[1]
+    pieces, columns = 1, 1
+    clamp_backward_kernel(
+        mDy, mX, mLo, mHi, mDx, mDlo, mDhi, mColumnSumParts, mColumnSum2Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    clamp_backward_finish(
+        mDlo, mDhi, mColumnSumParts, mColumnSum2Parts,
+        cutlass.Int64(rows) * cols,
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def clamp_backward_xla(dy, x, lo, hi):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.maximum(x, lo)
+    t1 = jnp.where(t0 == hi, 0.5, 0.0)
+    t2 = dy * jnp.where(t0 < hi, 1.0, t1)
+    t3 = jnp.where(x == lo, 0.5, 0.0)
+    dx = t2 * jnp.where(x > lo, 1.0, t3)
+    dlo = jnp.sum(t2 * jnp.where(lo > x, 1.0, t3), axis=None, keepdims=True)
+    dhi = jnp.sum(dy * jnp.where(hi < t0, 1.0, t1), axis=None, keepdims=True)
+    return dx, dlo, dhi
+
+
 @runtime.op(
     SPEC,
     launch=clamp_launch,
     xla=clamp_xla,
     reference=clamp_reference,
+    backward_launch=clamp_backward_launch,
+    backward_xla=clamp_backward_xla,
 )
 def clamp(
     x: jax.Array,

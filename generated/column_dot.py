@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: column_dot
@@ -155,11 +155,111 @@ def column_dot_reference(x, y):
     return jnp.einsum('...n->n', x * y)
 
 
+def column_dot_backward_chain(ddot, x, y):
+    """The chain, on one vector of each operand."""
+    dx = ddot * y
+    dy = ddot * x
+    return dx, dy
+
+
+@cute.kernel
+def column_dot_backward_kernel(
+    mDdot: cute.Tensor,  # (N) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDy: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+
+    rDdot = cute.make_rmem_tensor((vec,), mDdot.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(cute.local_tile(mDdot, (vec,), (iN // vec,)), rDdot)
+            cute.autovec_copy(gX, rX)
+            cute.autovec_copy(gY, rY)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            device.copy_whole_or_part(gY, rY, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mDdot, cute.crd2idx((iN,), mDdot.layout), rDdot)
+            else:
+                iN_i = iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDdot[i] = mDdot[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
+
+        dx, dy = column_dot_backward_chain(
+            rDdot.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            rY.load().to(cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+        rDy.store(dy.to(mDy.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+            cute.autovec_copy(rDy, gDy)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+            device.copy_whole_or_part(rDy, gDy, valid)
+
+
+@cute.jit
+def column_dot_backward_launch(
+    stream: cuda.CUstream,
+    mDdot: cute.Tensor,
+    mX: cute.Tensor,
+    mY: cute.Tensor,
+    mDx: cute.Tensor,
+    mDy: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    column_dot_backward_kernel(
+        mDdot, mX, mY, mDx, mDy,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def column_dot_backward_xla(ddot, x, y):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = ddot * y
+    dy = ddot * x
+    return dx, dy
+
+
 @runtime.op(
     SPEC,
     launch=column_dot_launch,
     xla=column_dot_xla,
     reference=column_dot_reference,
+    backward_launch=column_dot_backward_launch,
+    backward_xla=column_dot_backward_xla,
 )
 def column_dot(
     x: jax.Array,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # Both sums in one pass; a variance about the mean would have to wait for the mean of all rows.
@@ -183,11 +183,108 @@ def column_moments_reference(x):
     return mean, mean_square
 
 
+def column_moments_backward_chain(dmean, dmean_square, x, size_rows, approx):
+    """The chain, on one vector of each operand."""
+    t0 = size_rows.to(cutlass.Float32)
+    dx = device.divide(dmean_square * 2.0, t0, approx) * x + device.divide(dmean, t0, approx)
+    return dx
+
+
+@cute.kernel
+def column_moments_backward_kernel(
+    mDmean: cute.Tensor,  # (N) float32
+    mDmeanSquare: cute.Tensor,  # (N) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDx.shape[0], mDx.shape[1]
+    size = cutlass.Int64(rows) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDmean = cute.make_rmem_tensor((vec,), mDmean.element_type)
+    rDmeanSquare = cute.make_rmem_tensor((vec,), mDmeanSquare.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(cute.local_tile(mDmean, (vec,), (iN // vec,)), rDmean)
+            cute.autovec_copy(cute.local_tile(mDmeanSquare, (vec,), (iN // vec,)), rDmeanSquare)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mDmean, cute.crd2idx((iN,), mDmean.layout), rDmean)
+                device.load_anywhere(mDmeanSquare, cute.crd2idx((iN,), mDmeanSquare.layout), rDmeanSquare)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDmean[i] = mDmean[iN_i]
+                        rDmeanSquare[i] = mDmeanSquare[iN_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = column_moments_backward_chain(
+            rDmean.load().to(cutlass.Float32),
+            rDmeanSquare.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            cute.full((vec,), rows, cutlass.Int32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def column_moments_backward_launch(
+    stream: cuda.CUstream,
+    mDmean: cute.Tensor,
+    mDmeanSquare: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    column_moments_backward_kernel(
+        mDmean, mDmeanSquare, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def column_moments_backward_xla(dmean, dmean_square, x, size_rows):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = size_rows.astype(jnp.float32)
+    dx = dmean_square * 2.0 / t0 * x + dmean / t0
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=column_moments_launch,
     xla=column_moments_xla,
     reference=column_moments_reference,
+    backward_launch=column_moments_backward_launch,
+    backward_xla=column_moments_backward_xla,
     result=ColumnMomentsOutputs,
 )
 def column_moments(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: column_sum
@@ -149,11 +149,90 @@ def column_sum_reference(x):
     return jnp.einsum('...n->n', x)
 
 
+def column_sum_backward_chain(dy):
+    """The chain, on one vector of each operand."""
+    dx = dy
+    return dx
+
+
+@cute.kernel
+def column_sum_backward_kernel(
+    mDy: cute.Tensor,  # (N) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(cute.local_tile(mDy, (vec,), (iN // vec,)), rDy)
+        else:
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mDy, cute.crd2idx((iN,), mDy.layout), rDy)
+            else:
+                iN_i = iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDy[i] = mDy[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
+
+        dx = column_sum_backward_chain(
+            rDy.load().to(cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def column_sum_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    column_sum_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def column_sum_backward_xla(dy):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=column_sum_launch,
     xla=column_sum_xla,
     reference=column_sum_reference,
+    backward_launch=column_sum_backward_launch,
+    backward_xla=column_sum_backward_xla,
 )
 def column_sum(
     x: jax.Array,

@@ -117,11 +117,112 @@ def complex_mul_pairs_reference(a, b):
     return y
 
 
+def complex_mul_pairs_backward_chain(dy0, dy1, a0, a1, b0, b1):
+    """The chain, on one vector of each operand."""
+    da0 = dy1 * b1 + dy0 * b0
+    da1 = dy1 * b0 - dy0 * b1
+    db0 = dy1 * a1 + dy0 * a0
+    db1 = dy1 * a0 - dy0 * a1
+    return da0, da1, db0, db1
+
+
+@cute.kernel
+def complex_mul_pairs_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols, 2) T
+    mA: cute.Tensor,  # (rows, cols, 2) T
+    mB: cute.Tensor,  # (rows, cols, 2) T
+    mDa: cute.Tensor,  # (rows, cols, 2) T
+    mDb: cute.Tensor,  # (rows, cols, 2) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((2, vec), mDy.element_type)
+    rA = cute.make_rmem_tensor((2, vec), mA.element_type)
+    rB = cute.make_rmem_tensor((2, vec), mB.element_type)
+    rDa = cute.make_rmem_tensor((2, vec), mDa.element_type)
+    rDb = cute.make_rmem_tensor((2, vec), mDb.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + 2 * start, cute.make_layout((2, vec)))
+        gA = cute.make_tensor(mA.iterator + 2 * start, cute.make_layout((2, vec)))
+        gB = cute.make_tensor(mB.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDa = cute.make_tensor(mDa.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDb = cute.make_tensor(mDb.iterator + 2 * start, cute.make_layout((2, vec)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gA, rA)
+            cute.autovec_copy(gB, rB)
+        else:
+            device.copy_whole_or_part(gDy, rDy, 2 * valid)
+            device.copy_whole_or_part(gA, rA, 2 * valid)
+            device.copy_whole_or_part(gB, rB, 2 * valid)
+
+        da0, da1, db0, db1 = complex_mul_pairs_backward_chain(
+            rDy[0, None].load().to(cutlass.Float32),
+            rDy[1, None].load().to(cutlass.Float32),
+            rA[0, None].load().to(cutlass.Float32),
+            rA[1, None].load().to(cutlass.Float32),
+            rB[0, None].load().to(cutlass.Float32),
+            rB[1, None].load().to(cutlass.Float32),
+        )
+        rDa[0, None].store(da0.to(mDa.element_type))
+        rDa[1, None].store(da1.to(mDa.element_type))
+        rDb[0, None].store(db0.to(mDb.element_type))
+        rDb[1, None].store(db1.to(mDb.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDa, gDa)
+            cute.autovec_copy(rDb, gDb)
+        else:
+            device.copy_whole_or_part(rDa, gDa, 2 * valid)
+            device.copy_whole_or_part(rDb, gDb, 2 * valid)
+
+
+@cute.jit
+def complex_mul_pairs_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mDa: cute.Tensor,
+    mDb: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    complex_mul_pairs_backward_kernel(
+        mDy, mA, mB, mDa, mDb,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def complex_mul_pairs_backward_xla(dy0, dy1, a0, a1, b0, b1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    da0 = dy1 * b1 + dy0 * b0
+    da1 = dy1 * b0 - dy0 * b1
+    db0 = dy1 * a1 + dy0 * a0
+    db1 = dy1 * a0 - dy0 * a1
+    return da0, da1, db0, db1
+
+
 @runtime.op(
     SPEC,
     launch=complex_mul_pairs_launch,
     xla=complex_mul_pairs_xla,
     reference=complex_mul_pairs_reference,
+    backward_launch=complex_mul_pairs_backward_launch,
+    backward_xla=complex_mul_pairs_backward_xla,
 )
 def complex_mul_pairs(
     a: jax.Array,

@@ -169,11 +169,178 @@ def cosine_similarity_reference(x, y, eps):
     return similarity
 
 
+def cosine_similarity_backward_stage0(x, y):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    return x * x, y * y
+
+
+def cosine_similarity_backward_chain(dsimilarity, similarity, x, y, eps, row_sum, row_sum2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = cute.math.sqrt(row_sum, fastmath=approx)
+    x_norm = device.maximum(t0, eps)
+    t1 = cute.math.sqrt(row_sum2, fastmath=approx)
+    y_norm = device.maximum(t1, eps)
+    t2 = x_norm * y_norm
+    t3 = device.divide(dsimilarity, t2, approx)
+    t4 = device.divide(dsimilarity * similarity, t2, approx)
+    t5 = device.divide(t4 * y_norm * device.where(t0 > eps, 1.0, device.where(t0 == eps, 0.5, 0.0)), t0, approx)
+    dx = t3 * y - t5 * x
+    t6 = device.divide(t4 * x_norm * device.where(t1 > eps, 1.0, device.where(t1 == eps, 0.5, 0.0)), t1, approx)
+    dy = t3 * x - t6 * y
+    return dx, dy
+
+
+@cute.kernel
+def cosine_similarity_backward_kernel(
+    mDsimilarity: cute.Tensor,  # (rows) float32
+    mSimilarity: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDy: cute.Tensor,  # (rows, N) T
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDsimilarity.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors), mY.element_type)
+    rDsimilarity = cute.make_rmem_tensor((1,), mDsimilarity.element_type)
+    rSimilarity = cute.make_rmem_tensor((1,), mSimilarity.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+    reduce.load_one(mDsimilarity, (row,), row < rows, rDsimilarity)
+    reduce.load_one(mSimilarity, (row,), row < rows, rSimilarity)
+    reduce.meet([*sStage0], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = cosine_similarity_backward_stage0(
+                rX[None, v].load().to(cutlass.Float32),
+                rY[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+    row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+        reduce.forget(rY)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            dx, dy = cosine_similarity_backward_chain(
+                cute.full((vec,), rDsimilarity[0], rDsimilarity.element_type).to(cutlass.Float32),
+                cute.full((vec,), rSimilarity[0], rSimilarity.element_type).to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                rY[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), eps, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                cute.full((vec,), row_sum2, cutlass.Float32),
+                approx,
+            )
+            rDx.store(dx.to(mDx.element_type))
+            rDy.store(dy.to(mDy.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDy, mDy, cute.crd2idx((row, 0), mDy.layout), c, columns, 1, ragged, True, per_row)
+
+
+@cute.jit
+def cosine_similarity_backward_launch(
+    stream: cuda.CUstream,
+    mDsimilarity: cute.Tensor,
+    mSimilarity: cute.Tensor,
+    mX: cute.Tensor,
+    mY: cute.Tensor,
+    mDx: cute.Tensor,
+    mDy: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDsimilarity.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    cosine_similarity_backward_kernel(
+        mDsimilarity, mSimilarity, mX, mY, mDx, mDy,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def cosine_similarity_backward_xla(dsimilarity, similarity, x, y, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
+    x_norm = jnp.maximum(t0, eps)
+    t1 = jnp.sqrt(jnp.sum(y * y, axis=-1, keepdims=True))
+    y_norm = jnp.maximum(t1, eps)
+    t2 = x_norm * y_norm
+    t3 = dsimilarity / t2
+    t4 = dsimilarity * similarity / t2
+    dx = t3 * y - t4 * y_norm * jnp.where(t0 > eps, 1.0, jnp.where(t0 == eps, 0.5, 0.0)) / t0 * x
+    dy = t3 * x - t4 * x_norm * jnp.where(t1 > eps, 1.0, jnp.where(t1 == eps, 0.5, 0.0)) / t1 * y
+    return dx, dy
+
+
 @runtime.op(
     SPEC,
     launch=cosine_similarity_launch,
     xla=cosine_similarity_xla,
     reference=cosine_similarity_reference,
+    backward_launch=cosine_similarity_backward_launch,
+    backward_xla=cosine_similarity_backward_xla,
 )
 def cosine_similarity(
     x: jax.Array,

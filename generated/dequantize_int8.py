@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: dequantize_int8
@@ -113,11 +113,126 @@ def dequantize_int8_reference(q, scale):
     return q * scale[..., None]
 
 
+def dequantize_int8_backward_row_sum(dy, q):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return dy * device.cast(q, cutlass.Float32).to(cutlass.Float32)
+
+
+def dequantize_int8_backward_row(row_sum):
+    """The row's own results, from its statistics."""
+    dscale = row_sum
+    return dscale
+
+
+@cute.kernel
+def dequantize_int8_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) bfloat16
+    mQ: cute.Tensor,  # (rows, N) int8
+    mDscale: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
+    rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+    reduce.meet([*sRowSum], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = dequantize_int8_backward_row_sum(
+                rDy[None, v].load().to(cutlass.Float32),
+                rQ[None, v].load().to(cutlass.Int32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if (row < rows) & (first_of_row):
+        dscale = dequantize_int8_backward_row(
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rDscale.store(dscale.to(mDscale.element_type))
+        mDscale[row] = rDscale[0]
+
+
+@cute.jit
+def dequantize_int8_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mQ: cute.Tensor,
+    mDscale: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    dequantize_int8_backward_kernel(
+        mDy, mQ, mDscale,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def dequantize_int8_backward_xla(dy, q):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dscale = jnp.sum(dy * runtime.cast(q, jnp.float32).astype(jnp.float32), axis=-1, keepdims=True)
+    return dscale
+
+
 @runtime.op(
     SPEC,
     launch=dequantize_int8_launch,
     xla=dequantize_int8_xla,
     reference=dequantize_int8_reference,
+    backward_launch=dequantize_int8_backward_launch,
+    backward_xla=dequantize_int8_backward_xla,
 )
 def dequantize_int8(
     q: jax.Array,

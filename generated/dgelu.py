@@ -118,11 +118,113 @@ def dgelu_reference(dy, x):
     return dx
 
 
+def dgelu_backward_chain(ddx, dy, x, approx):
+    """The chain, on one vector of each operand."""
+    t0 = -0.7071067811865476 * x
+    t1 = device.exp(-0.5 * (x * x), approx)
+    pdf = 0.3989422804014327 * t1
+    ddy = ddx * (0.5 * device.erfc(t0, approx, False) + x * pdf)
+    t2 = ddx * dy
+    dx_ = t2 * pdf - t2 * x * t1 * x * 0.3989422804014327 + t2 * device.exp(-(t0 * t0), approx) * 0.3989422804014327
+    return ddy, dx_
+
+
+@cute.kernel
+def dgelu_backward_kernel(
+    mDdx: cute.Tensor,  # (rows, cols) T
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mDdy: cute.Tensor,  # (rows, cols) T
+    mDx_: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDdy)
+
+    rDdx = cute.make_rmem_tensor((vec,), mDdx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDdy = cute.make_rmem_tensor((vec,), mDdy.element_type)
+    rDx_ = cute.make_rmem_tensor((vec,), mDx_.element_type)
+
+    if valid > 0:
+        gDdx = cute.make_tensor(mDdx.iterator + start, cute.make_layout((vec,)))
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
+        gDx_ = cute.make_tensor(mDx_.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDdx, rDdx)
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDdx, rDdx, valid)
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        ddy, dx_ = dgelu_backward_chain(
+            rDdx.load().to(cutlass.Float32),
+            rDy.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            approx,
+        )
+        rDdy.store(ddy.to(mDdy.element_type))
+        rDx_.store(dx_.to(mDx_.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDdy, gDdy)
+            cute.autovec_copy(rDx_, gDx_)
+        else:
+            device.copy_whole_or_part(rDdy, gDdy, valid)
+            device.copy_whole_or_part(rDx_, gDx_, valid)
+
+
+@cute.jit
+def dgelu_backward_launch(
+    stream: cuda.CUstream,
+    mDdx: cute.Tensor,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDdy: cute.Tensor,
+    mDx_: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dgelu_backward_kernel(
+        mDdx, mDy, mX, mDdy, mDx_,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dgelu_backward_xla(ddx, dy, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = -0.7071067811865476 * x
+    t1 = jnp.exp(-0.5 * (x * x))
+    pdf = 0.3989422804014327 * t1
+    ddy = ddx * (0.5 * jax.lax.erfc(t0) + x * pdf)
+    t2 = ddx * dy
+    dx_ = t2 * pdf - t2 * x * t1 * x * 0.3989422804014327 + t2 * jnp.exp(-(t0 * t0)) * 0.3989422804014327
+    return ddy, dx_
+
+
 @runtime.op(
     SPEC,
     launch=dgelu_launch,
     xla=dgelu_xla,
     reference=dgelu_reference,
+    backward_launch=dgelu_backward_launch,
+    backward_xla=dgelu_backward_xla,
 )
 def dgelu(
     dy: jax.Array,

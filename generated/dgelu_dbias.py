@@ -80,7 +80,7 @@ def dgelu_dbias_kernel(
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     handful = rows_a_block * at_once
-    approx = device.narrow(mDx, mDbias)
+    approx = device.narrow(mDx)
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)

@@ -107,11 +107,87 @@ def drelu_reference(dy, x):
     return jax.vjp(jax.nn.relu, x)[1](dy)[0]
 
 
+def drelu_backward_chain(ddx, x):
+    """The chain, on one vector of each operand."""
+    ddy = device.where(x > 0.0, ddx, 0.0)
+    return ddy
+
+
+@cute.kernel
+def drelu_backward_kernel(
+    mDdx: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mDdy: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDdx = cute.make_rmem_tensor((vec,), mDdx.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDdy = cute.make_rmem_tensor((vec,), mDdy.element_type)
+
+    if valid > 0:
+        gDdx = cute.make_tensor(mDdx.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDdx, rDdx)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDdx, rDdx, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        ddy = drelu_backward_chain(
+            rDdx.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+        )
+        rDdy.store(ddy.to(mDdy.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDdy, gDdy)
+        else:
+            device.copy_whole_or_part(rDdy, gDdy, valid)
+
+
+@cute.jit
+def drelu_backward_launch(
+    stream: cuda.CUstream,
+    mDdx: cute.Tensor,
+    mX: cute.Tensor,
+    mDdy: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    drelu_backward_kernel(
+        mDdx, mX, mDdy,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def drelu_backward_xla(ddx, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    ddy = jnp.where(x > 0.0, ddx, 0.0)
+    return ddy
+
+
 @runtime.op(
     SPEC,
     launch=drelu_launch,
     xla=drelu_xla,
     reference=drelu_reference,
+    backward_launch=drelu_backward_launch,
+    backward_xla=drelu_backward_xla,
 )
 def drelu(
     dy: jax.Array,

@@ -129,11 +129,102 @@ def dropout_apply_reference(x, mask, residual, keep_prob):
     return jnp.where(mask, residual + x / keep_prob, residual)
 
 
+def dropout_apply_backward_chain(dy, mask, keep_prob, approx):
+    """The chain, on one vector of each operand."""
+    dx = device.divide(device.where(mask, dy, 0.0), keep_prob, approx)
+    dresidual = dy
+    return dx, dresidual
+
+
+@cute.kernel
+def dropout_apply_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mMask: cute.Tensor,  # (rows, cols) bool
+    mDx: cute.Tensor,  # (rows, cols) T
+    mDresidual: cute.Tensor,  # (rows, cols) T
+    keep_prob: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rMask = cute.make_rmem_tensor((vec,), mMask.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gMask = cute.make_tensor(mMask.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        gDresidual = cute.make_tensor(mDresidual.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gMask, rMask)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gMask, rMask, valid)
+
+        dx, dresidual = dropout_apply_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rMask.load() != 0,
+            cute.full((vec,), keep_prob, cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+        rDresidual.store(dresidual.to(mDresidual.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+            cute.autovec_copy(rDresidual, gDresidual)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+            device.copy_whole_or_part(rDresidual, gDresidual, valid)
+
+
+@cute.jit
+def dropout_apply_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mMask: cute.Tensor,
+    mDx: cute.Tensor,
+    mDresidual: cute.Tensor,
+    keep_prob: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    mMask = device.as_bytes(mMask)
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dropout_apply_backward_kernel(
+        mDy, mMask, mDx, mDresidual,
+        keep_prob, vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dropout_apply_backward_xla(dy, mask, keep_prob):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = jnp.where(mask, dy, 0.0) / keep_prob
+    dresidual = dy
+    return dx, dresidual
+
+
 @runtime.op(
     SPEC,
     launch=dropout_apply_launch,
     xla=dropout_apply_xla,
     reference=dropout_apply_reference,
+    backward_launch=dropout_apply_backward_launch,
+    backward_xla=dropout_apply_backward_xla,
 )
 def dropout_apply(
     x: jax.Array,

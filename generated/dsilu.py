@@ -113,11 +113,119 @@ def dsilu_reference(dy, x):
     return dy * jax.jvp(jax.nn.silu, (x,), (jnp.ones_like(x),))[1]
 
 
+def dsilu_backward_chain(ddx, dy, x, approx):
+    """The chain, on one vector of each operand."""
+    t4 = device.exp(-cute.math.abs(x), approx)
+    t5 = 1.0 + t4
+    s = device.divide(device.where(x >= 0.0, 1.0, t4), t5, approx)
+    t0 = x * s
+    t1 = 1.0 - s
+    ddy = ddx * (s + t0 * t1)
+    t2 = ddx * dy
+    t3 = t2 * t1
+    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * device.divide(device.where(-x >= 0.0, 1.0, t4), t5, approx)
+    return ddy, dx_
+
+
+@cute.kernel
+def dsilu_backward_kernel(
+    mDdx: cute.Tensor,  # (rows, cols) T
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mDdy: cute.Tensor,  # (rows, cols) T
+    mDx_: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDdy)
+
+    rDdx = cute.make_rmem_tensor((vec,), mDdx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDdy = cute.make_rmem_tensor((vec,), mDdy.element_type)
+    rDx_ = cute.make_rmem_tensor((vec,), mDx_.element_type)
+
+    if valid > 0:
+        gDdx = cute.make_tensor(mDdx.iterator + start, cute.make_layout((vec,)))
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
+        gDx_ = cute.make_tensor(mDx_.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDdx, rDdx)
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDdx, rDdx, valid)
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        ddy, dx_ = dsilu_backward_chain(
+            rDdx.load().to(cutlass.Float32),
+            rDy.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            approx,
+        )
+        rDdy.store(ddy.to(mDdy.element_type))
+        rDx_.store(dx_.to(mDx_.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDdy, gDdy)
+            cute.autovec_copy(rDx_, gDx_)
+        else:
+            device.copy_whole_or_part(rDdy, gDdy, valid)
+            device.copy_whole_or_part(rDx_, gDx_, valid)
+
+
+@cute.jit
+def dsilu_backward_launch(
+    stream: cuda.CUstream,
+    mDdx: cute.Tensor,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDdy: cute.Tensor,
+    mDx_: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dsilu_backward_kernel(
+        mDdx, mDy, mX, mDdy, mDx_,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dsilu_backward_xla(ddx, dy, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t4 = jnp.exp(-jnp.abs(x))
+    t5 = 1.0 + t4
+    s = jnp.where(x >= 0.0, 1.0, t4) / t5
+    t0 = x * s
+    t1 = 1.0 - s
+    ddy = ddx * (s + t0 * t1)
+    t2 = ddx * dy
+    t3 = t2 * t1
+    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * (jnp.where(-x >= 0.0, 1.0, t4) / t5)
+    return ddy, dx_
+
+
 @runtime.op(
     SPEC,
     launch=dsilu_launch,
     xla=dsilu_xla,
     reference=dsilu_reference,
+    backward_launch=dsilu_backward_launch,
+    backward_xla=dsilu_backward_xla,
 )
 def dsilu(
     dy: jax.Array,

@@ -157,11 +157,155 @@ def dswiglu_reference(dy, x):
     return dx
 
 
+def dswiglu_backward_chain(ddx0, ddx1, dy, x0, x1, approx):
+    """The chain, on one vector of each operand."""
+    t5 = device.exp(-cute.math.abs(x0), approx)
+    t6 = 1.0 + t5
+    s = device.divide(device.where(x0 >= 0.0, 1.0, t5), t6, approx)
+    t0 = x0 * s
+    t1 = 1.0 - s
+    t2 = ddx0 * (s + t0 * t1)
+    ddy = ddx1 * t0 + t2 * x1
+    t3 = ddx0 * (dy * x1)
+    t4 = ddx1 * dy + t3 * t1
+    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * device.divide(device.where(-x0 >= 0.0, 1.0, t5), t6, approx)
+    dx_1 = t2 * dy
+    return ddy, dx_0, dx_1
+
+
+@cute.kernel
+def dswiglu_backward_kernel(
+    mDdx: cute.Tensor,  # (rows, 2, N) T
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, 2, N) T
+    mDdy: cute.Tensor,  # (rows, N) T
+    mDx_: cute.Tensor,  # (rows, 2, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDdy.shape[1]
+    size = cutlass.Int64(mDdy.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDdy)
+
+    rDdx0 = cute.make_rmem_tensor((vec,), mDdx.element_type)
+    rDdx1 = cute.make_rmem_tensor((vec,), mDdx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec,), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDdy = cute.make_rmem_tensor((vec,), mDdy.element_type)
+    rDx_0 = cute.make_rmem_tensor((vec,), mDx_.element_type)
+    rDx_1 = cute.make_rmem_tensor((vec,), mDx_.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(cute.local_tile(mDdx[row, 0, None], (vec,), (iN // vec,)), rDdx0)
+            cute.autovec_copy(cute.local_tile(mDdx[row, 1, None], (vec,), (iN // vec,)), rDdx1)
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
+            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mDdx, cute.crd2idx((row, 0, iN), mDdx.layout), rDdx0)
+                device.load_anywhere(mDdx, cute.crd2idx((row, 1, iN), mDdx.layout), rDdx1)
+                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
+                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDdx0[i] = mDdx[row_i, 0, iN_i]
+                        rDdx1[i] = mDdx[row_i, 1, iN_i]
+                        rX0[i] = mX[row_i, 0, iN_i]
+                        rX1[i] = mX[row_i, 1, iN_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        ddy, dx_0, dx_1 = dswiglu_backward_chain(
+            rDdx0.load().to(cutlass.Float32),
+            rDdx1.load().to(cutlass.Float32),
+            rDy.load().to(cutlass.Float32),
+            rX0.load().to(cutlass.Float32),
+            rX1.load().to(cutlass.Float32),
+            approx,
+        )
+        rDdy.store(ddy.to(mDdy.element_type))
+        rDx_0.store(dx_0.to(mDx_.element_type))
+        rDx_1.store(dx_1.to(mDx_.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDdy, gDdy)
+            cute.autovec_copy(rDx_0, cute.local_tile(mDx_[row, 0, None], (vec,), (iN // vec,)))
+            cute.autovec_copy(rDx_1, cute.local_tile(mDx_[row, 1, None], (vec,), (iN // vec,)))
+        else:
+            device.copy_whole_or_part(rDdy, gDdy, valid)
+
+    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
+        restDx_0 = device.store_anywhere(rDx_0, mDx_, cute.crd2idx((row, 0, iN), mDx_.layout), iN, N - iN, valid)
+        restDx_1 = device.store_anywhere(rDx_1, mDx_, cute.crd2idx((row, 1, iN), mDx_.layout), iN, N - iN, valid)
+        if (restDx_0 | restDx_1) != 0:
+            row_i, iN_i = row, iN
+            for i in cutlass.range_constexpr(vec):
+                if device.bit(restDx_0, i):
+                    mDx_[row_i, 0, iN_i] = rDx_0[i]
+                if device.bit(restDx_1, i):
+                    mDx_[row_i, 1, iN_i] = rDx_1[i]
+                row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+
+@cute.jit
+def dswiglu_backward_launch(
+    stream: cuda.CUstream,
+    mDdx: cute.Tensor,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDdy: cute.Tensor,
+    mDx_: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dswiglu_backward_kernel(
+        mDdx, mDy, mX, mDdy, mDx_,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dswiglu_backward_xla(ddx0, ddx1, dy, x0, x1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t5 = jnp.exp(-jnp.abs(x0))
+    t6 = 1.0 + t5
+    s = jnp.where(x0 >= 0.0, 1.0, t5) / t6
+    t0 = x0 * s
+    t1 = 1.0 - s
+    t2 = ddx0 * (s + t0 * t1)
+    ddy = ddx1 * t0 + t2 * x1
+    t3 = ddx0 * (dy * x1)
+    t4 = ddx1 * dy + t3 * t1
+    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * (jnp.where(-x0 >= 0.0, 1.0, t5) / t6)
+    dx_1 = t2 * dy
+    return ddy, dx_0, dx_1
+
+
 @runtime.op(
     SPEC,
     launch=dswiglu_launch,
     xla=dswiglu_xla,
     reference=dswiglu_reference,
+    backward_launch=dswiglu_backward_launch,
+    backward_xla=dswiglu_backward_xla,
 )
 def dswiglu(
     dy: jax.Array,

@@ -135,11 +135,126 @@ def dswiglu_pairs_reference(dy, x):
     return dx
 
 
+def dswiglu_pairs_backward_chain(ddx0, ddx1, dy, x0, x1, approx):
+    """The chain, on one vector of each operand."""
+    t5 = device.exp(-cute.math.abs(x0), approx)
+    t6 = 1.0 + t5
+    s = device.divide(device.where(x0 >= 0.0, 1.0, t5), t6, approx)
+    t0 = x0 * s
+    t1 = 1.0 - s
+    t2 = ddx0 * (s + t0 * t1)
+    ddy = ddx1 * t0 + t2 * x1
+    t3 = ddx0 * (dy * x1)
+    t4 = ddx1 * dy + t3 * t1
+    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * device.divide(device.where(-x0 >= 0.0, 1.0, t5), t6, approx)
+    dx_1 = t2 * dy
+    return ddy, dx_0, dx_1
+
+
+@cute.kernel
+def dswiglu_pairs_backward_kernel(
+    mDdx: cute.Tensor,  # (rows, cols, 2) T
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols, 2) T
+    mDdy: cute.Tensor,  # (rows, cols) T
+    mDx_: cute.Tensor,  # (rows, cols, 2) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDdy)
+
+    rDdx = cute.make_rmem_tensor((2, vec), mDdx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((2, vec), mX.element_type)
+    rDdy = cute.make_rmem_tensor((vec,), mDdy.element_type)
+    rDx_ = cute.make_rmem_tensor((2, vec), mDx_.element_type)
+
+    if valid > 0:
+        gDdx = cute.make_tensor(mDdx.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
+        gDx_ = cute.make_tensor(mDx_.iterator + 2 * start, cute.make_layout((2, vec)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDdx, rDdx)
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDdx, rDdx, 2 * valid)
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, 2 * valid)
+
+        ddy, dx_0, dx_1 = dswiglu_pairs_backward_chain(
+            rDdx[0, None].load().to(cutlass.Float32),
+            rDdx[1, None].load().to(cutlass.Float32),
+            rDy.load().to(cutlass.Float32),
+            rX[0, None].load().to(cutlass.Float32),
+            rX[1, None].load().to(cutlass.Float32),
+            approx,
+        )
+        rDdy.store(ddy.to(mDdy.element_type))
+        rDx_[0, None].store(dx_0.to(mDx_.element_type))
+        rDx_[1, None].store(dx_1.to(mDx_.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDdy, gDdy)
+            cute.autovec_copy(rDx_, gDx_)
+        else:
+            device.copy_whole_or_part(rDdy, gDdy, valid)
+            device.copy_whole_or_part(rDx_, gDx_, 2 * valid)
+
+
+@cute.jit
+def dswiglu_pairs_backward_launch(
+    stream: cuda.CUstream,
+    mDdx: cute.Tensor,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDdy: cute.Tensor,
+    mDx_: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dswiglu_pairs_backward_kernel(
+        mDdx, mDy, mX, mDdy, mDx_,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dswiglu_pairs_backward_xla(ddx0, ddx1, dy, x0, x1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t5 = jnp.exp(-jnp.abs(x0))
+    t6 = 1.0 + t5
+    s = jnp.where(x0 >= 0.0, 1.0, t5) / t6
+    t0 = x0 * s
+    t1 = 1.0 - s
+    t2 = ddx0 * (s + t0 * t1)
+    ddy = ddx1 * t0 + t2 * x1
+    t3 = ddx0 * (dy * x1)
+    t4 = ddx1 * dy + t3 * t1
+    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * (jnp.where(-x0 >= 0.0, 1.0, t5) / t6)
+    dx_1 = t2 * dy
+    return ddy, dx_0, dx_1
+
+
 @runtime.op(
     SPEC,
     launch=dswiglu_pairs_launch,
     xla=dswiglu_pairs_xla,
     reference=dswiglu_pairs_reference,
+    backward_launch=dswiglu_pairs_backward_launch,
+    backward_xla=dswiglu_pairs_backward_xla,
 )
 def dswiglu_pairs(
     dy: jax.Array,

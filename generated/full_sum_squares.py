@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # What clipping by the global norm adds up over all parameters.
@@ -151,11 +151,86 @@ def full_sum_squares_reference(x):
     return jnp.sum(x ** 2)
 
 
+def full_sum_squares_backward_chain(dy, x):
+    """The chain, on one vector of each operand."""
+    dx = 2.0 * dy * x
+    return dx
+
+
+@cute.kernel
+def full_sum_squares_backward_kernel(
+    mDy: cute.Tensor,  # (1) float32
+    mX: cute.Tensor,  # (rows, cols) T
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDy.fill(mDy[0])
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            rDy.fill(mDy[0])
+
+        dx = full_sum_squares_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def full_sum_squares_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    full_sum_squares_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def full_sum_squares_backward_xla(dy, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = 2.0 * dy * x
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=full_sum_squares_launch,
     xla=full_sum_squares_xla,
     reference=full_sum_squares_reference,
+    backward_launch=full_sum_squares_backward_launch,
+    backward_xla=full_sum_squares_backward_xla,
 )
 def full_sum_squares(
     x: jax.Array,

@@ -119,11 +119,108 @@ def geglu_tanh_pairs_reference(x):
     return y
 
 
+def geglu_tanh_pairs_backward_chain(dy, x0, x1, approx):
+    """The chain, on one vector of each operand."""
+    t0 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
+    t3 = device.exp(-cute.math.abs(t0), approx)
+    t4 = 1.0 + t3
+    t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
+    t1 = x0 * t5
+    t6 = device.minimum(device.maximum(x0, -1000.0), 1000.0)
+    t7 = t1 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = t5 + t7
+    dx0 = dy * x1 * t2
+    dx1 = dy * t1
+    return dx0, dx1
+
+
+@cute.kernel
+def geglu_tanh_pairs_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols, 2) T
+    mDx: cute.Tensor,  # (rows, cols, 2) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((2, vec), mX.element_type)
+    rDx = cute.make_rmem_tensor((2, vec), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDx = cute.make_tensor(mDx.iterator + 2 * start, cute.make_layout((2, vec)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, 2 * valid)
+
+        dx0, dx1 = geglu_tanh_pairs_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rX[0, None].load().to(cutlass.Float32),
+            rX[1, None].load().to(cutlass.Float32),
+            approx,
+        )
+        rDx[0, None].store(dx0.to(mDx.element_type))
+        rDx[1, None].store(dx1.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, 2 * valid)
+
+
+@cute.jit
+def geglu_tanh_pairs_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    geglu_tanh_pairs_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def geglu_tanh_pairs_backward_xla(dy, x0, x1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
+    t3 = jnp.exp(-jnp.abs(t0))
+    t4 = 1.0 + t3
+    t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
+    t1 = x0 * t5
+    t6 = jnp.minimum(jnp.maximum(x0, -1000.0), 1000.0)
+    t2 = t5 + t1 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    dx0 = dy * x1 * t2
+    dx1 = dy * t1
+    return dx0, dx1
+
+
 @runtime.op(
     SPEC,
     launch=geglu_tanh_pairs_launch,
     xla=geglu_tanh_pairs_xla,
     reference=geglu_tanh_pairs_reference,
+    backward_launch=geglu_tanh_pairs_backward_launch,
+    backward_xla=geglu_tanh_pairs_backward_xla,
 )
 def geglu_tanh_pairs(
     x: jax.Array,

@@ -100,11 +100,93 @@ def hard_swish_reference(x):
     return jax.nn.hard_swish(x)
 
 
+def hard_swish_backward_chain(dy, x):
+    """The chain, on one vector of each operand."""
+    t0 = x + 3.0
+    t1 = t0 <= 0.0
+    t2 = t0 >= 6.0
+    dx = dy * (device.where(t1, 0.0, device.where(t2, 6.0, t0)) * 0.16666666666666666) + device.where(t2, 0.0, device.where(t1, 0.0, dy * x * 0.16666666666666666))
+    return dx
+
+
+@cute.kernel
+def hard_swish_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        dx = hard_swish_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def hard_swish_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    hard_swish_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def hard_swish_backward_xla(dy, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x + 3.0
+    t1 = t0 <= 0.0
+    t2 = t0 >= 6.0
+    dx = dy * (jnp.where(t1, 0.0, jnp.where(t2, 6.0, t0)) * 0.16666666666666666) + jnp.where(t2, 0.0, jnp.where(t1, 0.0, dy * x * 0.16666666666666666))
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=hard_swish_launch,
     xla=hard_swish_xla,
     reference=hard_swish_reference,
+    backward_launch=hard_swish_backward_launch,
+    backward_xla=hard_swish_backward_xla,
 )
 def hard_swish(
     x: jax.Array,

@@ -147,11 +147,120 @@ def kl_div_reference(log_p, log_target):
     return jnp.sum(jnp.where(jnp.isneginf(log_target), 0, jnp.exp(log_target) * (log_target - log_p)), axis=-1)
 
 
+def kl_div_backward_chain(dloss, log_p, log_target, approx):
+    """The chain, on one vector of each operand."""
+    t0 = device.where(log_target == -float("inf"), 0.0, dloss)
+    t1 = device.exp(log_target, approx)
+    t2 = t0 * t1
+    dlog_p = -t2
+    dlog_target = t2 + t0 * (log_target - log_p) * t1
+    return dlog_p, dlog_target
+
+
+@cute.kernel
+def kl_div_backward_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mLogP: cute.Tensor,  # (rows, N) T
+    mLogTarget: cute.Tensor,  # (rows, N) T
+    mDlogP: cute.Tensor,  # (rows, N) T
+    mDlogTarget: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDlogP.shape[1]
+    size = cutlass.Int64(mDlogP.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDlogP)
+
+    rDloss = cute.make_rmem_tensor((vec,), mDloss.element_type)
+    rLogP = cute.make_rmem_tensor((vec,), mLogP.element_type)
+    rLogTarget = cute.make_rmem_tensor((vec,), mLogTarget.element_type)
+    rDlogP = cute.make_rmem_tensor((vec,), mDlogP.element_type)
+    rDlogTarget = cute.make_rmem_tensor((vec,), mDlogTarget.element_type)
+
+    if valid > 0:
+        gLogP = cute.make_tensor(mLogP.iterator + start, cute.make_layout((vec,)))
+        gLogTarget = cute.make_tensor(mLogTarget.iterator + start, cute.make_layout((vec,)))
+        gDlogP = cute.make_tensor(mDlogP.iterator + start, cute.make_layout((vec,)))
+        gDlogTarget = cute.make_tensor(mDlogTarget.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDloss.fill(mDloss[row])
+            cute.autovec_copy(gLogP, rLogP)
+            cute.autovec_copy(gLogTarget, rLogTarget)
+        else:
+            device.copy_whole_or_part(gLogP, rLogP, valid)
+            device.copy_whole_or_part(gLogTarget, rLogTarget, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDloss.fill(mDloss[row])
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDloss[i] = mDloss[row_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dlog_p, dlog_target = kl_div_backward_chain(
+            rDloss.load().to(cutlass.Float32),
+            rLogP.load().to(cutlass.Float32),
+            rLogTarget.load().to(cutlass.Float32),
+            approx,
+        )
+        rDlogP.store(dlog_p.to(mDlogP.element_type))
+        rDlogTarget.store(dlog_target.to(mDlogTarget.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDlogP, gDlogP)
+            cute.autovec_copy(rDlogTarget, gDlogTarget)
+        else:
+            device.copy_whole_or_part(rDlogP, gDlogP, valid)
+            device.copy_whole_or_part(rDlogTarget, gDlogTarget, valid)
+
+
+@cute.jit
+def kl_div_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mLogP: cute.Tensor,
+    mLogTarget: cute.Tensor,
+    mDlogP: cute.Tensor,
+    mDlogTarget: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDlogP.shape[0]) * mDlogP.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    kl_div_backward_kernel(
+        mDloss, mLogP, mLogTarget, mDlogP, mDlogTarget,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def kl_div_backward_xla(dloss, log_p, log_target):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.where(log_target == -float("inf"), 0.0, dloss)
+    t1 = jnp.exp(log_target)
+    t2 = t0 * t1
+    dlog_p = -t2
+    dlog_target = t2 + t0 * (log_target - log_p) * t1
+    return dlog_p, dlog_target
+
+
 @runtime.op(
     SPEC,
     launch=kl_div_launch,
     xla=kl_div_xla,
     reference=kl_div_reference,
+    backward_launch=kl_div_backward_launch,
+    backward_xla=kl_div_backward_xla,
 )
 def kl_div(
     log_p: jax.Array,

@@ -106,11 +106,109 @@ def kl_div_pointwise_reference(log_p, log_target):
     return jnp.exp(log_target) * (log_target - log_p)
 
 
+def kl_div_pointwise_backward_chain(dloss, log_p, log_target, approx):
+    """The chain, on one vector of each operand."""
+    t0 = device.exp(log_target, approx)
+    t1 = dloss * t0
+    dlog_p = -t1
+    dlog_target = t1 + dloss * (log_target - log_p) * t0
+    return dlog_p, dlog_target
+
+
+@cute.kernel
+def kl_div_pointwise_backward_kernel(
+    mDloss: cute.Tensor,  # (rows, cols) float32
+    mLogP: cute.Tensor,  # (rows, cols) T
+    mLogTarget: cute.Tensor,  # (rows, cols) T
+    mDlogP: cute.Tensor,  # (rows, cols) T
+    mDlogTarget: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDlogP.shape[0]) * mDlogP.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDlogP)
+
+    rDloss = cute.make_rmem_tensor((vec,), mDloss.element_type)
+    rLogP = cute.make_rmem_tensor((vec,), mLogP.element_type)
+    rLogTarget = cute.make_rmem_tensor((vec,), mLogTarget.element_type)
+    rDlogP = cute.make_rmem_tensor((vec,), mDlogP.element_type)
+    rDlogTarget = cute.make_rmem_tensor((vec,), mDlogTarget.element_type)
+
+    if valid > 0:
+        gDloss = cute.make_tensor(mDloss.iterator + start, cute.make_layout((vec,)))
+        gLogP = cute.make_tensor(mLogP.iterator + start, cute.make_layout((vec,)))
+        gLogTarget = cute.make_tensor(mLogTarget.iterator + start, cute.make_layout((vec,)))
+        gDlogP = cute.make_tensor(mDlogP.iterator + start, cute.make_layout((vec,)))
+        gDlogTarget = cute.make_tensor(mDlogTarget.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDloss, rDloss)
+            cute.autovec_copy(gLogP, rLogP)
+            cute.autovec_copy(gLogTarget, rLogTarget)
+        else:
+            device.copy_whole_or_part(gDloss, rDloss, valid)
+            device.copy_whole_or_part(gLogP, rLogP, valid)
+            device.copy_whole_or_part(gLogTarget, rLogTarget, valid)
+
+        dlog_p, dlog_target = kl_div_pointwise_backward_chain(
+            rDloss.load().to(cutlass.Float32),
+            rLogP.load().to(cutlass.Float32),
+            rLogTarget.load().to(cutlass.Float32),
+            approx,
+        )
+        rDlogP.store(dlog_p.to(mDlogP.element_type))
+        rDlogTarget.store(dlog_target.to(mDlogTarget.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDlogP, gDlogP)
+            cute.autovec_copy(rDlogTarget, gDlogTarget)
+        else:
+            device.copy_whole_or_part(rDlogP, gDlogP, valid)
+            device.copy_whole_or_part(rDlogTarget, gDlogTarget, valid)
+
+
+@cute.jit
+def kl_div_pointwise_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mLogP: cute.Tensor,
+    mLogTarget: cute.Tensor,
+    mDlogP: cute.Tensor,
+    mDlogTarget: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDlogP.shape[0]) * mDlogP.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    kl_div_pointwise_backward_kernel(
+        mDloss, mLogP, mLogTarget, mDlogP, mDlogTarget,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def kl_div_pointwise_backward_xla(dloss, log_p, log_target):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.exp(log_target)
+    t1 = dloss * t0
+    dlog_p = -t1
+    dlog_target = t1 + dloss * (log_target - log_p) * t0
+    return dlog_p, dlog_target
+
+
 @runtime.op(
     SPEC,
     launch=kl_div_pointwise_launch,
     xla=kl_div_pointwise_xla,
     reference=kl_div_pointwise_reference,
+    backward_launch=kl_div_pointwise_backward_launch,
+    backward_xla=kl_div_pointwise_backward_xla,
 )
 def kl_div_pointwise(
     log_p: jax.Array,

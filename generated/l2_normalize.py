@@ -157,11 +157,182 @@ def l2_normalize_reference(x, eps):
     return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), eps)
 
 
+def l2_normalize_backward_row_sum(x):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return x * x
+
+
+def l2_normalize_backward_row_sum2(dy, x, eps, row_sum, approx):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    t0 = cute.math.sqrt(row_sum, fastmath=approx)
+    t1 = device.maximum(t0, eps)
+    return dy * device.divide_by_row(x, t1, approx)
+
+
+def l2_normalize_backward_chain(dy, x, eps, row_sum, row_sum2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = cute.math.sqrt(row_sum, fastmath=approx)
+    t1 = device.maximum(t0, eps)
+    t3 = device.divide(row_sum2, t1, approx) * device.where(t0 > eps, 1.0, device.where(t0 == eps, 0.5, 0.0))
+    t2 = device.divide_by_row(dy, t1, approx) - device.divide(t3, t0, approx) * x
+    dx = t2
+    return dx
+
+
+@cute.kernel
+def l2_normalize_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sRowSum, *sRowSum2], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = l2_normalize_backward_row_sum(
+                rX[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = l2_normalize_backward_row_sum2(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), eps, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                approx,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum2], ("sum",), values, inside)
+    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            dx = l2_normalize_backward_chain(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), eps, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                cute.full((vec,), row_sum2, cutlass.Float32),
+                approx,
+            )
+            rDx.store(dx.to(mDx.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+
+
+@cute.jit
+def l2_normalize_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    l2_normalize_backward_kernel(
+        mDy, mX, mDx,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def l2_normalize_backward_xla(dy, x, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
+    t1 = jnp.maximum(t0, eps)
+    t3 = jnp.sum(dy * (x / t1), axis=-1, keepdims=True) / t1 * jnp.where(t0 > eps, 1.0, jnp.where(t0 == eps, 0.5, 0.0))
+    t2 = dy / t1 - t3 / t0 * x
+    dx = t2
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=l2_normalize_launch,
     xla=l2_normalize_xla,
     reference=l2_normalize_reference,
+    backward_launch=l2_normalize_backward_launch,
+    backward_xla=l2_normalize_backward_xla,
 )
 def l2_normalize(
     x: jax.Array,

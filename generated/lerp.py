@@ -113,11 +113,121 @@ def lerp_reference(a, b, weight):
     return a + weight * (b - a)
 
 
+def lerp_backward_chain(dy, a, b, weight):
+    """The chain, on one vector of each operand."""
+    t0 = dy * weight
+    da = dy - t0
+    db = t0
+    dweight = dy * (b - a)
+    return da, db, dweight
+
+
+@cute.kernel
+def lerp_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mA: cute.Tensor,  # (rows, cols) T
+    mB: cute.Tensor,  # (rows, cols) T
+    mWeight: cute.Tensor,  # (rows, cols) T
+    mDa: cute.Tensor,  # (rows, cols) T
+    mDb: cute.Tensor,  # (rows, cols) T
+    mDweight: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rA = cute.make_rmem_tensor((vec,), mA.element_type)
+    rB = cute.make_rmem_tensor((vec,), mB.element_type)
+    rWeight = cute.make_rmem_tensor((vec,), mWeight.element_type)
+    rDa = cute.make_rmem_tensor((vec,), mDa.element_type)
+    rDb = cute.make_rmem_tensor((vec,), mDb.element_type)
+    rDweight = cute.make_rmem_tensor((vec,), mDweight.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gA = cute.make_tensor(mA.iterator + start, cute.make_layout((vec,)))
+        gB = cute.make_tensor(mB.iterator + start, cute.make_layout((vec,)))
+        gWeight = cute.make_tensor(mWeight.iterator + start, cute.make_layout((vec,)))
+        gDa = cute.make_tensor(mDa.iterator + start, cute.make_layout((vec,)))
+        gDb = cute.make_tensor(mDb.iterator + start, cute.make_layout((vec,)))
+        gDweight = cute.make_tensor(mDweight.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gA, rA)
+            cute.autovec_copy(gB, rB)
+            cute.autovec_copy(gWeight, rWeight)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gA, rA, valid)
+            device.copy_whole_or_part(gB, rB, valid)
+            device.copy_whole_or_part(gWeight, rWeight, valid)
+
+        da, db, dweight = lerp_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rA.load().to(cutlass.Float32),
+            rB.load().to(cutlass.Float32),
+            rWeight.load().to(cutlass.Float32),
+        )
+        rDa.store(da.to(mDa.element_type))
+        rDb.store(db.to(mDb.element_type))
+        rDweight.store(dweight.to(mDweight.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDa, gDa)
+            cute.autovec_copy(rDb, gDb)
+            cute.autovec_copy(rDweight, gDweight)
+        else:
+            device.copy_whole_or_part(rDa, gDa, valid)
+            device.copy_whole_or_part(rDb, gDb, valid)
+            device.copy_whole_or_part(rDweight, gDweight, valid)
+
+
+@cute.jit
+def lerp_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mWeight: cute.Tensor,
+    mDa: cute.Tensor,
+    mDb: cute.Tensor,
+    mDweight: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    lerp_backward_kernel(
+        mDy, mA, mB, mWeight, mDa, mDb, mDweight,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def lerp_backward_xla(dy, a, b, weight):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = dy * weight
+    da = dy - t0
+    db = t0
+    dweight = dy * (b - a)
+    return da, db, dweight
+
+
 @runtime.op(
     SPEC,
     launch=lerp_launch,
     xla=lerp_xla,
     reference=lerp_reference,
+    backward_launch=lerp_backward_launch,
+    backward_xla=lerp_backward_xla,
 )
 def lerp(
     a: jax.Array,

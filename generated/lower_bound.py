@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: lower_bound
@@ -103,11 +103,149 @@ def lower_bound_reference(x, bound):
     return jnp.maximum(x, bound)
 
 
+def lower_bound_backward_chain(dy, x, bound):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    t0 = device.where(x == bound, 0.5, 0.0)
+    dx = dy * device.where(x > bound, 1.0, t0)
+    return dx, dy * device.where(bound > x, 1.0, t0)
+
+
+def lower_bound_backward_columns(column_sum):
+    """The result."""
+    dbound = column_sum
+    return dbound
+
+
+@cute.kernel
+def lower_bound_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mBound: cute.Tensor,  # (1) bound
+    mDx: cute.Tensor,  # (rows, cols) T
+    mDbound: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, cols = mDy.shape[0], mDy.shape[1]
+    total = cutlass.Int64(rows) * cols
+    width = threads * vec  # the arrays as rows of this many elements, one after the other
+    row_count = cutlass.Int32((total + width - 1) // width)
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, first = bidx, cutlass.Int32(tidx * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+
+    for base in cutlass.range(part * handful, row_count, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            column = first
+            reduce.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of = lower_bound_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mBound[0], cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+
+    found = reduce.over_row([fColumnSum[None, 0]], ("sum",), sParts, threads, 1)
+    if tidx == 0:
+        mColumnSumParts[part] = found[0]
+
+
+@cute.kernel
+def lower_bound_backward_finish(
+    mDbound: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
+    there = tidx == 0
+    rDbound = cute.make_rmem_tensor((1,), mDbound.element_type)
+    if there:
+        dbound = lower_bound_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDbound.store(dbound.to(mDbound.element_type))
+        mDbound[0] = rDbound[0]
+
+
+@cute.jit
+def lower_bound_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mBound: cute.Tensor,
+    mDx: cute.Tensor,
+    mDbound: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, cols = mDy.shape[0], mDy.shape[1]
+    pieces, columns = 1, 1
+    lower_bound_backward_kernel(
+        mDy, mX, mBound, mDx, mDbound, mColumnSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    lower_bound_backward_finish(
+        mDbound, mColumnSumParts,
+        cutlass.Int64(rows) * cols,
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def lower_bound_backward_xla(dy, x, bound):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.where(x == bound, 0.5, 0.0)
+    dx = dy * jnp.where(x > bound, 1.0, t0)
+    dbound = jnp.sum(dy * jnp.where(bound > x, 1.0, t0), axis=None, keepdims=True)
+    return dx, dbound
+
+
 @runtime.op(
     SPEC,
     launch=lower_bound_launch,
     xla=lower_bound_xla,
     reference=lower_bound_reference,
+    backward_launch=lower_bound_backward_launch,
+    backward_xla=lower_bound_backward_xla,
 )
 def lower_bound(
     x: jax.Array,

@@ -214,11 +214,240 @@ def masked_softmax_reference(x, mask):
     return jax.nn.softmax(x, axis=-1, where=mask)
 
 
+def masked_softmax_backward_keep_t0(x, mask, row_max, row_sum, approx):
+    """t0, on one vector of each operand: several passes need it."""
+    t0 = device.divide_by_row(device.exp(device.where(mask, x, -float("inf")) - row_max, approx), row_sum, approx)
+    return t0
+
+
+def masked_softmax_backward_row_max(x, mask):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return device.where(mask, x, -float("inf"))
+
+
+def masked_softmax_backward_row_sum(x, mask, row_max, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return device.exp(device.where(mask, x, -float("inf")) - row_max, approx)
+
+
+def masked_softmax_backward_row_sum2(dy, mask, t0):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    t1 = device.where(mask, dy, 0.0)
+    return t1 * t0
+
+
+def masked_softmax_backward_chain(dy, mask, t0, row_sum2):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t1 = device.where(mask, dy, 0.0)
+    dx = device.where(mask, t0 * (t1 - row_sum2), 0.0)
+    return dx
+
+
+@cute.kernel
+def masked_softmax_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mMask: cute.Tensor,  # (rows, N) bool
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rMask = cute.make_rmem_tensor((vec, vectors), mMask.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(carried):
+        rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+    reduce.meet([*sRowMax, *sRowSum, *sRowSum2], cluster)
+
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = masked_softmax_backward_row_max(
+                rX[None, v].load().to(cutlass.Float32),
+                rMask[None, v].load() != 0,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMax], ("max",), values, inside)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+        reduce.forget(rMask)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = masked_softmax_backward_row_sum(
+                rX[None, v].load().to(cutlass.Float32),
+                rMask[None, v].load() != 0,
+                cute.full((vec,), row_max, cutlass.Float32),
+                approx,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+        reduce.forget(rMask)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            t0 = masked_softmax_backward_keep_t0(
+                rX[None, v].load().to(cutlass.Float32),
+                rMask[None, v].load() != 0,
+                cute.full((vec,), row_max, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                approx,
+            )
+            if cutlass.const_expr(carried):
+                rT0Kept[None, v].store(t0)
+            values = masked_softmax_backward_row_sum2(
+                rDy[None, v].load().to(cutlass.Float32),
+                rMask[None, v].load() != 0,
+                t0,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum2], ("sum",), values, inside)
+    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+        reduce.forget(rMask)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(carried):
+                t0 = rT0Kept[None, v].load()
+            else:
+                t0 = masked_softmax_backward_keep_t0(
+                    rX[None, v].load().to(cutlass.Float32),
+                    rMask[None, v].load() != 0,
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+            dx = masked_softmax_backward_chain(
+                rDy[None, v].load().to(cutlass.Float32),
+                rMask[None, v].load() != 0,
+                t0,
+                cute.full((vec,), row_sum2, cutlass.Float32),
+            )
+            rDx.store(dx.to(mDx.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+
+
+@cute.jit
+def masked_softmax_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mMask: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    mMask = device.as_bytes(mMask)
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    masked_softmax_backward_kernel(
+        mDy, mX, mMask, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def masked_softmax_backward_xla(dy, x, mask):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t2 = jnp.where(mask, x, -float("inf"))
+    t3 = jnp.exp(t2 - jnp.max(t2, axis=-1, keepdims=True))
+    t0 = t3 / jnp.sum(t3, axis=-1, keepdims=True)
+    t1 = jnp.where(mask, dy, 0.0)
+    dx = jnp.where(mask, t0 * (t1 - jnp.sum(t1 * t0, axis=-1, keepdims=True)), 0.0)
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=masked_softmax_launch,
     xla=masked_softmax_xla,
     reference=masked_softmax_reference,
+    backward_launch=masked_softmax_backward_launch,
+    backward_xla=masked_softmax_backward_xla,
 )
 def masked_softmax(
     x: jax.Array,

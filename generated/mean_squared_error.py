@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: mean_squared_error
@@ -159,11 +159,119 @@ def mean_squared_error_reference(x, y):
     return jnp.mean((x - y) ** 2)
 
 
+def mean_squared_error_backward_chain(dloss, x, y, size_rows, size_n, approx):
+    """The chain, on one vector of each operand."""
+    t1 = device.divide(dloss * 2.0, size_rows.to(cutlass.Float32) * (1.0 * size_n.to(cutlass.Float32)), approx)
+    t0 = t1 * (x - y)
+    dx = t0
+    dy = -dx
+    return dx, dy
+
+
+@cute.kernel
+def mean_squared_error_backward_kernel(
+    mDloss: cute.Tensor,  # (1) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDy: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDx.shape[0], mDx.shape[1]
+    size = cutlass.Int64(rows) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDloss = cute.make_rmem_tensor((vec,), mDloss.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDloss.fill(mDloss[0])
+            cute.autovec_copy(gX, rX)
+            cute.autovec_copy(gY, rY)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            device.copy_whole_or_part(gY, rY, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDloss.fill(mDloss[0])
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDloss[i] = mDloss[0]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx, dy = mean_squared_error_backward_chain(
+            rDloss.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            rY.load().to(cutlass.Float32),
+            cute.full((vec,), rows, cutlass.Int32),
+            cute.full((vec,), N, cutlass.Int32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+        rDy.store(dy.to(mDy.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+            cute.autovec_copy(rDy, gDy)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+            device.copy_whole_or_part(rDy, gDy, valid)
+
+
+@cute.jit
+def mean_squared_error_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mX: cute.Tensor,
+    mY: cute.Tensor,
+    mDx: cute.Tensor,
+    mDy: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    mean_squared_error_backward_kernel(
+        mDloss, mX, mY, mDx, mDy,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def mean_squared_error_backward_xla(dloss, x, y, size_rows, size_n):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = dloss * 2.0 / (size_rows.astype(jnp.float32) * (1.0 * size_n.astype(jnp.float32))) * (x - y)
+    dx = t0
+    dy = -dx
+    return dx, dy
+
+
 @runtime.op(
     SPEC,
     launch=mean_squared_error_launch,
     xla=mean_squared_error_xla,
     reference=mean_squared_error_reference,
+    backward_launch=mean_squared_error_backward_launch,
+    backward_xla=mean_squared_error_backward_xla,
 )
 def mean_squared_error(
     x: jax.Array,

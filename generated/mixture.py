@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: mixture
@@ -129,11 +129,203 @@ def mixture_reference(w, a, b, c):
     return jnp.sum(jnp.stack([a, b, c], axis=-1) * w, axis=-1)
 
 
+def mixture_backward_chain(dy, w0, w1, w2, a, b, c):
+    """The chain: da, db, dc; what is folded into column_sum, column_sum2, column_sum3, on one vector of each operand."""
+    da = w0 * dy
+    db = w1 * dy
+    dc = w2 * dy
+    return da, db, dc, dy * a, dy * b, dy * c
+
+
+def mixture_backward_columns(column_sum, column_sum2, column_sum3):
+    """The result."""
+    dw0 = column_sum
+    dw1 = column_sum2
+    dw2 = column_sum3
+    return dw0, dw1, dw2
+
+
+@cute.kernel
+def mixture_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mW: cute.Tensor,  # (1) float32
+    mA: cute.Tensor,  # (rows, cols) T
+    mB: cute.Tensor,  # (rows, cols) T
+    mC: cute.Tensor,  # (rows, cols) T
+    mDw: cute.Tensor,  # (1) float32
+    mDa: cute.Tensor,  # (rows, cols) T
+    mDb: cute.Tensor,  # (rows, cols) T
+    mDc: cute.Tensor,  # (rows, cols) T
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
+    mColumnSum3Parts: cute.Tensor,  # (parts) column_sum3 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, cols = mDy.shape[0], mDy.shape[1]
+    total = cutlass.Int64(rows) * cols
+    width = threads * vec  # the arrays as rows of this many elements, one after the other
+    row_count = cutlass.Int32((total + width - 1) // width)
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, first = bidx, cutlass.Int32(tidx * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rA = cute.make_rmem_tensor((vec, vectors, at_once), mA.element_type)
+    rB = cute.make_rmem_tensor((vec, vectors, at_once), mB.element_type)
+    rC = cute.make_rmem_tensor((vec, vectors, at_once), mC.element_type)
+    rW0 = cute.make_rmem_tensor((1,), mW.element_type)
+    rW1 = cute.make_rmem_tensor((1,), mW.element_type)
+    rW2 = cute.make_rmem_tensor((1,), mW.element_type)
+    rDa = cute.make_rmem_tensor((vec,), mDa.element_type)
+    rDb = cute.make_rmem_tensor((vec,), mDb.element_type)
+    rDc = cute.make_rmem_tensor((vec,), mDc.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    reduce.load_one(mW, (0,), True, rW0)
+    reduce.load_one(mW, (0,), True, rW1)
+    reduce.load_one(mW, (0,), True, rW2)
+
+    for base in cutlass.range(part * handful, row_count, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            column = first
+            reduce.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mA, cutlass.Int64(row) * width, column, step, columns, rA[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mB, cutlass.Int64(row) * width, column, step, columns, rB[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mC, cutlass.Int64(row) * width, column, step, columns, rC[None, None, u], 1, ragged, True, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                da, db, dc, column_sum_of, column_sum2_of, column_sum3_of = mixture_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), rW0[0], rW0.element_type).to(cutlass.Float32),
+                    cute.full((vec,), rW1[0], rW1.element_type).to(cutlass.Float32),
+                    cute.full((vec,), rW2[0], rW2.element_type).to(cutlass.Float32),
+                    rA[None, v, u].load().to(cutlass.Float32),
+                    rB[None, v, u].load().to(cutlass.Float32),
+                    rC[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of,), inside)
+                rDa.store(da.to(mDa.element_type))
+                rDb.store(db.to(mDb.element_type))
+                rDc.store(dc.to(mDc.element_type))
+                reduce.store_row(rDa, mDa, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+                reduce.store_row(rDb, mDb, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+                reduce.store_row(rDc, mDc, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+
+    found = reduce.over_row([fColumnSum[None, 0], fColumnSum2[None, 0], fColumnSum3[None, 0]], ("sum", "sum", "sum"), sParts, threads, 1)
+    if tidx == 0:
+        mColumnSumParts[part] = found[0]
+        mColumnSum2Parts[part] = found[1]
+        mColumnSum3Parts[part] = found[2]
+
+
+@cute.kernel
+def mixture_backward_finish(
+    mDw: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts) column_sum2 of each part
+    mColumnSum3Parts: cute.Tensor,  # (parts) column_sum3 of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
+    column_sum2 = reduce.over_all_parts(mColumnSum2Parts, "sum")
+    column_sum3 = reduce.over_all_parts(mColumnSum3Parts, "sum")
+    there = tidx == 0
+    rDw0 = cute.make_rmem_tensor((1,), mDw.element_type)
+    rDw1 = cute.make_rmem_tensor((1,), mDw.element_type)
+    rDw2 = cute.make_rmem_tensor((1,), mDw.element_type)
+    if there:
+        dw0, dw1, dw2 = mixture_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+            cute.full((1,), column_sum3, cutlass.Float32),
+        )
+        rDw0.store(dw0.to(mDw.element_type))
+        rDw1.store(dw1.to(mDw.element_type))
+        rDw2.store(dw2.to(mDw.element_type))
+        mDw[0] = rDw0[0]
+        mDw[0] = rDw1[0]
+        mDw[0] = rDw2[0]
+
+
+@cute.jit
+def mixture_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mW: cute.Tensor,
+    mA: cute.Tensor,
+    mB: cute.Tensor,
+    mC: cute.Tensor,
+    mDw: cute.Tensor,
+    mDa: cute.Tensor,
+    mDb: cute.Tensor,
+    mDc: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    mColumnSum3Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, cols = mDy.shape[0], mDy.shape[1]
+    pieces, columns = 1, 1
+    mixture_backward_kernel(
+        mDy, mW, mA, mB, mC, mDw, mDa, mDb, mDc, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    mixture_backward_finish(
+        mDw, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts,
+        cutlass.Int64(rows) * cols,
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def mixture_backward_xla(dy, w0, w1, w2, a, b, c):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dw0 = jnp.sum(dy * a, axis=None, keepdims=True)
+    dw1 = jnp.sum(dy * b, axis=None, keepdims=True)
+    dw2 = jnp.sum(dy * c, axis=None, keepdims=True)
+    da = w0 * dy
+    db = w1 * dy
+    dc = w2 * dy
+    return dw0, dw1, dw2, da, db, dc
+
+
 @runtime.op(
     SPEC,
     launch=mixture_launch,
     xla=mixture_xla,
     reference=mixture_reference,
+    backward_launch=mixture_backward_launch,
+    backward_xla=mixture_backward_xla,
 )
 def mixture(
     w: jax.Array,

@@ -51,10 +51,10 @@ def qk_rmsnorm_stage0(q, k):
     return q * q, k * k
 
 
-def qk_rmsnorm_chain(q, k, q_weight, k_weight, eps, row_mean, row_mean2, approx_q_out, approx_k_out):
+def qk_rmsnorm_chain(q, k, q_weight, k_weight, eps, row_mean, row_mean2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    q_rstd = device.rsqrt(row_mean + eps, approx_q_out)
-    k_rstd = device.rsqrt(row_mean2 + eps, approx_k_out)
+    q_rstd = device.rsqrt(row_mean + eps, approx)
+    k_rstd = device.rsqrt(row_mean2 + eps, approx)
     q_out = q * q_rstd * q_weight
     k_out = k * k_rstd * k_weight
     return q_out, k_out
@@ -93,8 +93,7 @@ def qk_rmsnorm_kernel(
         first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
     step = per_row * cluster * vec
     passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
-    approx_q_out = device.narrow(mQOut)
-    approx_k_out = device.narrow(mKOut)
+    approx = device.narrow(mQOut)
 
     rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
     rK = cute.make_rmem_tensor((vec, vectors), mK.element_type)
@@ -152,8 +151,7 @@ def qk_rmsnorm_kernel(
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
-                approx_q_out,
-                approx_k_out,
+                approx,
             )
             rQOut.store(q_out.to(mQOut.element_type))
             rKOut.store(k_out.to(mKOut.element_type))
@@ -218,11 +216,232 @@ def qk_rmsnorm_reference(q, k, q_weight, k_weight, eps):
     return q_out, k_out
 
 
+def qk_rmsnorm_backward_stage0(dq_out, dk_out, q, k, q_weight, k_weight):
+    """What is folded into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), on one vector of each operand."""
+    return q * q, q_weight * dq_out * q, k * k, k_weight * dk_out * k
+
+
+def qk_rmsnorm_backward_chain(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_mean, row_sum, row_mean2, row_sum2, approx):
+    """The chain: dq, dk; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    q_rstd = device.rsqrt(row_mean + eps, approx)
+    t2 = size_d.to(cutlass.Float32)
+    t0 = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t2, approx) * q
+    dq = t0
+    k_rstd = device.rsqrt(row_mean2 + eps, approx)
+    t1 = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t2, approx) * k
+    dk = t1
+    return dq, dk, dq_out * (q * q_rstd), dk_out * (k * k_rstd)
+
+
+def qk_rmsnorm_backward_columns(column_sum, column_sum2):
+    """The columns' results, from their statistics."""
+    dq_weight = column_sum
+    dk_weight = column_sum2
+    return dq_weight, dk_weight
+
+
+@cute.kernel
+def qk_rmsnorm_backward_kernel(
+    mDqOut: cute.Tensor,  # (rows, D) T
+    mDkOut: cute.Tensor,  # (rows, D) T
+    mQ: cute.Tensor,  # (rows, D) T
+    mK: cute.Tensor,  # (rows, D) T
+    mQWeight: cute.Tensor,  # (D) T
+    mKWeight: cute.Tensor,  # (D) T
+    mDq: cute.Tensor,  # (rows, D) T
+    mDk: cute.Tensor,  # (rows, D) T
+    mDqWeight: cute.Tensor,  # (D) T
+    mDkWeight: cute.Tensor,  # (D) T
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, D = mDqOut.shape[0], mDqOut.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDq)
+
+    rDqOut = cute.make_rmem_tensor((vec, vectors, at_once), mDqOut.element_type)
+    rDkOut = cute.make_rmem_tensor((vec, vectors, at_once), mDkOut.element_type)
+    rQ = cute.make_rmem_tensor((vec, vectors, at_once), mQ.element_type)
+    rK = cute.make_rmem_tensor((vec, vectors, at_once), mK.element_type)
+    rQWeight = cute.make_rmem_tensor((vec, vectors), mQWeight.element_type)
+    rKWeight = cute.make_rmem_tensor((vec, vectors), mKWeight.element_type)
+    rDq = cute.make_rmem_tensor((vec,), mDq.element_type)
+    rDk = cute.make_rmem_tensor((vec,), mDk.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    columns, column = D, first
+    reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
+    reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False, False)
+
+    reduce.meet([*sStage0], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, D, 0)
+            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = qk_rmsnorm_backward_stage0(
+                    rDqOut[None, v, u].load().to(cutlass.Float32),
+                    rDkOut[None, v, u].load().to(cutlass.Float32),
+                    rQ[None, v, u].load().to(cutlass.Float32),
+                    rK[None, v, u].load().to(cutlass.Float32),
+                    rQWeight[None, v].load().to(cutlass.Float32),
+                    rKWeight[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
+            row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster, turn)
+            row_mean = row_mean / cutlass.Float32(D)
+            row_mean2 = row_mean2 / cutlass.Float32(D)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dq, dk, column_sum_of, column_sum2_of = qk_rmsnorm_backward_chain(
+                    rDqOut[None, v, u].load().to(cutlass.Float32),
+                    rDkOut[None, v, u].load().to(cutlass.Float32),
+                    rQ[None, v, u].load().to(cutlass.Float32),
+                    rK[None, v, u].load().to(cutlass.Float32),
+                    rQWeight[None, v].load().to(cutlass.Float32),
+                    rKWeight[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), D, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDq.store(dq.to(mDq.element_type))
+                rDk.store(dk.to(mDk.element_type))
+                reduce.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), c, columns, 1, ragged, False, per_row)
+            turn += 1
+
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row)
+
+
+@cute.kernel
+def qk_rmsnorm_backward_finish(
+    mDqWeight: cute.Tensor,  # (D) T
+    mDkWeight: cute.Tensor,  # (D) T
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDqWeight = cute.make_rmem_tensor((1,), mDqWeight.element_type)
+    rDkWeight = cute.make_rmem_tensor((1,), mDkWeight.element_type)
+    if there:
+        dq_weight, dk_weight = qk_rmsnorm_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDqWeight.store(dq_weight.to(mDqWeight.element_type))
+        rDkWeight.store(dk_weight.to(mDkWeight.element_type))
+        mDqWeight[c] = rDqWeight[0]
+        mDkWeight[c] = rDkWeight[0]
+
+
+@cute.jit
+def qk_rmsnorm_backward_launch(
+    stream: cuda.CUstream,
+    mDqOut: cute.Tensor,
+    mDkOut: cute.Tensor,
+    mQ: cute.Tensor,
+    mK: cute.Tensor,
+    mQWeight: cute.Tensor,
+    mKWeight: cute.Tensor,
+    mDq: cute.Tensor,
+    mDk: cute.Tensor,
+    mDqWeight: cute.Tensor,
+    mDkWeight: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, D = mDqOut.shape[0], mDqOut.shape[1]
+    pieces, columns = cluster, D
+    qk_rmsnorm_backward_kernel(
+        mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mDq, mDk, mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
+        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    qk_rmsnorm_backward_finish(
+        mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
+        cutlass.Int64(rows),
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def qk_rmsnorm_backward_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    q_rstd = jax.lax.rsqrt(jnp.mean(q * q, axis=-1, keepdims=True) + eps)
+    t2 = size_d.astype(jnp.float32)
+    t0 = q_weight * q_rstd * dq_out - jnp.sum(q_weight * dq_out * q, axis=-1, keepdims=True) * q_rstd * q_rstd * q_rstd / t2 * q
+    dq = t0
+    k_rstd = jax.lax.rsqrt(jnp.mean(k * k, axis=-1, keepdims=True) + eps)
+    t1 = k_weight * k_rstd * dk_out - jnp.sum(k_weight * dk_out * k, axis=-1, keepdims=True) * k_rstd * k_rstd * k_rstd / t2 * k
+    dk = t1
+    dq_weight = jnp.sum(dq_out * (q * q_rstd), axis=(*row_axes, -2), keepdims=True)
+    dk_weight = jnp.sum(dk_out * (k * k_rstd), axis=(*row_axes, -2), keepdims=True)
+    return dq, dk, dq_weight, dk_weight
+
+
 @runtime.op(
     SPEC,
     launch=qk_rmsnorm_launch,
     xla=qk_rmsnorm_xla,
     reference=qk_rmsnorm_reference,
+    backward_launch=qk_rmsnorm_backward_launch,
+    backward_xla=qk_rmsnorm_backward_xla,
     result=QkRmsnormOutputs,
 )
 def qk_rmsnorm(

@@ -123,11 +123,117 @@ def reglu_reference(x):
     return y
 
 
+def reglu_backward_chain(dy, x0, x1):
+    """The chain, on one vector of each operand."""
+    t0 = x0 <= 0.0
+    dx0 = device.where(t0, 0.0, dy * x1)
+    dx1 = dy * device.where(t0, 0.0, x0)
+    return dx0, dx1
+
+
+@cute.kernel
+def reglu_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, 2, N) T
+    mDx: cute.Tensor,  # (rows, 2, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[2]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec,), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
+            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
+                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rX0[i] = mX[row_i, 0, iN_i]
+                        rX1[i] = mX[row_i, 1, iN_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx0, dx1 = reglu_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rX0.load().to(cutlass.Float32),
+            rX1.load().to(cutlass.Float32),
+        )
+        rDx0.store(dx0.to(mDx.element_type))
+        rDx1.store(dx1.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx0, cute.local_tile(mDx[row, 0, None], (vec,), (iN // vec,)))
+            cute.autovec_copy(rDx1, cute.local_tile(mDx[row, 1, None], (vec,), (iN // vec,)))
+
+    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
+        restDx0 = device.store_anywhere(rDx0, mDx, cute.crd2idx((row, 0, iN), mDx.layout), iN, N - iN, valid)
+        restDx1 = device.store_anywhere(rDx1, mDx, cute.crd2idx((row, 1, iN), mDx.layout), iN, N - iN, valid)
+        if (restDx0 | restDx1) != 0:
+            row_i, iN_i = row, iN
+            for i in cutlass.range_constexpr(vec):
+                if device.bit(restDx0, i):
+                    mDx[row_i, 0, iN_i] = rDx0[i]
+                if device.bit(restDx1, i):
+                    mDx[row_i, 1, iN_i] = rDx1[i]
+                row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+
+@cute.jit
+def reglu_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[2]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    reglu_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def reglu_backward_xla(dy, x0, x1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x0 <= 0.0
+    dx0 = jnp.where(t0, 0.0, dy * x1)
+    dx1 = dy * jnp.where(t0, 0.0, x0)
+    return dx0, dx1
+
+
 @runtime.op(
     SPEC,
     launch=reglu_launch,
     xla=reglu_xla,
     reference=reglu_reference,
+    backward_launch=reglu_backward_launch,
+    backward_xla=reglu_backward_xla,
 )
 def reglu(
     x: jax.Array,

@@ -112,11 +112,93 @@ def reglu_pairs_reference(x):
     return y
 
 
+def reglu_pairs_backward_chain(dy, x0, x1):
+    """The chain, on one vector of each operand."""
+    t0 = x0 <= 0.0
+    dx0 = device.where(t0, 0.0, dy * x1)
+    dx1 = dy * device.where(t0, 0.0, x0)
+    return dx0, dx1
+
+
+@cute.kernel
+def reglu_pairs_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols, 2) T
+    mDx: cute.Tensor,  # (rows, cols, 2) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((2, vec), mX.element_type)
+    rDx = cute.make_rmem_tensor((2, vec), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDx = cute.make_tensor(mDx.iterator + 2 * start, cute.make_layout((2, vec)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, 2 * valid)
+
+        dx0, dx1 = reglu_pairs_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rX[0, None].load().to(cutlass.Float32),
+            rX[1, None].load().to(cutlass.Float32),
+        )
+        rDx[0, None].store(dx0.to(mDx.element_type))
+        rDx[1, None].store(dx1.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, 2 * valid)
+
+
+@cute.jit
+def reglu_pairs_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    reglu_pairs_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def reglu_pairs_backward_xla(dy, x0, x1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x0 <= 0.0
+    dx0 = jnp.where(t0, 0.0, dy * x1)
+    dx1 = dy * jnp.where(t0, 0.0, x0)
+    return dx0, dx1
+
+
 @runtime.op(
     SPEC,
     launch=reglu_pairs_launch,
     xla=reglu_pairs_xla,
     reference=reglu_pairs_reference,
+    backward_launch=reglu_pairs_backward_launch,
+    backward_xla=reglu_pairs_backward_xla,
 )
 def reglu_pairs(
     x: jax.Array,

@@ -182,11 +182,212 @@ def rmsnorm_gated_reference(x, z, weight, eps):
     return jax.nn.silu(z) * x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
 
 
+def rmsnorm_gated_backward_stage0(dy, x, z, weight, approx):
+    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    t2 = device.exp(-cute.math.abs(z), approx)
+    t0 = z * device.divide(device.where(z >= 0.0, 1.0, t2), 1.0 + t2, approx)
+    return x * x, weight * dy * t0 * x
+
+
+def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_sum, approx):
+    """The chain: dx, dz; what is folded into column_sum, on one vector of each operand."""
+    rstd = device.rsqrt(row_mean + eps, approx)
+    t2 = device.exp(-cute.math.abs(z), approx)
+    t3 = 1.0 + t2
+    t4 = device.divide(device.where(z >= 0.0, 1.0, t2), t3, approx)
+    t0 = z * t4
+    dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    t1 = x * rstd
+    dz = dy * (t1 * weight) * t4 * (1.0 + z * device.divide(device.where(-z >= 0.0, 1.0, t2), t3, approx))
+    return dx, dz, dy * t0 * t1
+
+
+def rmsnorm_gated_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dweight = column_sum
+    return dweight
+
+
+@cute.kernel
+def rmsnorm_gated_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor | None,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDz: cute.Tensor,  # (rows, N) T
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rZ = cute.make_rmem_tensor((vec, vectors, at_once), mZ.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    columns, column = N, first
+    if cutlass.const_expr(mWeight is not None):
+        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
+
+    reduce.meet([*sStage0], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = rmsnorm_gated_backward_stage0(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rZ[None, v, u].load().to(cutlass.Float32),
+                    rWeight[None, v].load().to(cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
+            row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn)
+            row_mean = row_mean / cutlass.Float32(N)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, dz, column_sum_of = rmsnorm_gated_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rZ[None, v, u].load().to(cutlass.Float32),
+                    rWeight[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), N, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                rDz.store(dz.to(mDz.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDz, mDz, cute.crd2idx((row, 0), mDz.layout), c, columns, 1, ragged, False, per_row)
+            turn += 1
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def rmsnorm_gated_backward_finish(
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
+    if there:
+        dweight = rmsnorm_gated_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDweight.store(dweight.to(mDweight.element_type))
+        mDweight[c] = rDweight[0]
+
+
+@cute.jit
+def rmsnorm_gated_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mZ: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mDx: cute.Tensor,
+    mDz: cute.Tensor,
+    mDweight: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, N = mDy.shape[0], mDy.shape[1]
+    pieces, columns = cluster, N
+    rmsnorm_gated_backward_kernel(
+        mDy, mX, mZ, mWeight, mDx, mDz, mDweight, mColumnSumParts,
+        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    rmsnorm_gated_backward_finish(
+        mDweight, mColumnSumParts,
+        cutlass.Int64(rows),
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def rmsnorm_gated_backward_xla(dy, x, z, weight, size_n, eps, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    t2 = jnp.exp(-jnp.abs(z))
+    t3 = 1.0 + t2
+    t4 = jnp.where(z >= 0.0, 1.0, t2) / t3
+    t0 = z * t4
+    t5 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = weight * rstd * dy * t0 - t5 * x
+    t1 = x * rstd
+    dz = dy * (t1 * weight) * t4 * (1.0 + z * (jnp.where(-z >= 0.0, 1.0, t2) / t3))
+    dweight = jnp.sum(dy * t0 * t1, axis=row_axes, keepdims=True)
+    return dx, dz, dweight
+
+
 @runtime.op(
     SPEC,
     launch=rmsnorm_gated_launch,
     xla=rmsnorm_gated_xla,
     reference=rmsnorm_gated_reference,
+    backward_launch=rmsnorm_gated_backward_launch,
+    backward_xla=rmsnorm_gated_backward_xla,
 )
 def rmsnorm_gated(
     x: jax.Array,

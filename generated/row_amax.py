@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # NaN wins, so a scale made from the result shows it.
@@ -139,11 +139,145 @@ def row_amax_reference(x):
     return jnp.linalg.norm(x, ord=jnp.inf, axis=-1)
 
 
+def row_amax_backward_row_sum(y, x):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    t0 = cute.math.abs(x) == y
+    return device.where(t0, 1.0, 0.0)
+
+
+def row_amax_backward_chain(dy, y, x, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = cute.math.abs(x) == y
+    dx = device.divide_by_row(device.where(t0, dy, 0.0), row_sum, approx) * device.where(x >= 0.0, 1, -1).to(cutlass.Float32)
+    return dx
+
+
+@cute.kernel
+def row_amax_backward_kernel(
+    mDy: cute.Tensor,  # (rows) T
+    mY: cute.Tensor,  # (rows) T
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDy = cute.make_rmem_tensor((1,), mDy.element_type)
+    rY = cute.make_rmem_tensor((1,), mY.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mDy, (row,), row < rows, rDy)
+    reduce.load_one(mY, (row,), row < rows, rY)
+    reduce.meet([*sRowSum], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = row_amax_backward_row_sum(
+                cute.full((vec,), rY[0], rY.element_type).to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            dx = row_amax_backward_chain(
+                cute.full((vec,), rDy[0], rDy.element_type).to(cutlass.Float32),
+                cute.full((vec,), rY[0], rY.element_type).to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                approx,
+            )
+            rDx.store(dx.to(mDx.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+
+
+@cute.jit
+def row_amax_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mY: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    row_amax_backward_kernel(
+        mDy, mY, mX, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def row_amax_backward_xla(dy, y, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.abs(x) == y
+    dx = jnp.where(t0, dy, 0.0) / jnp.sum(jnp.where(t0, 1.0, 0.0), axis=-1, keepdims=True) * jnp.where(x >= 0.0, 1, -1).astype(jnp.float32)
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=row_amax_launch,
     xla=row_amax_xla,
     reference=row_amax_reference,
+    backward_launch=row_amax_backward_launch,
+    backward_xla=row_amax_backward_xla,
 )
 def row_amax(
     x: jax.Array,

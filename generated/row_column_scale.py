@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: row_column_scale
@@ -122,11 +123,189 @@ def row_column_scale_reference(x, row_scale, column_scale):
     return x * row_scale[..., None] * column_scale
 
 
+def row_column_scale_backward_row_sum(dy, x, column_scale):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return column_scale * dy * x
+
+
+def row_column_scale_backward_chain(dy, x, row_scale, column_scale):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    dx = column_scale * row_scale * dy
+    return dx, dy * (x * row_scale)
+
+
+def row_column_scale_backward_row(row_sum):
+    """The row's own results, from its statistics."""
+    drow_scale = row_sum
+    return drow_scale
+
+
+def row_column_scale_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dcolumn_scale = column_sum
+    return dcolumn_scale
+
+
+@cute.kernel
+def row_column_scale_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mRowScale: cute.Tensor,  # (rows) float32
+    mColumnScale: cute.Tensor,  # (N) float32
+    mDx: cute.Tensor,  # (rows, N) T
+    mDrowScale: cute.Tensor,  # (rows) float32
+    mDcolumnScale: cute.Tensor,  # (N) float32
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rColumnScale = cute.make_rmem_tensor((vec, vectors), mColumnScale.element_type)
+    rRowScale = cute.make_rmem_tensor((1, at_once), mRowScale.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDrowScale = cute.make_rmem_tensor((1,), mDrowScale.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    columns, column = N, first
+    reduce.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), column, step, columns, rColumnScale, 1, ragged, False, False)
+
+    reduce.meet([*sRowSum], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mRowScale, (row,), row < rows, rRowScale[None, u])
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = row_column_scale_backward_row_sum(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rColumnScale[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of = row_column_scale_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), rRowScale[0, u], rRowScale.element_type).to(cutlass.Float32),
+                    rColumnScale[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            if (row < rows) & (first == 0):
+                drow_scale = row_column_scale_backward_row(
+                    cute.full((1,), row_sum, cutlass.Float32),
+                )
+                rDrowScale.store(drow_scale.to(mDrowScale.element_type))
+                mDrowScale[row] = rDrowScale[0]
+            turn += 1
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def row_column_scale_backward_finish(
+    mDcolumnScale: cute.Tensor,  # (N) float32
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDcolumnScale = cute.make_rmem_tensor((1,), mDcolumnScale.element_type)
+    if there:
+        dcolumn_scale = row_column_scale_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDcolumnScale.store(dcolumn_scale.to(mDcolumnScale.element_type))
+        mDcolumnScale[c] = rDcolumnScale[0]
+
+
+@cute.jit
+def row_column_scale_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mRowScale: cute.Tensor,
+    mColumnScale: cute.Tensor,
+    mDx: cute.Tensor,
+    mDrowScale: cute.Tensor,
+    mDcolumnScale: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, N = mDy.shape[0], mDy.shape[1]
+    pieces, columns = cluster, N
+    row_column_scale_backward_kernel(
+        mDy, mX, mRowScale, mColumnScale, mDx, mDrowScale, mDcolumnScale, mColumnSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    row_column_scale_backward_finish(
+        mDcolumnScale, mColumnSumParts,
+        cutlass.Int64(rows),
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def row_column_scale_backward_xla(dy, x, row_scale, column_scale, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = column_scale * row_scale * dy
+    drow_scale = jnp.sum(column_scale * dy * x, axis=-1, keepdims=True)
+    dcolumn_scale = jnp.sum(dy * (x * row_scale), axis=row_axes, keepdims=True)
+    return dx, drow_scale, dcolumn_scale
+
+
 @runtime.op(
     SPEC,
     launch=row_column_scale_launch,
     xla=row_column_scale_xla,
     reference=row_column_scale_reference,
+    backward_launch=row_column_scale_backward_launch,
+    backward_xla=row_column_scale_backward_xla,
 )
 def row_column_scale(
     x: jax.Array,

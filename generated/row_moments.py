@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # The variance is that of the population, divided by N (jnp.var), computed about the mean.
@@ -192,11 +192,115 @@ def row_moments_reference(x):
     return mean, variance
 
 
+def row_moments_backward_chain(dmean, dvariance, mean, x, size_n, approx):
+    """The chain, on one vector of each operand."""
+    t0 = size_n.to(cutlass.Float32)
+    dx = device.divide(dvariance * 2.0, t0, approx) * (x - mean) + device.divide(dmean, t0, approx)
+    return dx
+
+
+@cute.kernel
+def row_moments_backward_kernel(
+    mDmean: cute.Tensor,  # (rows) float32
+    mDvariance: cute.Tensor,  # (rows) float32
+    mMean: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDmean = cute.make_rmem_tensor((vec,), mDmean.element_type)
+    rDvariance = cute.make_rmem_tensor((vec,), mDvariance.element_type)
+    rMean = cute.make_rmem_tensor((vec,), mMean.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDmean.fill(mDmean[row])
+            rDvariance.fill(mDvariance[row])
+            rMean.fill(mMean[row])
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDmean.fill(mDmean[row])
+                rDvariance.fill(mDvariance[row])
+                rMean.fill(mMean[row])
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDmean[i] = mDmean[row_i]
+                        rDvariance[i] = mDvariance[row_i]
+                        rMean[i] = mMean[row_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = row_moments_backward_chain(
+            rDmean.load().to(cutlass.Float32),
+            rDvariance.load().to(cutlass.Float32),
+            rMean.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            cute.full((vec,), N, cutlass.Int32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def row_moments_backward_launch(
+    stream: cuda.CUstream,
+    mDmean: cute.Tensor,
+    mDvariance: cute.Tensor,
+    mMean: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    row_moments_backward_kernel(
+        mDmean, mDvariance, mMean, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def row_moments_backward_xla(dmean, dvariance, mean, x, size_n):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = size_n.astype(jnp.float32)
+    dx = dvariance * 2.0 / t0 * (x - mean) + dmean / t0
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=row_moments_launch,
     xla=row_moments_xla,
     reference=row_moments_reference,
+    backward_launch=row_moments_backward_launch,
+    backward_xla=row_moments_backward_xla,
     result=RowMomentsOutputs,
 )
 def row_moments(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: row_rms
@@ -146,11 +146,106 @@ def row_rms_reference(x, eps):
     return jnp.hypot(jnp.linalg.norm(x, axis=-1) / jnp.sqrt(x.shape[-1]), jnp.sqrt(eps))
 
 
+def row_rms_backward_chain(drms, rms, x, size_n, approx):
+    """The chain, on one vector of each operand."""
+    dx = device.divide(device.divide(drms, rms, approx), size_n.to(cutlass.Float32), approx) * x
+    return dx
+
+
+@cute.kernel
+def row_rms_backward_kernel(
+    mDrms: cute.Tensor,  # (rows) float32
+    mRms: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDrms = cute.make_rmem_tensor((vec,), mDrms.element_type)
+    rRms = cute.make_rmem_tensor((vec,), mRms.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDrms.fill(mDrms[row])
+            rRms.fill(mRms[row])
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDrms.fill(mDrms[row])
+                rRms.fill(mRms[row])
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDrms[i] = mDrms[row_i]
+                        rRms[i] = mRms[row_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = row_rms_backward_chain(
+            rDrms.load().to(cutlass.Float32),
+            rRms.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            cute.full((vec,), N, cutlass.Int32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def row_rms_backward_launch(
+    stream: cuda.CUstream,
+    mDrms: cute.Tensor,
+    mRms: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    row_rms_backward_kernel(
+        mDrms, mRms, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def row_rms_backward_xla(drms, rms, x, size_n):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = drms / rms / size_n.astype(jnp.float32) * x
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=row_rms_launch,
     xla=row_rms_xla,
     reference=row_rms_reference,
+    backward_launch=row_rms_backward_launch,
+    backward_xla=row_rms_backward_xla,
 )
 def row_rms(
     x: jax.Array,

@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: row_scale
@@ -114,11 +115,158 @@ def row_scale_reference(x, scale):
     return x * scale[..., None]
 
 
+def row_scale_backward_row_sum(dy, x):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return dy * x
+
+
+def row_scale_backward_chain(dy, scale):
+    """The chain, on one vector of each operand and the row's statistics."""
+    dx = scale * dy
+    return dx
+
+
+def row_scale_backward_row(row_sum):
+    """The row's own results, from its statistics."""
+    dscale = row_sum
+    return dscale
+
+
+@cute.kernel
+def row_scale_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (rows) float32
+    mDx: cute.Tensor,  # (rows, N) T
+    mDscale: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rScale = cute.make_rmem_tensor((1,), mScale.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mScale, (row,), row < rows, rScale)
+    reduce.meet([*sRowSum], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = row_scale_backward_row_sum(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            dx = row_scale_backward_chain(
+                rDy[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+            )
+            rDx.store(dx.to(mDx.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+
+    if (row < rows) & (first_of_row):
+        dscale = row_scale_backward_row(
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rDscale.store(dscale.to(mDscale.element_type))
+        mDscale[row] = rDscale[0]
+
+
+@cute.jit
+def row_scale_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mDx: cute.Tensor,
+    mDscale: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    row_scale_backward_kernel(
+        mDy, mX, mScale, mDx, mDscale,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def row_scale_backward_xla(dy, x, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = scale * dy
+    dscale = jnp.sum(dy * x, axis=-1, keepdims=True)
+    return dx, dscale
+
+
 @runtime.op(
     SPEC,
     launch=row_scale_launch,
     xla=row_scale_xla,
     reference=row_scale_reference,
+    backward_launch=row_scale_backward_launch,
+    backward_xla=row_scale_backward_xla,
 )
 def row_scale(
     x: jax.Array,

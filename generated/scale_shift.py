@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # With neither operand given this is a copy.
@@ -136,11 +137,168 @@ def scale_shift_reference(x, scale, shift):
     return x * (1 + scale) + shift
 
 
+def scale_shift_backward_chain(dy, x, scale):
+    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    dx = (1.0 + scale) * dy
+    return dx, dy * x, dy
+
+
+def scale_shift_backward_columns(column_sum, column_sum2):
+    """The columns' results, from their statistics."""
+    dscale = column_sum
+    dshift = column_sum2
+    return dscale, dshift
+
+
+@cute.kernel
+def scale_shift_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor | None,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDscale: cute.Tensor,  # (N) T
+    mDshift: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    if cutlass.const_expr(mScale is None):
+        rScale = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rScale.fill(0.0)
+    else:
+        rScale = cute.make_rmem_tensor((vec, vectors), mScale.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    columns, column = N, first
+    if cutlass.const_expr(mScale is not None):
+        reduce.load_row(mScale, cute.crd2idx((0,), mScale.layout), column, step, columns, rScale, 1, ragged, False, False)
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of, column_sum2_of = scale_shift_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rScale[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def scale_shift_backward_finish(
+    mDscale: cute.Tensor,  # (N) T
+    mDshift: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
+    rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)
+    if there:
+        dscale, dshift = scale_shift_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+            cute.full((1,), column_sum2, cutlass.Float32),
+        )
+        rDscale.store(dscale.to(mDscale.element_type))
+        rDshift.store(dshift.to(mDshift.element_type))
+        mDscale[c] = rDscale[0]
+        mDshift[c] = rDshift[0]
+
+
+@cute.jit
+def scale_shift_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mScale: cute.Tensor | None,
+    mDx: cute.Tensor,
+    mDscale: cute.Tensor,
+    mDshift: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, N = mDy.shape[0], mDy.shape[1]
+    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    scale_shift_backward_kernel(
+        mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    scale_shift_backward_finish(
+        mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+        cutlass.Int64(rows),
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def scale_shift_backward_xla(dy, x, scale, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = (1.0 + scale) * dy
+    dscale = jnp.sum(dy * x, axis=row_axes, keepdims=True)
+    dshift = jnp.sum(dy, axis=row_axes, keepdims=True)
+    return dx, dscale, dshift
+
+
 @runtime.op(
     SPEC,
     launch=scale_shift_launch,
     xla=scale_shift_xla,
     reference=scale_shift_reference,
+    backward_launch=scale_shift_backward_launch,
+    backward_xla=scale_shift_backward_xla,
 )
 def scale_shift(
     x: jax.Array,

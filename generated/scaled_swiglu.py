@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 # x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
@@ -135,11 +135,203 @@ def scaled_swiglu_reference(x, scale):
     return y
 
 
+def scaled_swiglu_backward_keep_t1(x0):
+    """t1, on one vector of each operand: several passes need it."""
+    t2 = device.exp(-cute.math.abs(x0), False)
+    t1 = x0 * device.divide(device.where(x0 >= 0.0, 1.0, t2), 1.0 + t2, False)
+    return t1
+
+
+def scaled_swiglu_backward_row_sum(dy, x1, t1):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return dy * (t1 * x1)
+
+
+def scaled_swiglu_backward_chain(dy, x0, x1, scale, t1, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = scale * dy
+    t2 = device.exp(-cute.math.abs(x0), False)
+    t3 = 1.0 + t2
+    dx0 = t0 * x1 * device.divide(device.where(x0 >= 0.0, 1.0, t2), t3, False) * (1.0 + x0 * device.divide(device.where(-x0 >= 0.0, 1.0, t2), t3, approx))
+    dx1 = t0 * t1
+    return dx0, dx1
+
+
+def scaled_swiglu_backward_row(row_sum):
+    """The row's own results, from its statistics."""
+    dscale = row_sum
+    return dscale
+
+
+@cute.kernel
+def scaled_swiglu_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, 2, N) T
+    mScale: cute.Tensor,  # (rows) float32
+    mDx: cute.Tensor,  # (rows, 2, N) T
+    mDscale: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rScale = cute.make_rmem_tensor((1,), mScale.element_type)
+    rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
+    if cutlass.const_expr(carried):
+        rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+    reduce.load_one(mScale, (row,), row < rows, rScale)
+    reduce.meet([*sRowSum], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            t1 = scaled_swiglu_backward_keep_t1(
+                rX0[None, v].load().to(cutlass.Float32),
+            )
+            if cutlass.const_expr(carried):
+                rT1Kept[None, v].store(t1)
+            values = scaled_swiglu_backward_row_sum(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX1[None, v].load().to(cutlass.Float32),
+                t1,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX0)
+        reduce.forget(rX1)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(carried):
+                t1 = rT1Kept[None, v].load()
+            else:
+                t1 = scaled_swiglu_backward_keep_t1(
+                    rX0[None, v].load().to(cutlass.Float32),
+                )
+            dx0, dx1 = scaled_swiglu_backward_chain(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX0[None, v].load().to(cutlass.Float32),
+                rX1[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+                t1,
+                approx,
+            )
+            rDx0.store(dx0.to(mDx.element_type))
+            rDx1.store(dx1.to(mDx.element_type))
+            reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+
+    if (row < rows) & (first_of_row):
+        dscale = scaled_swiglu_backward_row(
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rDscale.store(dscale.to(mDscale.element_type))
+        mDscale[row] = rDscale[0]
+
+
+@cute.jit
+def scaled_swiglu_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mDx: cute.Tensor,
+    mDscale: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    scaled_swiglu_backward_kernel(
+        mDy, mX, mScale, mDx, mDscale,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def scaled_swiglu_backward_xla(dy, x0, x1, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = scale * dy
+    t2 = jnp.exp(-jnp.abs(x0))
+    t3 = 1.0 + t2
+    t4 = jnp.where(x0 >= 0.0, 1.0, t2) / t3
+    dx0 = t0 * x1 * t4 * (1.0 + x0 * (jnp.where(-x0 >= 0.0, 1.0, t2) / t3))
+    t1 = x0 * t4
+    dx1 = t0 * t1
+    dscale = jnp.sum(dy * (t1 * x1), axis=-1, keepdims=True)
+    return dx0, dx1, dscale
+
+
 @runtime.op(
     SPEC,
     launch=scaled_swiglu_launch,
     xla=scaled_swiglu_xla,
     reference=scaled_swiglu_reference,
+    backward_launch=scaled_swiglu_backward_launch,
+    backward_xla=scaled_swiglu_backward_xla,
 )
 def scaled_swiglu(
     x: jax.Array,

@@ -110,11 +110,111 @@ def silu_mul_reference(gate, up):
     return jax.nn.silu(gate) * up
 
 
+def silu_mul_backward_chain(dy, gate, up, approx):
+    """The chain, on one vector of each operand."""
+    t0 = device.exp(-cute.math.abs(gate), approx)
+    t1 = 1.0 + t0
+    t2 = device.divide(device.where(gate >= 0.0, 1.0, t0), t1, approx)
+    dgate = dy * up * t2 * (1.0 + gate * device.divide(device.where(-gate >= 0.0, 1.0, t0), t1, approx))
+    dup = dy * (gate * t2)
+    return dgate, dup
+
+
+@cute.kernel
+def silu_mul_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mGate: cute.Tensor,  # (rows, cols) T
+    mUp: cute.Tensor,  # (rows, cols) T
+    mDgate: cute.Tensor,  # (rows, cols) T
+    mDup: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDgate.shape[0]) * mDgate.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDgate)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rGate = cute.make_rmem_tensor((vec,), mGate.element_type)
+    rUp = cute.make_rmem_tensor((vec,), mUp.element_type)
+    rDgate = cute.make_rmem_tensor((vec,), mDgate.element_type)
+    rDup = cute.make_rmem_tensor((vec,), mDup.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gGate = cute.make_tensor(mGate.iterator + start, cute.make_layout((vec,)))
+        gUp = cute.make_tensor(mUp.iterator + start, cute.make_layout((vec,)))
+        gDgate = cute.make_tensor(mDgate.iterator + start, cute.make_layout((vec,)))
+        gDup = cute.make_tensor(mDup.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gGate, rGate)
+            cute.autovec_copy(gUp, rUp)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gGate, rGate, valid)
+            device.copy_whole_or_part(gUp, rUp, valid)
+
+        dgate, dup = silu_mul_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rGate.load().to(cutlass.Float32),
+            rUp.load().to(cutlass.Float32),
+            approx,
+        )
+        rDgate.store(dgate.to(mDgate.element_type))
+        rDup.store(dup.to(mDup.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDgate, gDgate)
+            cute.autovec_copy(rDup, gDup)
+        else:
+            device.copy_whole_or_part(rDgate, gDgate, valid)
+            device.copy_whole_or_part(rDup, gDup, valid)
+
+
+@cute.jit
+def silu_mul_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mGate: cute.Tensor,
+    mUp: cute.Tensor,
+    mDgate: cute.Tensor,
+    mDup: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDgate.shape[0]) * mDgate.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    silu_mul_backward_kernel(
+        mDy, mGate, mUp, mDgate, mDup,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def silu_mul_backward_xla(dy, gate, up):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.exp(-jnp.abs(gate))
+    t1 = 1.0 + t0
+    t2 = jnp.where(gate >= 0.0, 1.0, t0) / t1
+    dgate = dy * up * t2 * (1.0 + gate * (jnp.where(-gate >= 0.0, 1.0, t0) / t1))
+    dup = dy * (gate * t2)
+    return dgate, dup
+
+
 @runtime.op(
     SPEC,
     launch=silu_mul_launch,
     xla=silu_mul_xla,
     reference=silu_mul_reference,
+    backward_launch=silu_mul_backward_launch,
+    backward_xla=silu_mul_backward_xla,
 )
 def silu_mul(
     gate: jax.Array,

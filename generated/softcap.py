@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: softcap
@@ -107,11 +107,155 @@ def softcap_reference(x, cap):
     return cap * jnp.tanh(x / cap)
 
 
+def softcap_backward_chain(dy, x, cap, approx):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    t0 = device.divide(x, cap, False)
+    t1 = cute.math.tanh(t0)
+    t2 = cap * dy * (1.0 - t1 * t1)
+    dx = device.divide(t2, cap, approx)
+    return dx, dy * t1 - device.divide(t2 * t0, cap, False)
+
+
+def softcap_backward_columns(column_sum):
+    """The result."""
+    dcap = column_sum
+    return dcap
+
+
+@cute.kernel
+def softcap_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mCap: cute.Tensor,  # (1) cap
+    mDx: cute.Tensor,  # (rows, cols) T
+    mDcap: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, cols = mDy.shape[0], mDy.shape[1]
+    total = cutlass.Int64(rows) * cols
+    width = threads * vec  # the arrays as rows of this many elements, one after the other
+    row_count = cutlass.Int32((total + width - 1) // width)
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, first = bidx, cutlass.Int32(tidx * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sParts = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+
+    for base in cutlass.range(part * handful, row_count, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            column = first
+            reduce.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of = softcap_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), mCap[0], cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+
+    found = reduce.over_row([fColumnSum[None, 0]], ("sum",), sParts, threads, 1)
+    if tidx == 0:
+        mColumnSumParts[part] = found[0]
+
+
+@cute.kernel
+def softcap_backward_finish(
+    mDcap: cute.Tensor,  # (1) float32
+    mColumnSumParts: cute.Tensor,  # (parts) column_sum of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    column_sum = reduce.over_all_parts(mColumnSumParts, "sum")
+    there = tidx == 0
+    rDcap = cute.make_rmem_tensor((1,), mDcap.element_type)
+    if there:
+        dcap = softcap_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDcap.store(dcap.to(mDcap.element_type))
+        mDcap[0] = rDcap[0]
+
+
+@cute.jit
+def softcap_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mCap: cute.Tensor,
+    mDx: cute.Tensor,
+    mDcap: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, cols = mDy.shape[0], mDy.shape[1]
+    pieces, columns = 1, 1
+    softcap_backward_kernel(
+        mDy, mX, mCap, mDx, mDcap, mColumnSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    softcap_backward_finish(
+        mDcap, mColumnSumParts,
+        cutlass.Int64(rows) * cols,
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def softcap_backward_xla(dy, x, cap):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x / cap
+    t1 = jnp.tanh(t0)
+    t2 = cap * dy * (1.0 - t1 * t1)
+    dx = t2 / cap
+    dcap = jnp.sum(dy * t1 - t2 * t0 / cap, axis=None, keepdims=True)
+    return dx, dcap
+
+
 @runtime.op(
     SPEC,
     launch=softcap_launch,
     xla=softcap_xla,
     reference=softcap_reference,
+    backward_launch=softcap_backward_launch,
+    backward_xla=softcap_backward_xla,
 )
 def softcap(
     x: jax.Array,

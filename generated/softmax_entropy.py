@@ -200,11 +200,225 @@ def softmax_entropy_reference(x):
     return entropy
 
 
+def softmax_entropy_backward_keep_t2(dentropy, x, row_max, row_sum, approx):
+    """t2, on one vector of each operand: several passes need it."""
+    log_p = x - row_max - cute.math.log(row_sum)
+    t0 = device.where(log_p == -float("inf"), 0.0, -dentropy)
+    t1 = device.exp(log_p, approx)
+    t2 = t0 * t1 + t0 * log_p * t1
+    return t2
+
+
+def softmax_entropy_backward_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x
+
+
+def softmax_entropy_backward_row_sum(x, row_max, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return device.exp(x - row_max, approx)
+
+
+def softmax_entropy_backward_row_sum2(t2):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    return t2
+
+
+def softmax_entropy_backward_chain(x, t2, row_max, row_sum, row_sum2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    log_p = x - row_max - cute.math.log(row_sum)
+    t1 = device.exp(log_p, approx)
+    dx = t2 - row_sum2 * t1
+    return dx
+
+
+@cute.kernel
+def softmax_entropy_backward_kernel(
+    mDentropy: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDentropy.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDentropy = cute.make_rmem_tensor((1,), mDentropy.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(carried):
+        rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mDentropy, (row,), row < rows, rDentropy)
+    reduce.meet([*sRowMax, *sRowSum, *sRowSum2], cluster)
+
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = softmax_entropy_backward_row_max(
+                rX[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMax], ("max",), values, inside)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = softmax_entropy_backward_row_sum(
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                approx,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            t2 = softmax_entropy_backward_keep_t2(
+                cute.full((vec,), rDentropy[0], rDentropy.element_type).to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                approx,
+            )
+            if cutlass.const_expr(carried):
+                rT2Kept[None, v].store(t2)
+            values = softmax_entropy_backward_row_sum2(
+                t2,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum2], ("sum",), values, inside)
+    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(carried):
+                t2 = rT2Kept[None, v].load()
+            else:
+                t2 = softmax_entropy_backward_keep_t2(
+                    cute.full((vec,), rDentropy[0], rDentropy.element_type).to(cutlass.Float32),
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+            dx = softmax_entropy_backward_chain(
+                rX[None, v].load().to(cutlass.Float32),
+                t2,
+                cute.full((vec,), row_max, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                cute.full((vec,), row_sum2, cutlass.Float32),
+                approx,
+            )
+            rDx.store(dx.to(mDx.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+
+
+@cute.jit
+def softmax_entropy_backward_launch(
+    stream: cuda.CUstream,
+    mDentropy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDentropy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    softmax_entropy_backward_kernel(
+        mDentropy, mX, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def softmax_entropy_backward_xla(dentropy, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t3 = x - jnp.max(x, axis=-1, keepdims=True)
+    log_p = t3 - jnp.log(jnp.sum(jnp.exp(t3), axis=-1, keepdims=True))
+    t0 = jnp.where(log_p == -float("inf"), 0.0, -dentropy)
+    t1 = jnp.exp(log_p)
+    t2 = t0 * t1 + t0 * log_p * t1
+    dx = t2 - jnp.sum(t2, axis=-1, keepdims=True) * t1
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=softmax_entropy_launch,
     xla=softmax_entropy_xla,
     reference=softmax_entropy_reference,
+    backward_launch=softmax_entropy_backward_launch,
+    backward_xla=softmax_entropy_backward_xla,
 )
 def softmax_entropy(
     x: jax.Array,

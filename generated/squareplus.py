@@ -111,11 +111,99 @@ def squareplus_reference(x):
     return jnp.where(x > 0, jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))
 
 
+def squareplus_backward_chain(dy, x, approx):
+    """The chain, on one vector of each operand."""
+    t0 = cute.math.abs(x)
+    t1 = cute.math.abs(cute.full_like(dy, 2.0, cutlass.Float32))
+    t2 = device.maximum(t0, t1)
+    t3 = device.divide(device.minimum(t0, t1), t2, approx)
+    t4 = device.where(t2 == 0.0, t2, t2 * cute.math.sqrt(1.0 + t3 * t3, fastmath=approx))
+    dx = device.divide(dy * device.where(x > 0.0, 0.5 * x + 0.5 * t4, device.divide(2.0, t4 - x, approx)), t4, approx)
+    return dx
+
+
+@cute.kernel
+def squareplus_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        dx = squareplus_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def squareplus_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    squareplus_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def squareplus_backward_xla(dy, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.abs(x)
+    t1 = jnp.abs(2.0)
+    t2 = jnp.maximum(t0, t1)
+    t3 = jnp.minimum(t0, t1) / t2
+    t4 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t3 * t3))
+    dx = dy * jnp.where(x > 0.0, 0.5 * x + 0.5 * t4, 2.0 / (t4 - x)) / t4
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=squareplus_launch,
     xla=squareplus_xla,
     reference=squareplus_reference,
+    backward_launch=squareplus_backward_launch,
+    backward_xla=squareplus_backward_xla,
 )
 def squareplus(
     x: jax.Array,

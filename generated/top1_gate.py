@@ -193,11 +193,197 @@ def top1_gate_reference(x):
     return gate, expert
 
 
+def top1_gate_backward_keep_t1(x, top, approx):
+    """t1, on one vector of each operand: several passes need it."""
+    t1 = device.exp(x - top, approx)
+    return t1
+
+
+def top1_gate_backward_top(x):
+    """What is folded into top (max), on one vector of each operand."""
+    return x
+
+
+def top1_gate_backward_stage1(x, t1, top):
+    """What is folded into t2 (sum), row_sum (sum), on one vector of each operand."""
+    t0 = x == top
+    return t1, device.where(t0, 1.0, 0.0)
+
+
+def top1_gate_backward_chain(dgate, x, t1, top, t2, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = x == top
+    t3 = device.divide(dgate * device.divide(1.0, t2, approx), t2, approx)
+    dx = device.divide_by_row(device.where(t0, t3 * t2, 0.0), row_sum, approx) - t3 * t1
+    return dx
+
+
+@cute.kernel
+def top1_gate_backward_kernel(
+    mDgate: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDgate.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDgate = cute.make_rmem_tensor((1,), mDgate.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(carried):
+        rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mDgate, (row,), row < rows, rDgate)
+    reduce.meet([*sTop, *sStage1], cluster)
+
+    rTop = reduce.accumulator(vec, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = top1_gate_backward_top(
+                rX[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rTop], ("max",), values, inside)
+    top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+    rT2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            t1 = top1_gate_backward_keep_t1(
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), top, cutlass.Float32),
+                approx,
+            )
+            if cutlass.const_expr(carried):
+                rT1Kept[None, v].store(t1)
+            values = top1_gate_backward_stage1(
+                rX[None, v].load().to(cutlass.Float32),
+                t1,
+                cute.full((vec,), top, cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rT2, rRowSum], ("sum", "sum"), values, inside)
+    t2, row_sum = reduce.over_row([rT2, rRowSum], ("sum", "sum"), sStage1, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(carried):
+                t1 = rT1Kept[None, v].load()
+            else:
+                t1 = top1_gate_backward_keep_t1(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), top, cutlass.Float32),
+                    approx,
+                )
+            dx = top1_gate_backward_chain(
+                cute.full((vec,), rDgate[0], rDgate.element_type).to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                t1,
+                cute.full((vec,), top, cutlass.Float32),
+                cute.full((vec,), t2, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                approx,
+            )
+            rDx.store(dx.to(mDx.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+
+
+@cute.jit
+def top1_gate_backward_launch(
+    stream: cuda.CUstream,
+    mDgate: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDgate.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    top1_gate_backward_kernel(
+        mDgate, mX, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def top1_gate_backward_xla(dgate, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    top = jnp.max(x, axis=-1, keepdims=True)
+    t0 = x == top
+    t1 = jnp.exp(x - top)
+    t2 = jnp.sum(t1, axis=-1, keepdims=True)
+    t3 = dgate * (1.0 / t2) / t2
+    dx = jnp.where(t0, t3 * t2, 0.0) / jnp.sum(jnp.where(t0, 1.0, 0.0), axis=-1, keepdims=True) - t3 * t1
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=top1_gate_launch,
     xla=top1_gate_xla,
     reference=top1_gate_reference,
+    backward_launch=top1_gate_backward_launch,
+    backward_xla=top1_gate_backward_xla,
     result=Top1GateOutputs,
 )
 def top1_gate(

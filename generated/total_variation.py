@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 
 SPEC = """\
 op: total_variation
@@ -145,11 +145,114 @@ def total_variation_reference(p, q):
     return jnp.linalg.norm(p - q, ord=1, axis=-1) / 2
 
 
+def total_variation_backward_chain(dloss, p, q):
+    """The chain, on one vector of each operand."""
+    t0 = 0.5 * dloss * device.where(p - q >= 0.0, 1, -1).to(cutlass.Float32)
+    dp = t0
+    dq = -dp
+    return dp, dq
+
+
+@cute.kernel
+def total_variation_backward_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mP: cute.Tensor,  # (rows, N) T
+    mQ: cute.Tensor,  # (rows, N) T
+    mDp: cute.Tensor,  # (rows, N) T
+    mDq: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDp.shape[1]
+    size = cutlass.Int64(mDp.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+
+    rDloss = cute.make_rmem_tensor((vec,), mDloss.element_type)
+    rP = cute.make_rmem_tensor((vec,), mP.element_type)
+    rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
+    rDp = cute.make_rmem_tensor((vec,), mDp.element_type)
+    rDq = cute.make_rmem_tensor((vec,), mDq.element_type)
+
+    if valid > 0:
+        gP = cute.make_tensor(mP.iterator + start, cute.make_layout((vec,)))
+        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
+        gDp = cute.make_tensor(mDp.iterator + start, cute.make_layout((vec,)))
+        gDq = cute.make_tensor(mDq.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDloss.fill(mDloss[row])
+            cute.autovec_copy(gP, rP)
+            cute.autovec_copy(gQ, rQ)
+        else:
+            device.copy_whole_or_part(gP, rP, valid)
+            device.copy_whole_or_part(gQ, rQ, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDloss.fill(mDloss[row])
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDloss[i] = mDloss[row_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dp, dq = total_variation_backward_chain(
+            rDloss.load().to(cutlass.Float32),
+            rP.load().to(cutlass.Float32),
+            rQ.load().to(cutlass.Float32),
+        )
+        rDp.store(dp.to(mDp.element_type))
+        rDq.store(dq.to(mDq.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDp, gDp)
+            cute.autovec_copy(rDq, gDq)
+        else:
+            device.copy_whole_or_part(rDp, gDp, valid)
+            device.copy_whole_or_part(rDq, gDq, valid)
+
+
+@cute.jit
+def total_variation_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mP: cute.Tensor,
+    mQ: cute.Tensor,
+    mDp: cute.Tensor,
+    mDq: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDp.shape[0]) * mDp.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    total_variation_backward_kernel(
+        mDloss, mP, mQ, mDp, mDq,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def total_variation_backward_xla(dloss, p, q):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = 0.5 * dloss * jnp.where(p - q >= 0.0, 1, -1).astype(jnp.float32)
+    dp = t0
+    dq = -dp
+    return dp, dq
+
+
 @runtime.op(
     SPEC,
     launch=total_variation_launch,
     xla=total_variation_xla,
     reference=total_variation_reference,
+    backward_launch=total_variation_backward_launch,
+    backward_xla=total_variation_backward_xla,
 )
 def total_variation(
     p: jax.Array,

@@ -108,11 +108,89 @@ def triple_split_reference(x):
     return jnp.stack([jax.nn.relu(x), jax.nn.relu(-x), jnp.abs(x)], axis=-1)
 
 
+def triple_split_backward_chain(dy0, dy1, dy2, x):
+    """The chain, on one vector of each operand."""
+    dx = dy2 * device.where(x >= 0.0, 1, -1).to(cutlass.Float32) - device.where(-x <= 0.0, 0.0, dy1) + device.where(x <= 0.0, 0.0, dy0)
+    return dx
+
+
+@cute.kernel
+def triple_split_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols, 3) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((3, vec), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + 3 * start, cute.make_layout((3, vec)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, 3 * valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        dx = triple_split_backward_chain(
+            rDy[0, None].load().to(cutlass.Float32),
+            rDy[1, None].load().to(cutlass.Float32),
+            rDy[2, None].load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def triple_split_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    triple_split_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def triple_split_backward_xla(dy0, dy1, dy2, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy2 * jnp.where(x >= 0.0, 1, -1).astype(jnp.float32) - jnp.where(-x <= 0.0, 0.0, dy1) + jnp.where(x <= 0.0, 0.0, dy0)
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=triple_split_launch,
     xla=triple_split_xla,
     reference=triple_split_reference,
+    backward_launch=triple_split_backward_launch,
+    backward_xla=triple_split_backward_xla,
 )
 def triple_split(
     x: jax.Array,

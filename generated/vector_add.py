@@ -106,11 +106,89 @@ def vector_add_reference(a, b):
     return jnp.add(a, b)
 
 
+def vector_add_backward_chain(dy):
+    """The chain, on one vector of each operand."""
+    da = dy
+    db = da
+    return da, db
+
+
+@cute.kernel
+def vector_add_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mDa: cute.Tensor,  # (rows, cols) T
+    mDb: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rDa = cute.make_rmem_tensor((vec,), mDa.element_type)
+    rDb = cute.make_rmem_tensor((vec,), mDb.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gDa = cute.make_tensor(mDa.iterator + start, cute.make_layout((vec,)))
+        gDb = cute.make_tensor(mDb.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+
+        da, db = vector_add_backward_chain(
+            rDy.load().to(cutlass.Float32),
+        )
+        rDa.store(da.to(mDa.element_type))
+        rDb.store(db.to(mDb.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDa, gDa)
+            cute.autovec_copy(rDb, gDb)
+        else:
+            device.copy_whole_or_part(rDa, gDa, valid)
+            device.copy_whole_or_part(rDb, gDb, valid)
+
+
+@cute.jit
+def vector_add_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mDa: cute.Tensor,
+    mDb: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    vector_add_backward_kernel(
+        mDy, mDa, mDb,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def vector_add_backward_xla(dy):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    da = dy
+    db = da
+    return da, db
+
+
 @runtime.op(
     SPEC,
     launch=vector_add_launch,
     xla=vector_add_xla,
     reference=vector_add_reference,
+    backward_launch=vector_add_backward_launch,
+    backward_xla=vector_add_backward_xla,
 )
 def vector_add(
     a: jax.Array,

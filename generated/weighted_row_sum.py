@@ -144,11 +144,149 @@ def weighted_row_sum_reference(x, weight):
     return jnp.sum(weight * x, axis=-1)
 
 
+def weighted_row_sum_backward_chain(dy, x, weight):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    dx = dy * weight
+    return dx, dy * x
+
+
+def weighted_row_sum_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dweight = column_sum
+    return dweight
+
+
+@cute.kernel
+def weighted_row_sum_backward_kernel(
+    mDy: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mX.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    columns, column = N, first
+    reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mDy, (row,), row < rows, rDy[None, u])
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of = weighted_row_sum_backward_chain(
+                    cute.full((vec,), rDy[0, u], rDy.element_type).to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    rWeight[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def weighted_row_sum_backward_finish(
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    row_count: cutlass.Int64,
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
+    if there:
+        dweight = weighted_row_sum_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDweight.store(dweight.to(mDweight.element_type))
+        mDweight[c] = rDweight[0]
+
+
+@cute.jit
+def weighted_row_sum_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mDx: cute.Tensor,
+    mDweight: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    rows, N = mDy.shape[0], mX.shape[1]
+    pieces, columns = (N + vec * per_row - 1) // (vec * per_row), N
+    weighted_row_sum_backward_kernel(
+        mDy, mX, mWeight, mDx, mDweight, mColumnSumParts,
+        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+    ).launch(
+        grid=(mColumnSumParts.shape[0] * pieces, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream
+    )
+    weighted_row_sum_backward_finish(
+        mDweight, mColumnSumParts,
+        cutlass.Int64(rows),
+    ).launch(grid=((columns + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def weighted_row_sum_backward_xla(dy, x, weight, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy * weight
+    dweight = jnp.sum(dy * x, axis=row_axes, keepdims=True)
+    return dx, dweight
+
+
 @runtime.op(
     SPEC,
     launch=weighted_row_sum_launch,
     xla=weighted_row_sum_xla,
     reference=weighted_row_sum_reference,
+    backward_launch=weighted_row_sum_backward_launch,
+    backward_xla=weighted_row_sum_backward_xla,
 )
 def weighted_row_sum(
     x: jax.Array,

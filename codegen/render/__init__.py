@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jinja2
 
-from codegen.pipeline import Op
+from codegen.pipeline import Derived, Op
 from codegen.plan import Elementwise
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext
@@ -44,8 +44,19 @@ def render_op(op: Op) -> str:
     """The generated module of an op."""
     context = context_of(op)
     values = context.values()
-    template = environment().get_template(context.template)
+    values |= {"kernel": kernel_text(context, values), "derived": {}}
+    if isinstance(op.backward, Derived):
+        found = {"forward": op.backward.forward, "backward": op.backward.op}
+        for name, context_of_it in ((n, context_of(o)) for n, o in found.items() if o is not None):
+            values["derived"][name] = made = context_of_it.values()
+            made["kernel"] = kernel_text(context_of_it, made)
+    template = environment().get_template("op.py.jinja")
     text = template.render(values, imports=context.imports(template.render(values, imports=[])))
     # The template's runs of empty lines, not the spec's
     head, spec, rest = text.partition(values["spec"])
     return re.sub(r"\n{4,}", "\n\n\n", head) + spec + re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"
+
+
+def kernel_text(context: Context, values: dict) -> str:
+    """The kernel, or kernels, and what launches them."""
+    return environment().get_template(context.template).render(values).rstrip("\n")

@@ -108,8 +108,13 @@ class Context:
         reached = reaching(self.statements, narrow)
         approximable = {id(n) for n in self.nodes if n.op in OPS and "{approx}" in OPS[n.op].cute}
         texts, flags = {}, {}
+        by_type = {a.dtype: a for a in reversed(outputs) if len(narrow[a.name]) == 2}  # outputs of one type go together
         deciding = {
-            i: tuple(a for a in outputs if a.name in found and len(narrow[a.name]) == 2)
+            i: tuple(
+                a
+                for a in outputs
+                if by_type.get(a.dtype) is a and {o.name for o in outputs if o.dtype == a.dtype} & found
+            )
             for i, found in reached.items()
             if i in approximable and not any(narrow[name] == {False} for name in found)
         }

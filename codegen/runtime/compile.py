@@ -352,7 +352,7 @@ def _widest_first(widths: Iterable[int]) -> tuple[int, ...]:
 class Task:
     """One kernel of a package of ops, to compile anywhere."""
 
-    op: str
+    op: str  # or NAME_backward, ...
     variant: Variant
     arch: str
 
@@ -404,9 +404,25 @@ def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcom
 
 def _run(folder: Path, task: Task) -> Outcome:
     try:
-        return Outcome(task, compile_kernel(getattr(load_package(folder), task.op), task.variant, task.arch))
+        (kernel,) = [k for k in kernels_named(load_package(folder), [task.op]) if k.spec.op == task.op]
+        return Outcome(task, compile_kernel(kernel, task.variant, task.arch))
     except Exception as error:  # the compiler's own kinds of failure are many; the run goes on, and says which failed
         return Outcome(task, None, f"{type(error).__name__}: {error}")
+
+
+def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
+    """Of each op of a package its kernels; `NAME_backward` and `NAME_forward`, where there are such, are one alone. Raises
+    KeyError for other names."""
+    found: list[Op] = []
+    for name in names:
+        if name in package.__all__:
+            found += getattr(package, name).kernels
+            continue
+        origin = name.rpartition("_")[0]
+        found += [k for k in getattr(package, origin).kernels if k.spec.op == name] if origin in package.__all__ else []
+        if not found or found[-1].spec.op != name:
+            raise KeyError(name)
+    return found
 
 
 def as_row(outcome: Outcome) -> dict[str, Any]:

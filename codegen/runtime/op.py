@@ -80,6 +80,7 @@ class Op(Generic[P, R]):
         self._result = parts.get("result")
         self._functions = functools.lru_cache(maxsize=None)(self._make)
         self._xla_extra = list(inspect.signature(self._xla).parameters)
+        self._backward = _Backward(self, parts) if "backward_launch" in parts else None
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -94,6 +95,17 @@ class Op(Generic[P, R]):
     def plan(self):
         """The kernel's plan."""
         return self._op.plan
+
+    @property
+    def kernels(self) -> tuple[Op, ...]:
+        """The op itself and those generated with it: its backward, and its forward that saves more for that."""
+        found = self._backward
+        return (self,) if found is None else tuple(k for k in (self, found.forward, found) if k is not None)
+
+    @property
+    def backward(self) -> pipeline.Derived | Mistake:
+        """The generated backward, or why there is none."""
+        return self._op.backward
 
     @property
     def statements(self):
@@ -239,13 +251,28 @@ class Op(Generic[P, R]):
 
         def forward(*operands):
             # through itself, so that a second derivative differentiates this call as the first did
-            return differentiable(*operands), operands
+            kernel = self._backward_for(key)
+            return (
+                (differentiable(*operands), operands) if kernel is None else kernel.saved(key, differentiable, operands)
+            )
 
-        def backward(operands, cotangents):
-            return jax.vjp(xla, *operands)[1](cotangents)
+        def backward(residuals, cotangents):
+            if self.spec.grad == "none" and not isinstance(self, _Derived):
+                raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
+            kernel = self._backward_for(key)
+            if kernel is None:
+                return jax.vjp(xla, *residuals)[1](cotangents)
+            return kernel.pull(key, residuals, cotangents)
 
         differentiable.defvjp(forward, backward)
         return jax.jit(differentiable)
+
+    def _backward_for(self, key: Key) -> _Backward | None:
+        """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
+        backward = self._backward
+        if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
+            return None
+        return backward
 
     def _has_rows(self, place: int, key: Key) -> bool:
         return place < len(key.present) and ROWS in self.spec.array(key.present[place]).axes
@@ -395,7 +422,74 @@ class Op(Generic[P, R]):
         return self.plan.launch(dtypes, views.known_extents(self.plan, axes), overrides(self.spec, arch), arch)
 
 
+class _Derived(Op):
+    """An op generated with another: its backward, or the forward that saves more than its outputs for that."""
+
+    def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
+        self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]
+        self.origin, self._which = forward, which
+        self._launch, self._xla = parts[f"{which}_launch"], parts[f"{which}_xla"]
+        self._backward = self._result = None
+        self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._xla_extra = list(inspect.signature(self._xla).parameters)
+
+    @functools.cached_property
+    def derived(self) -> pipeline.Derived:
+        """How both stand to the op."""
+        found = self.origin._op.backward
+        assert isinstance(found, pipeline.Derived), found
+        return found
+
+    @functools.cached_property
+    def _op(self) -> pipeline.Op:
+        found = self.derived.op if self._which == "backward" else self.derived.forward
+        assert found is not None
+        return found
+
+
+class _Backward(_Derived):
+    """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients."""
+
+    def __init__(self, forward: Op, parts: dict[str, Any]):
+        super().__init__(forward, "backward", parts)
+        self.forward = _Derived(forward, "forward", parts) if "forward_launch" in parts else None
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
+        """The op's outputs (`plain` gives them), and what of the call the backward needs: outputs and other values, inputs
+        that are there, dynamic parameters."""
+        how = self.derived.how
+        outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
+        made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
+        given = dict(zip(self._operand_names(key), operands, strict=True))
+        names = [*how.inputs, *(p.name for p in self._dynamic)]
+        residuals = tuple(made[name] for name in how.saved), tuple(given.get(name) for name in names)
+        return outputs[: len(self.origin.spec.outputs)], residuals
+
+    def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
+        """The gradient of each operand of the forward; None where it is zero."""
+        how = self.derived.how
+        outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
+        names = [*(dy for _, dy in how.cotangents), *how.saved, *how.inputs, *(p.name for p in self._dynamic)]
+        values = (*(outer[y] for y, _ in how.cotangents), *residuals[0], *residuals[1])
+        there = {name: x for name, x in zip(names, values, strict=True) if x is not None}
+        arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
+        static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
+        own = Key(key.implementation, key.types, arrays, static)
+        made = self._functions(own)(*(there[name] for name in (*arrays, *(p.name for p in self._dynamic))))
+        gradients = {name: dx for (name, _), dx in zip(how.gradients, made, strict=True)}
+        scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
+        return tuple(
+            gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
+            for name in self._operand_names(key)
+        )
+
+    def _operand_names(self, key: Key) -> list[str]:
+        """Those of the forward's operands."""
+        return [*key.present, *(p.name for p in self.origin._dynamic)]
+
+
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Makes the decorated declaration an op. `text` is the spec; `launch`, `xla` and `reference` are the generated
-    launcher, jnp form and reference; `result` is the NamedTuple of several outputs."""
+    launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel,
+    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives; `result` is the NamedTuple of several outputs."""
     return lambda function: Op(function, text, parts)

@@ -175,7 +175,7 @@ def jnp_value(
     if access.mode in ("index", "size"):
         assert access.group is not None
         axis = plan.groups[access.group].axes[0]
-        extent = axes.extents[axis]
+        extent = _product(axes.shape((axis,)))
         if access.mode == "size":
             return jnp.asarray(extent, integer)
         return _spread(jnp.arange(extent, dtype=integer), (axis,), plan.order, len(axes.rows))

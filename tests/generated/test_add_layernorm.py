@@ -12,5 +12,6 @@ def test_add_layernorm_agrees_with_its_reference(implementation):
     check_op(add_layernorm, implementation)
 
 
-def test_gradient_of_add_layernorm_agrees_with_its_reference():
-    check_gradient(add_layernorm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_add_layernorm_agrees_with_its_reference(implementation):
+    check_gradient(add_layernorm, implementation)

@@ -12,5 +12,6 @@ def test_axpby_agrees_with_its_reference(implementation):
     check_op(axpby, implementation)
 
 
-def test_gradient_of_axpby_agrees_with_its_reference():
-    check_gradient(axpby)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_axpby_agrees_with_its_reference(implementation):
+    check_gradient(axpby, implementation)

@@ -12,5 +12,6 @@ def test_bias_gelu_tanh_agrees_with_its_reference(implementation):
     check_op(bias_gelu_tanh, implementation)
 
 
-def test_gradient_of_bias_gelu_tanh_agrees_with_its_reference():
-    check_gradient(bias_gelu_tanh)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_bias_gelu_tanh_agrees_with_its_reference(implementation):
+    check_gradient(bias_gelu_tanh, implementation)

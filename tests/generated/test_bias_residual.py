@@ -12,5 +12,6 @@ def test_bias_residual_agrees_with_its_reference(implementation):
     check_op(bias_residual, implementation)
 
 
-def test_gradient_of_bias_residual_agrees_with_its_reference():
-    check_gradient(bias_residual)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_bias_residual_agrees_with_its_reference(implementation):
+    check_gradient(bias_residual, implementation)

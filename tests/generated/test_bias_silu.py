@@ -12,5 +12,6 @@ def test_bias_silu_agrees_with_its_reference(implementation):
     check_op(bias_silu, implementation)
 
 
-def test_gradient_of_bias_silu_agrees_with_its_reference():
-    check_gradient(bias_silu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_bias_silu_agrees_with_its_reference(implementation):
+    check_gradient(bias_silu, implementation)

@@ -12,5 +12,6 @@ def test_celu_agrees_with_its_reference(implementation):
     check_op(celu, implementation)
 
 
-def test_gradient_of_celu_agrees_with_its_reference():
-    check_gradient(celu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_celu_agrees_with_its_reference(implementation):
+    check_gradient(celu, implementation)

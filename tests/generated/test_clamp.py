@@ -12,5 +12,6 @@ def test_clamp_agrees_with_its_reference(implementation):
     check_op(clamp, implementation)
 
 
-def test_gradient_of_clamp_agrees_with_its_reference():
-    check_gradient(clamp)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_clamp_agrees_with_its_reference(implementation):
+    check_gradient(clamp, implementation)

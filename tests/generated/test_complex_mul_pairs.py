@@ -12,5 +12,6 @@ def test_complex_mul_pairs_agrees_with_its_reference(implementation):
     check_op(complex_mul_pairs, implementation)
 
 
-def test_gradient_of_complex_mul_pairs_agrees_with_its_reference():
-    check_gradient(complex_mul_pairs)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_complex_mul_pairs_agrees_with_its_reference(implementation):
+    check_gradient(complex_mul_pairs, implementation)

@@ -12,5 +12,6 @@ def test_cosine_similarity_agrees_with_its_reference(implementation):
     check_op(cosine_similarity, implementation)
 
 
-def test_gradient_of_cosine_similarity_agrees_with_its_reference():
-    check_gradient(cosine_similarity)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_cosine_similarity_agrees_with_its_reference(implementation):
+    check_gradient(cosine_similarity, implementation)

@@ -12,5 +12,6 @@ def test_dequantize_int8_agrees_with_its_reference(implementation):
     check_op(dequantize_int8, implementation)
 
 
-def test_gradient_of_dequantize_int8_agrees_with_its_reference():
-    check_gradient(dequantize_int8)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dequantize_int8_agrees_with_its_reference(implementation):
+    check_gradient(dequantize_int8, implementation)

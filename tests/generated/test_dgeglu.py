@@ -12,5 +12,6 @@ def test_dgeglu_agrees_with_its_reference(implementation):
     check_op(dgeglu, implementation)
 
 
-def test_gradient_of_dgeglu_agrees_with_its_reference():
-    check_gradient(dgeglu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dgeglu_agrees_with_its_reference(implementation):
+    check_gradient(dgeglu, implementation)

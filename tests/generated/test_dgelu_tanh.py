@@ -12,5 +12,6 @@ def test_dgelu_tanh_agrees_with_its_reference(implementation):
     check_op(dgelu_tanh, implementation)
 
 
-def test_gradient_of_dgelu_tanh_agrees_with_its_reference():
-    check_gradient(dgelu_tanh)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dgelu_tanh_agrees_with_its_reference(implementation):
+    check_gradient(dgelu_tanh, implementation)

@@ -12,5 +12,6 @@ def test_drelu_agrees_with_its_reference(implementation):
     check_op(drelu, implementation)
 
 
-def test_gradient_of_drelu_agrees_with_its_reference():
-    check_gradient(drelu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_drelu_agrees_with_its_reference(implementation):
+    check_gradient(drelu, implementation)

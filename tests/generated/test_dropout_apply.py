@@ -12,5 +12,6 @@ def test_dropout_apply_agrees_with_its_reference(implementation):
     check_op(dropout_apply, implementation)
 
 
-def test_gradient_of_dropout_apply_agrees_with_its_reference():
-    check_gradient(dropout_apply)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dropout_apply_agrees_with_its_reference(implementation):
+    check_gradient(dropout_apply, implementation)

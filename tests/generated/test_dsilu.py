@@ -12,5 +12,6 @@ def test_dsilu_agrees_with_its_reference(implementation):
     check_op(dsilu, implementation)
 
 
-def test_gradient_of_dsilu_agrees_with_its_reference():
-    check_gradient(dsilu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dsilu_agrees_with_its_reference(implementation):
+    check_gradient(dsilu, implementation)

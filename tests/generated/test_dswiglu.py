@@ -12,5 +12,6 @@ def test_dswiglu_agrees_with_its_reference(implementation):
     check_op(dswiglu, implementation)
 
 
-def test_gradient_of_dswiglu_agrees_with_its_reference():
-    check_gradient(dswiglu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dswiglu_agrees_with_its_reference(implementation):
+    check_gradient(dswiglu, implementation)

@@ -12,5 +12,6 @@ def test_dswiglu_pairs_agrees_with_its_reference(implementation):
     check_op(dswiglu_pairs, implementation)
 
 
-def test_gradient_of_dswiglu_pairs_agrees_with_its_reference():
-    check_gradient(dswiglu_pairs)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dswiglu_pairs_agrees_with_its_reference(implementation):
+    check_gradient(dswiglu_pairs, implementation)

@@ -12,5 +12,6 @@ def test_elu_agrees_with_its_reference(implementation):
     check_op(elu, implementation)
 
 
-def test_gradient_of_elu_agrees_with_its_reference():
-    check_gradient(elu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_elu_agrees_with_its_reference(implementation):
+    check_gradient(elu, implementation)

@@ -12,5 +12,6 @@ def test_fatrelu_mul_agrees_with_its_reference(implementation):
     check_op(fatrelu_mul, implementation)
 
 
-def test_gradient_of_fatrelu_mul_agrees_with_its_reference():
-    check_gradient(fatrelu_mul)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_fatrelu_mul_agrees_with_its_reference(implementation):
+    check_gradient(fatrelu_mul, implementation)

@@ -12,5 +12,6 @@ def test_float64_polynomial_agrees_with_its_reference(implementation):
     check_op(float64_polynomial, implementation)
 
 
-def test_gradient_of_float64_polynomial_agrees_with_its_reference():
-    check_gradient(float64_polynomial)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_float64_polynomial_agrees_with_its_reference(implementation):
+    check_gradient(float64_polynomial, implementation)

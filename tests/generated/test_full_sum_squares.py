@@ -12,5 +12,6 @@ def test_full_sum_squares_agrees_with_its_reference(implementation):
     check_op(full_sum_squares, implementation)
 
 
-def test_gradient_of_full_sum_squares_agrees_with_its_reference():
-    check_gradient(full_sum_squares)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_full_sum_squares_agrees_with_its_reference(implementation):
+    check_gradient(full_sum_squares, implementation)

@@ -12,5 +12,6 @@ def test_geglu_agrees_with_its_reference(implementation):
     check_op(geglu, implementation)
 
 
-def test_gradient_of_geglu_agrees_with_its_reference():
-    check_gradient(geglu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_geglu_agrees_with_its_reference(implementation):
+    check_gradient(geglu, implementation)

@@ -12,5 +12,6 @@ def test_geglu_tanh_agrees_with_its_reference(implementation):
     check_op(geglu_tanh, implementation)
 
 
-def test_gradient_of_geglu_tanh_agrees_with_its_reference():
-    check_gradient(geglu_tanh)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_geglu_tanh_agrees_with_its_reference(implementation):
+    check_gradient(geglu_tanh, implementation)

@@ -12,5 +12,6 @@ def test_gelu_agrees_with_its_reference(implementation):
     check_op(gelu, implementation)
 
 
-def test_gradient_of_gelu_agrees_with_its_reference():
-    check_gradient(gelu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_gelu_agrees_with_its_reference(implementation):
+    check_gradient(gelu, implementation)

@@ -12,5 +12,6 @@ def test_gelu_tanh_agrees_with_its_reference(implementation):
     check_op(gelu_tanh, implementation)
 
 
-def test_gradient_of_gelu_tanh_agrees_with_its_reference():
-    check_gradient(gelu_tanh)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_gelu_tanh_agrees_with_its_reference(implementation):
+    check_gradient(gelu_tanh, implementation)

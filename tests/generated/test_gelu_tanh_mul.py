@@ -12,5 +12,6 @@ def test_gelu_tanh_mul_agrees_with_its_reference(implementation):
     check_op(gelu_tanh_mul, implementation)
 
 
-def test_gradient_of_gelu_tanh_mul_agrees_with_its_reference():
-    check_gradient(gelu_tanh_mul)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_gelu_tanh_mul_agrees_with_its_reference(implementation):
+    check_gradient(gelu_tanh_mul, implementation)

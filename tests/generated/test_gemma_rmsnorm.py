@@ -12,5 +12,6 @@ def test_gemma_rmsnorm_agrees_with_its_reference(implementation):
     check_op(gemma_rmsnorm, implementation)
 
 
-def test_gradient_of_gemma_rmsnorm_agrees_with_its_reference():
-    check_gradient(gemma_rmsnorm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_gemma_rmsnorm_agrees_with_its_reference(implementation):
+    check_gradient(gemma_rmsnorm, implementation)

@@ -12,5 +12,6 @@ def test_glu_pairs_agrees_with_its_reference(implementation):
     check_op(glu_pairs, implementation)
 
 
-def test_gradient_of_glu_pairs_agrees_with_its_reference():
-    check_gradient(glu_pairs)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_glu_pairs_agrees_with_its_reference(implementation):
+    check_gradient(glu_pairs, implementation)

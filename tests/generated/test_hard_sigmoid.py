@@ -12,5 +12,6 @@ def test_hard_sigmoid_agrees_with_its_reference(implementation):
     check_op(hard_sigmoid, implementation)
 
 
-def test_gradient_of_hard_sigmoid_agrees_with_its_reference():
-    check_gradient(hard_sigmoid)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_hard_sigmoid_agrees_with_its_reference(implementation):
+    check_gradient(hard_sigmoid, implementation)

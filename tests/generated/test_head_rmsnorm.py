@@ -12,5 +12,6 @@ def test_head_rmsnorm_agrees_with_its_reference(implementation):
     check_op(head_rmsnorm, implementation)
 
 
-def test_gradient_of_head_rmsnorm_agrees_with_its_reference():
-    check_gradient(head_rmsnorm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_head_rmsnorm_agrees_with_its_reference(implementation):
+    check_gradient(head_rmsnorm, implementation)

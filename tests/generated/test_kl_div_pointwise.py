@@ -12,5 +12,6 @@ def test_kl_div_pointwise_agrees_with_its_reference(implementation):
     check_op(kl_div_pointwise, implementation)
 
 
-def test_gradient_of_kl_div_pointwise_agrees_with_its_reference():
-    check_gradient(kl_div_pointwise)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_kl_div_pointwise_agrees_with_its_reference(implementation):
+    check_gradient(kl_div_pointwise, implementation)

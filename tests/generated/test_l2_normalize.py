@@ -12,5 +12,6 @@ def test_l2_normalize_agrees_with_its_reference(implementation):
     check_op(l2_normalize, implementation)
 
 
-def test_gradient_of_l2_normalize_agrees_with_its_reference():
-    check_gradient(l2_normalize)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_l2_normalize_agrees_with_its_reference(implementation):
+    check_gradient(l2_normalize, implementation)

@@ -12,5 +12,6 @@ def test_layernorm_agrees_with_its_reference(implementation):
     check_op(layernorm, implementation)
 
 
-def test_gradient_of_layernorm_agrees_with_its_reference():
-    check_gradient(layernorm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_layernorm_agrees_with_its_reference(implementation):
+    check_gradient(layernorm, implementation)

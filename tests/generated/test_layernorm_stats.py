@@ -12,5 +12,6 @@ def test_layernorm_stats_agrees_with_its_reference(implementation):
     check_op(layernorm_stats, implementation)
 
 
-def test_gradient_of_layernorm_stats_agrees_with_its_reference():
-    check_gradient(layernorm_stats)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_layernorm_stats_agrees_with_its_reference(implementation):
+    check_gradient(layernorm_stats, implementation)

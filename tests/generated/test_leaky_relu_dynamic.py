@@ -12,5 +12,6 @@ def test_leaky_relu_dynamic_agrees_with_its_reference(implementation):
     check_op(leaky_relu_dynamic, implementation)
 
 
-def test_gradient_of_leaky_relu_dynamic_agrees_with_its_reference():
-    check_gradient(leaky_relu_dynamic)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_leaky_relu_dynamic_agrees_with_its_reference(implementation):
+    check_gradient(leaky_relu_dynamic, implementation)

@@ -12,5 +12,6 @@ def test_lerp_agrees_with_its_reference(implementation):
     check_op(lerp, implementation)
 
 
-def test_gradient_of_lerp_agrees_with_its_reference():
-    check_gradient(lerp)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_lerp_agrees_with_its_reference(implementation):
+    check_gradient(lerp, implementation)

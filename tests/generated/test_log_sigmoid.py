@@ -12,5 +12,6 @@ def test_log_sigmoid_agrees_with_its_reference(implementation):
     check_op(log_sigmoid, implementation)
 
 
-def test_gradient_of_log_sigmoid_agrees_with_its_reference():
-    check_gradient(log_sigmoid)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_log_sigmoid_agrees_with_its_reference(implementation):
+    check_gradient(log_sigmoid, implementation)

@@ -12,5 +12,6 @@ def test_log_softmax_agrees_with_its_reference(implementation):
     check_op(log_softmax, implementation)
 
 
-def test_gradient_of_log_softmax_agrees_with_its_reference():
-    check_gradient(log_softmax)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_log_softmax_agrees_with_its_reference(implementation):
+    check_gradient(log_softmax, implementation)

@@ -12,5 +12,6 @@ def test_logsumexp_agrees_with_its_reference(implementation):
     check_op(logsumexp, implementation)
 
 
-def test_gradient_of_logsumexp_agrees_with_its_reference():
-    check_gradient(logsumexp)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_logsumexp_agrees_with_its_reference(implementation):
+    check_gradient(logsumexp, implementation)

@@ -12,5 +12,6 @@ def test_lower_bound_agrees_with_its_reference(implementation):
     check_op(lower_bound, implementation)
 
 
-def test_gradient_of_lower_bound_agrees_with_its_reference():
-    check_gradient(lower_bound)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_lower_bound_agrees_with_its_reference(implementation):
+    check_gradient(lower_bound, implementation)

@@ -12,5 +12,6 @@ def test_masked_softmax_agrees_with_its_reference(implementation):
     check_op(masked_softmax, implementation)
 
 
-def test_gradient_of_masked_softmax_agrees_with_its_reference():
-    check_gradient(masked_softmax)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_masked_softmax_agrees_with_its_reference(implementation):
+    check_gradient(masked_softmax, implementation)

@@ -12,5 +12,6 @@ def test_mean_squared_error_agrees_with_its_reference(implementation):
     check_op(mean_squared_error, implementation)
 
 
-def test_gradient_of_mean_squared_error_agrees_with_its_reference():
-    check_gradient(mean_squared_error)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_mean_squared_error_agrees_with_its_reference(implementation):
+    check_gradient(mean_squared_error, implementation)

@@ -12,5 +12,6 @@ def test_mish_agrees_with_its_reference(implementation):
     check_op(mish, implementation)
 
 
-def test_gradient_of_mish_agrees_with_its_reference():
-    check_gradient(mish)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_mish_agrees_with_its_reference(implementation):
+    check_gradient(mish, implementation)

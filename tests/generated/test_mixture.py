@@ -12,5 +12,6 @@ def test_mixture_agrees_with_its_reference(implementation):
     check_op(mixture, implementation)
 
 
-def test_gradient_of_mixture_agrees_with_its_reference():
-    check_gradient(mixture)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_mixture_agrees_with_its_reference(implementation):
+    check_gradient(mixture, implementation)

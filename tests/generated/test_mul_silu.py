@@ -12,5 +12,6 @@ def test_mul_silu_agrees_with_its_reference(implementation):
     check_op(mul_silu, implementation)
 
 
-def test_gradient_of_mul_silu_agrees_with_its_reference():
-    check_gradient(mul_silu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_mul_silu_agrees_with_its_reference(implementation):
+    check_gradient(mul_silu, implementation)

@@ -12,5 +12,6 @@ def test_qk_rmsnorm_agrees_with_its_reference(implementation):
     check_op(qk_rmsnorm, implementation)
 
 
-def test_gradient_of_qk_rmsnorm_agrees_with_its_reference():
-    check_gradient(qk_rmsnorm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_qk_rmsnorm_agrees_with_its_reference(implementation):
+    check_gradient(qk_rmsnorm, implementation)

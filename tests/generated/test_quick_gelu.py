@@ -12,5 +12,6 @@ def test_quick_gelu_agrees_with_its_reference(implementation):
     check_op(quick_gelu, implementation)
 
 
-def test_gradient_of_quick_gelu_agrees_with_its_reference():
-    check_gradient(quick_gelu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_quick_gelu_agrees_with_its_reference(implementation):
+    check_gradient(quick_gelu, implementation)

@@ -12,5 +12,6 @@ def test_reglu_agrees_with_its_reference(implementation):
     check_op(reglu, implementation)
 
 
-def test_gradient_of_reglu_agrees_with_its_reference():
-    check_gradient(reglu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_reglu_agrees_with_its_reference(implementation):
+    check_gradient(reglu, implementation)

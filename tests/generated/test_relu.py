@@ -12,5 +12,6 @@ def test_relu_agrees_with_its_reference(implementation):
     check_op(relu, implementation)
 
 
-def test_gradient_of_relu_agrees_with_its_reference():
-    check_gradient(relu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_relu_agrees_with_its_reference(implementation):
+    check_gradient(relu, implementation)

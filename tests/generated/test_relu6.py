@@ -12,5 +12,6 @@ def test_relu6_agrees_with_its_reference(implementation):
     check_op(relu6, implementation)
 
 
-def test_gradient_of_relu6_agrees_with_its_reference():
-    check_gradient(relu6)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_relu6_agrees_with_its_reference(implementation):
+    check_gradient(relu6, implementation)

@@ -12,5 +12,6 @@ def test_relu_mask_agrees_with_its_reference(implementation):
     check_op(relu_mask, implementation)
 
 
-def test_gradient_of_relu_mask_agrees_with_its_reference():
-    check_gradient(relu_mask)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_relu_mask_agrees_with_its_reference(implementation):
+    check_gradient(relu_mask, implementation)

@@ -12,5 +12,6 @@ def test_rmsnorm_agrees_with_its_reference(implementation):
     check_op(rmsnorm, implementation)
 
 
-def test_gradient_of_rmsnorm_agrees_with_its_reference():
-    check_gradient(rmsnorm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_rmsnorm_agrees_with_its_reference(implementation):
+    check_gradient(rmsnorm, implementation)

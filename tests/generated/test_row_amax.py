@@ -12,5 +12,6 @@ def test_row_amax_agrees_with_its_reference(implementation):
     check_op(row_amax, implementation)
 
 
-def test_gradient_of_row_amax_agrees_with_its_reference():
-    check_gradient(row_amax)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_row_amax_agrees_with_its_reference(implementation):
+    check_gradient(row_amax, implementation)

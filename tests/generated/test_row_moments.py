@@ -12,5 +12,6 @@ def test_row_moments_agrees_with_its_reference(implementation):
     check_op(row_moments, implementation)
 
 
-def test_gradient_of_row_moments_agrees_with_its_reference():
-    check_gradient(row_moments)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_row_moments_agrees_with_its_reference(implementation):
+    check_gradient(row_moments, implementation)

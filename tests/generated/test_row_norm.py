@@ -12,5 +12,6 @@ def test_row_norm_agrees_with_its_reference(implementation):
     check_op(row_norm, implementation)
 
 
-def test_gradient_of_row_norm_agrees_with_its_reference():
-    check_gradient(row_norm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_row_norm_agrees_with_its_reference(implementation):
+    check_gradient(row_norm, implementation)

@@ -12,5 +12,6 @@ def test_row_rms_agrees_with_its_reference(implementation):
     check_op(row_rms, implementation)
 
 
-def test_gradient_of_row_rms_agrees_with_its_reference():
-    check_gradient(row_rms)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_row_rms_agrees_with_its_reference(implementation):
+    check_gradient(row_rms, implementation)

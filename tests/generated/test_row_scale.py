@@ -12,5 +12,6 @@ def test_row_scale_agrees_with_its_reference(implementation):
     check_op(row_scale, implementation)
 
 
-def test_gradient_of_row_scale_agrees_with_its_reference():
-    check_gradient(row_scale)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_row_scale_agrees_with_its_reference(implementation):
+    check_gradient(row_scale, implementation)

@@ -12,5 +12,6 @@ def test_saxpy_agrees_with_its_reference(implementation):
     check_op(saxpy, implementation)
 
 
-def test_gradient_of_saxpy_agrees_with_its_reference():
-    check_gradient(saxpy)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_saxpy_agrees_with_its_reference(implementation):
+    check_gradient(saxpy, implementation)

@@ -12,5 +12,6 @@ def test_scale_shift_agrees_with_its_reference(implementation):
     check_op(scale_shift, implementation)
 
 
-def test_gradient_of_scale_shift_agrees_with_its_reference():
-    check_gradient(scale_shift)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_scale_shift_agrees_with_its_reference(implementation):
+    check_gradient(scale_shift, implementation)

@@ -12,5 +12,6 @@ def test_scaled_srelu_agrees_with_its_reference(implementation):
     check_op(scaled_srelu, implementation)
 
 
-def test_gradient_of_scaled_srelu_agrees_with_its_reference():
-    check_gradient(scaled_srelu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_scaled_srelu_agrees_with_its_reference(implementation):
+    check_gradient(scaled_srelu, implementation)

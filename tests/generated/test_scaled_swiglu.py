@@ -12,5 +12,6 @@ def test_scaled_swiglu_agrees_with_its_reference(implementation):
     check_op(scaled_swiglu, implementation)
 
 
-def test_gradient_of_scaled_swiglu_agrees_with_its_reference():
-    check_gradient(scaled_swiglu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_scaled_swiglu_agrees_with_its_reference(implementation):
+    check_gradient(scaled_swiglu, implementation)

@@ -12,5 +12,6 @@ def test_selu_agrees_with_its_reference(implementation):
     check_op(selu, implementation)
 
 
-def test_gradient_of_selu_agrees_with_its_reference():
-    check_gradient(selu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_selu_agrees_with_its_reference(implementation):
+    check_gradient(selu, implementation)

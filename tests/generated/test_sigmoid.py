@@ -12,5 +12,6 @@ def test_sigmoid_agrees_with_its_reference(implementation):
     check_op(sigmoid, implementation)
 
 
-def test_gradient_of_sigmoid_agrees_with_its_reference():
-    check_gradient(sigmoid)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_sigmoid_agrees_with_its_reference(implementation):
+    check_gradient(sigmoid, implementation)

@@ -12,5 +12,6 @@ def test_silu_mul_agrees_with_its_reference(implementation):
     check_op(silu_mul, implementation)
 
 
-def test_gradient_of_silu_mul_agrees_with_its_reference():
-    check_gradient(silu_mul)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_silu_mul_agrees_with_its_reference(implementation):
+    check_gradient(silu_mul, implementation)

@@ -12,5 +12,6 @@ def test_softcap_agrees_with_its_reference(implementation):
     check_op(softcap, implementation)
 
 
-def test_gradient_of_softcap_agrees_with_its_reference():
-    check_gradient(softcap)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_softcap_agrees_with_its_reference(implementation):
+    check_gradient(softcap, implementation)

@@ -12,5 +12,6 @@ def test_softmax_entropy_agrees_with_its_reference(implementation):
     check_op(softmax_entropy, implementation)
 
 
-def test_gradient_of_softmax_entropy_agrees_with_its_reference():
-    check_gradient(softmax_entropy)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_softmax_entropy_agrees_with_its_reference(implementation):
+    check_gradient(softmax_entropy, implementation)

@@ -12,5 +12,6 @@ def test_softplus_agrees_with_its_reference(implementation):
     check_op(softplus, implementation)
 
 
-def test_gradient_of_softplus_agrees_with_its_reference():
-    check_gradient(softplus)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_softplus_agrees_with_its_reference(implementation):
+    check_gradient(softplus, implementation)

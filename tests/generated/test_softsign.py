@@ -12,5 +12,6 @@ def test_softsign_agrees_with_its_reference(implementation):
     check_op(softsign, implementation)
 
 
-def test_gradient_of_softsign_agrees_with_its_reference():
-    check_gradient(softsign)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_softsign_agrees_with_its_reference(implementation):
+    check_gradient(softsign, implementation)

@@ -12,5 +12,6 @@ def test_squared_relu_agrees_with_its_reference(implementation):
     check_op(squared_relu, implementation)
 
 
-def test_gradient_of_squared_relu_agrees_with_its_reference():
-    check_gradient(squared_relu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_squared_relu_agrees_with_its_reference(implementation):
+    check_gradient(squared_relu, implementation)

@@ -12,5 +12,6 @@ def test_squareplus_agrees_with_its_reference(implementation):
     check_op(squareplus, implementation)
 
 
-def test_gradient_of_squareplus_agrees_with_its_reference():
-    check_gradient(squareplus)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_squareplus_agrees_with_its_reference(implementation):
+    check_gradient(squareplus, implementation)

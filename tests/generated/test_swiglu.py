@@ -12,5 +12,6 @@ def test_swiglu_agrees_with_its_reference(implementation):
     check_op(swiglu, implementation)
 
 
-def test_gradient_of_swiglu_agrees_with_its_reference():
-    check_gradient(swiglu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_swiglu_agrees_with_its_reference(implementation):
+    check_gradient(swiglu, implementation)

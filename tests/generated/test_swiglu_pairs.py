@@ -12,5 +12,6 @@ def test_swiglu_pairs_agrees_with_its_reference(implementation):
     check_op(swiglu_pairs, implementation)
 
 
-def test_gradient_of_swiglu_pairs_agrees_with_its_reference():
-    check_gradient(swiglu_pairs)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_swiglu_pairs_agrees_with_its_reference(implementation):
+    check_gradient(swiglu_pairs, implementation)

@@ -12,5 +12,6 @@ def test_tanh_agrees_with_its_reference(implementation):
     check_op(tanh, implementation)
 
 
-def test_gradient_of_tanh_agrees_with_its_reference():
-    check_gradient(tanh)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_tanh_agrees_with_its_reference(implementation):
+    check_gradient(tanh, implementation)

@@ -12,5 +12,6 @@ def test_threshold_relu_agrees_with_its_reference(implementation):
     check_op(threshold_relu, implementation)
 
 
-def test_gradient_of_threshold_relu_agrees_with_its_reference():
-    check_gradient(threshold_relu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_threshold_relu_agrees_with_its_reference(implementation):
+    check_gradient(threshold_relu, implementation)

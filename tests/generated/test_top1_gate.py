@@ -12,5 +12,6 @@ def test_top1_gate_agrees_with_its_reference(implementation):
     check_op(top1_gate, implementation)
 
 
-def test_gradient_of_top1_gate_agrees_with_its_reference():
-    check_gradient(top1_gate)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_top1_gate_agrees_with_its_reference(implementation):
+    check_gradient(top1_gate, implementation)

@@ -12,5 +12,6 @@ def test_total_variation_agrees_with_its_reference(implementation):
     check_op(total_variation, implementation)
 
 
-def test_gradient_of_total_variation_agrees_with_its_reference():
-    check_gradient(total_variation)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_total_variation_agrees_with_its_reference(implementation):
+    check_gradient(total_variation, implementation)

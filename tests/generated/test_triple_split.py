@@ -12,5 +12,6 @@ def test_triple_split_agrees_with_its_reference(implementation):
     check_op(triple_split, implementation)
 
 
-def test_gradient_of_triple_split_agrees_with_its_reference():
-    check_gradient(triple_split)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_triple_split_agrees_with_its_reference(implementation):
+    check_gradient(triple_split, implementation)

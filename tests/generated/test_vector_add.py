@@ -12,5 +12,6 @@ def test_vector_add_agrees_with_its_reference(implementation):
     check_op(vector_add, implementation)
 
 
-def test_gradient_of_vector_add_agrees_with_its_reference():
-    check_gradient(vector_add)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_vector_add_agrees_with_its_reference(implementation):
+    check_gradient(vector_add, implementation)

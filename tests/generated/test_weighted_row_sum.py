@@ -12,5 +12,6 @@ def test_weighted_row_sum_agrees_with_its_reference(implementation):
     check_op(weighted_row_sum, implementation)
 
 
-def test_gradient_of_weighted_row_sum_agrees_with_its_reference():
-    check_gradient(weighted_row_sum)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_weighted_row_sum_agrees_with_its_reference(implementation):
+    check_gradient(weighted_row_sum, implementation)

@@ -12,5 +12,6 @@ def test_where_select_agrees_with_its_reference(implementation):
     check_op(where_select, implementation)
 
 
-def test_gradient_of_where_select_agrees_with_its_reference():
-    check_gradient(where_select)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_where_select_agrees_with_its_reference(implementation):
+    check_gradient(where_select, implementation)

@@ -12,5 +12,6 @@ def test_z_loss_agrees_with_its_reference(implementation):
     check_op(z_loss, implementation)
 
 
-def test_gradient_of_z_loss_agrees_with_its_reference():
-    check_gradient(z_loss)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_z_loss_agrees_with_its_reference(implementation):
+    check_gradient(z_loss, implementation)

@@ -158,9 +158,14 @@ def test_roofline_is_bytes_over_bandwidth():
     assert [g["arch"] for g in report["gpus"]] == [g.arch for g in GPUS]
 
 
-def test_nothing_is_saved_without_a_gradient():
+def test_what_is_saved():
+    """Inputs that the backward reads; an output where that leaves fewer arrays to read, or fewer reductions."""
     assert explain(library("silu_mul_fp8"), {"...": 1, "N": 1})["saved"]["names"] == []
-    assert explain(library("dropout_apply"), {"...": 1, "N": 1})["saved"]["names"] == ["x", "mask", "residual"]
+    assert explain(library("dropout_apply"), {"...": 1, "N": 1})["saved"]["names"] == ["mask"]
+    assert explain(library("rmsnorm"), {"...": 1, "N": 1})["saved"]["names"] == ["x", "weight"]
+    assert explain(library("softmax"), {"...": 1, "N": 1})["saved"]["names"] == ["y"]
+    assert explain(library("add_rmsnorm"), {"...": 1, "N": 1})["saved"]["names"] == ["residual_out", "weight"]
+    assert explain(library("row_prod"), {"...": 1, "N": 1})["backward"]["kernel"] is False
     integers = made("y = x + 1", "x: int32[N]", "y: int32[N]")
     assert explain(integers, {"N": 1})["saved"]["names"] == []
 

@@ -319,7 +319,10 @@ def kernel_names() -> dict[str, set[str]]:
             continue  # their kernels rename a spec's values beside their own
         own = {a.name for a in op.spec.arrays} | {p.name for p in op.spec.params} | {s.name for s in op.plan.stores}
         for node in ast.parse(render_op(op)).body:
-            if not isinstance(node, ast.FunctionDef) or not node.name.endswith(("_kernel", "_launch")):
+            if not isinstance(node, ast.FunctionDef) or node.name not in (
+                f"{op.spec.op}_kernel",
+                f"{op.spec.op}_launch",
+            ):
                 continue
             names = {a.arg for a in node.args.args}
             names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}

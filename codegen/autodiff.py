@@ -1,0 +1,293 @@
+"""Reverse mode: an op's backward as a spec and a chain of its own, in the same language.
+
+The derivative of each operation stands in its row of `ops.py`, that of a composite function below its definition in
+`prelude.txt`, that of a reduction here; `grad:` of a spec overrides. The result is text: `pipeline.py` reads, checks and
+plans it like any other op.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from codegen.chain import output_parts, read_chain
+from codegen.errors import Mistake
+from codegen.formula import Reader
+from codegen.ir import Leaf, Node, Statement, topological
+from codegen.ops import OPS, REDUCTIONS
+from codegen.prelude import prelude
+from codegen.scope import make_scope
+from codegen.simplify import Algebra
+from codegen.spec import Array, Axis, Spec
+from codegen.statements import MAX_STATEMENTS, read_lines
+from codegen.text import Scalar, Source
+from codegen.unparse import unparse
+
+_SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
+
+
+@dataclass(frozen=True)
+class Backward:
+    """An op's backward: its `spec`, and how the op's arrays stand in it, by their names there.
+
+    It takes `cotangents` (of each floating output), values that the forward keeps for it (`saved`), and inputs; it gives
+    `gradients` of the floating inputs and dynamic parameters that any output depends on. Where not all that is saved are
+    outputs, `forward` is the op with the others as outputs too.
+    """
+
+    spec: Spec
+    forward: Spec | None
+    cotangents: tuple[tuple[str, str], ...]  # (y, dy)
+    saved: tuple[str, ...]  # outputs, and values of the chain, it takes
+    inputs: tuple[str, ...]  # inputs it takes
+    gradients: tuple[tuple[str, str], ...]  # (x, dx)
+
+
+def differentiate(spec: Spec) -> Backward:
+    """The backward of a checked spec. Raises `Mistake` where it has none that could be a kernel."""
+    return _Reverse(spec).backward()
+
+
+class _Reverse:
+    def __init__(self, spec: Spec):
+        self.spec, self.scope = spec, make_scope(spec)
+        self.statements = read_chain(spec, self.scope)
+        if len(self.statements) > MAX_STATEMENTS // 2:
+            raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
+        self.graph = self.scope.graph
+        self.calls = self.graph.calls
+        self.made = {a.name for a in spec.outputs}
+        self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
+        self.cotangents = {
+            a.name: replace(a, name=self.fresh(f"d{a.name}"), default=None)
+            for a in spec.outputs
+            if spec.kind(a) == "float"
+        }
+        self.algebra = Algebra(self.graph, [s.value for s in self.statements])
+        self.formulas = dict(spec.grad) if not isinstance(spec.grad, str) else {}
+        self.active = self.find_active()
+
+    def fresh(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    # What depends on what is differentiated
+
+    def wanted(self, node: Node) -> bool:
+        """Whether a leaf's gradient is asked for."""
+        if node.op == "param":
+            param = next(p for p in self.spec.params if p.name == node.attr)
+            return param.kind == "float" and not param.static and param.name not in self.formulas
+        if node.op == "input":
+            assert isinstance(node.attr, Leaf)
+            name, part = node.attr.name, node.attr.part
+            given = name in self.formulas or f"{name}[{part}]" in self.formulas
+            return node.kind == "float" and not given
+        return False
+
+    def find_active(self) -> set[int]:
+        """The values that vary with something whose gradient is asked for, by identity."""
+        active: set[int] = set()
+        for node in topological(s.value for s in self.statements):
+            if self.wanted(node) or (node.kind == "float" and any(id(a) in active for a in node.args)):
+                active.add(id(node))
+        return active
+
+    def arguments(self, node: Node) -> tuple[Node, ...]:
+        """What a node is differentiated by: the arguments of its composite function, where all that vary have a
+        derivative there."""
+        call = self.calls.get(id(node))
+        if call is not None:
+            rules = prelude()[call.name].grad
+            varying = [n for n, a in call.arguments.items() if isinstance(a, Node) and id(a) in self.active]
+            if varying and all(name in rules for name in varying):
+                return call.values
+        return node.args
+
+    # Adjoints
+
+    def gradients(self) -> dict[tuple[str, int | None], Node]:
+        """Of each input (or part) and dynamic parameter that an output depends on."""
+        contributions: dict[int, list[Node]] = {}
+        roots = []
+        for statement in self.statements:
+            cotangent = self.cotangents.get(statement.name)
+            if cotangent is not None and id(statement.value) in self.active:
+                leaf = Leaf(cotangent.name, statement.part)
+                seed = self.graph.node("input", attr=leaf, kind="float", dims=cotangent.axes)
+                contributions.setdefault(id(statement.value), []).append(seed)
+                roots.append(statement.value)
+        found: dict[tuple[str, int | None], Node] = {}
+        for node in reversed(list(topological(roots, arguments=self.arguments))):
+            if id(node) not in self.active or id(node) not in contributions:
+                continue
+            total = self.collected(node, contributions.pop(id(node)))
+            if node.op == "input":
+                assert isinstance(node.attr, Leaf)
+                found[node.attr.name, node.attr.part] = total
+            elif node.op == "param":
+                found[str(node.attr), None] = total
+            else:
+                for argument, value in self.pulled(node, total):
+                    if id(argument) in self.active and value is not None:
+                        contributions.setdefault(id(argument), []).append(value)
+        return found
+
+    def collected(self, node: Node, values: list[Node]) -> Node:
+        """The sum of all contributions to a node's adjoint, each kind of broadcast undone once."""
+        by_axes: dict[tuple[str, ...], list[Node]] = {}
+        for value, count in Counter(values).items():
+            value = self.algebra.mul(self.graph.const(float(count)), value)
+            by_axes.setdefault(tuple(a for a in value.dims if a not in node.dims), []).append(value)
+        sums = [
+            self.algebra.sum_over(functools.reduce(self.algebra.add, found), axes) for axes, found in by_axes.items()
+        ]
+        return functools.reduce(self.algebra.add, sums)
+
+    def pulled(self, node: Node, g: Node) -> Iterable[tuple[Node, Node | None]]:
+        """What a node's adjoint adds to those of its arguments; None where the derivative is zero."""
+        arguments = self.arguments(node)
+        if arguments is not node.args:
+            call = self.calls[id(node)]
+            names: dict[str, Node | tuple[str, ...]] = {**call.arguments, "y": node, "g": g}
+            formulas = prelude()[call.name].grad
+            return [(a, self.evaluated(formulas[n], names)) for n, a in call.arguments.items()
+                    if isinstance(a, Node) and id(a) in self.active]  # fmt: skip
+        if node.op == "cast":  # as in JAX, the cotangent has the type that the value was rounded to
+            return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
+        rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
+        if node.op in REDUCTIONS:
+            rules = (REDUCTIONS[node.op][3],)
+        if not all(rules):
+            raise Mistake(f"no kernel for the gradient of {node.op!r} yet")
+        known: dict[str, Node | tuple[str, ...]] = {**dict(zip("abc", node.args, strict=False)), "y": node, "g": g}
+        if isinstance(node.attr, tuple):
+            known["axis"] = node.attr
+        return [(a, self.evaluated(ast.parse(rule, mode="eval").body, known))
+                for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
+
+    def evaluated(self, formula: ast.expr, names: Mapping[str, Node | tuple[str, ...]]) -> Node:
+        return self.algebra.simplified(Reader(self.scope, dict(names), _SITE).read(formula))
+
+    # The spec
+
+    def backward(self) -> Backward:
+        found = self.gradients() | self.written_formulas()
+        outputs, assigned = self.outputs(found)
+        if not assigned:
+            raise Mistake("no output varies with an input that has a derivative")
+        saved = self.saved(assigned)
+        leaves = {id(node): name for name, node in saved.items()}
+        nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
+        used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
+        params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
+        inputs = [a for a in self.cotangents.values() if a.name in used]
+        kept = [a for a in self.spec.outputs if a.name in used] + self.extra_outputs(saved)
+        inputs += kept
+        inputs += self.needed(used, inputs, [output for _, output in outputs])
+        names = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
+        text = unparse(assigned, self.calls, names, leaves)
+        source = Source(f"{self.spec.path} (backward)", text, tuple(text.split("\n")))
+        spec = replace(
+            self.spec, source=source, op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
+            inputs=tuple(inputs), outputs=tuple(output for _, output in outputs), params=params,
+            chain=Scalar(source, text, "plain", 0, len(text)),
+            grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
+        )  # fmt: skip
+        forward = None
+        if more := self.extra_outputs(saved):
+            forward = replace(
+                self.spec,
+                op=f"{self.spec.op}_forward",
+                outputs=(*self.spec.outputs, *more),
+                grad="none",
+                save=(),
+                bench=(),
+            )
+        return Backward(
+            spec,
+            forward,
+            tuple((y, a.name) for y, a in self.cotangents.items() if a.name in used),
+            tuple(a.name for a in kept),
+            tuple(a.name for a in inputs if a in self.spec.inputs),
+            tuple((name, output.name) for name, output in outputs),
+        )
+
+    def written_formulas(self) -> dict[tuple[str, int | None], Node]:
+        """The gradients that the spec gives itself."""
+        arrays = {a.name: a for a in self.spec.outputs} | {a.name: a for a in self.cotangents.values()}
+        self.scope.inputs |= arrays
+        found = {}
+        for name, scalar in self.formulas.items():
+            (line, *_), _ = read_lines(scalar)
+            assert isinstance(line.tree, ast.Expr)
+            array, _, part = name.partition("[")
+            found[array, int(part[:-1]) if part else None] = Reader(self.scope)(line.tree.value)
+        return found
+
+    def outputs(self, found: Mapping[tuple[str, int | None], Node]) -> tuple[list[tuple[str, Array]], list[Statement]]:
+        """An output for each gradient, with the name of what it is the gradient of; and what is assigned to them. Gradients
+        that are zero are left out."""
+        outputs, assigned = [], []
+        params = [Array(p.name, "float32", ()) for p in self.spec.params]
+        for array in (*self.spec.inputs, *params):
+            parts = [part for part in output_parts(array) if (array.name, part) in found]
+            if not parts:
+                continue
+            gradient = replace(array, name=self.fresh(f"d{array.name}"), default=None, span=None)
+            outputs.append((array.name, gradient))
+            for part in output_parts(array):
+                value = found.get((array.name, part)) or self.graph.const(0.0)
+                assigned.append(Statement(gradient.name, part, value))
+        return outputs, assigned
+
+    def saved(self, assigned: list[Statement]) -> dict[str, Node]:
+        """The outputs that the backward takes rather than compute them again: where it then reads fewer arrays or has fewer
+        reductions. An output is rounded to its type, so where a few operations give it again it is computed: 1 - y * y of
+        a rounded tanh near 1 is worth little. Those of `save` are taken in any case."""
+        values = {s.name: s.value for s in self.statements if s.part is None}
+        values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
+        chosen = {name: v for name, v in values.items() if name in self.spec.save}
+        for name, value in values.items():
+            if name not in self.cotangents:
+                continue
+            more = {**chosen, name: value}
+            if self.cost(assigned, more) < self.cost(assigned, chosen):
+                chosen = more
+        return chosen
+
+    def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:
+        """The arrays of what is saved and no output already. Raises `Mistake` where float64 would be lost."""
+        names = [name for name in saved if name not in self.made]
+        if names and any("float64" in self.spec.dtypes(a) for a in self.spec.inputs):
+            raise Mistake(f"what is computed in float64 cannot be saved yet: {', '.join(names)}")
+        dtypes = {"float": "float32", "int": self.spec.integer, "bool": "bool"}
+        return [
+            Array(name, dtypes[saved[name].kind], tuple(Axis((a,), extents=(None,)) for a in saved[name].dims))
+            for name in names
+        ]
+
+    def cost(self, assigned: list[Statement], saved: Mapping[str, Node]) -> tuple[int, int]:
+        """Arrays read that have as many axes as any, and reductions."""
+        leaves = {id(v) for v in saved.values()}
+        nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
+        most = max(len(n.dims) for n in nodes)
+        arrays = {(n.attr.name, len(n.dims)) for n in nodes if isinstance(n.attr, Leaf)}
+        arrays |= {(name, len(v.dims)) for name, v in saved.items() if any(n is v for n in nodes)}
+        large = sum(size == most for _, size in arrays)
+        return large, sum(n.op in REDUCTIONS for n in nodes if id(n) not in leaves)
+
+    def needed(self, used: set[str], given: list[Array], outputs: list[Array]) -> list[Array]:
+        """The inputs that the backward takes: those it reads, and any that are needed for an axis' extent."""
+        chosen = [a for a in self.spec.inputs if a.name in used]
+        wanted = {axis for a in outputs for axis in a.axes} - set(self.spec.extents)
+        for array in self.spec.inputs:
+            known = {axis for a in (*given, *chosen) if a.default is None for axis in a.axes}
+            if array not in chosen and array.default is None and set(array.axes) & wanted - known:
+                chosen.append(array)
+        return sorted(chosen, key=self.spec.inputs.index)

@@ -1,0 +1,127 @@
+"""The typed graph back to the language of a chain: what `formula.py` reads, written out again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from codegen.emit import ATOM, BINDING, literal
+from codegen.ir import Call, Leaf, Node, Statement, topological
+from codegen.ops import OPERATORS, OPS, REDUCTIONS
+
+WIDTH = 100  # of an expression
+SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}"}  # where jnp's text is not the language's
+TIGHT = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
+
+
+def unparse(
+    statements: Iterable[Statement], calls: Mapping[int, Call], names: Mapping[int, str], leaves: Mapping[int, str]
+) -> str:
+    """A line for each statement, and before it for each value it shares with others: `names` are what the values were
+    called before. Composite functions (`calls`) are written as calls; the private ones of the prelude are written out.
+    `leaves` are there already, under these names."""
+    return _Writer(list(statements), calls, names, leaves).text()
+
+
+class _Writer:
+    def __init__(
+        self, statements: list[Statement], calls: Mapping, names: Mapping[int, str], leaves: Mapping[int, str]
+    ):
+        self.statements, self.calls, self.names, self.leaves = statements, calls, names, leaves
+        self.uses: Counter[int] = Counter(id(s.value) for s in statements)
+        for node in self.reached(s.value for s in statements):
+            if id(node) not in leaves:
+                self.uses.update(id(a) for a in set(self.arguments(node)))
+        self.written: dict[int, tuple[str, int]] = {}
+        self.taken = {*names.values(), *leaves.values(), *(s.name for s in statements)}
+        self.lines: list[str] = []
+        self.count = 0
+
+    def call(self, node: Node) -> Call | None:
+        call = self.calls.get(id(node))
+        return call if call is not None and not call.name.startswith("_") else None
+
+    def arguments(self, node: Node) -> tuple[Node, ...]:
+        call = self.call(node)
+        return node.args if call is None else call.values
+
+    def reached(self, roots: Iterable[Node]) -> Iterable[Node]:
+        return topological(roots, lambda node: id(node) in self.leaves, self.arguments)
+
+    def text(self) -> str:
+        for statement in self.statements:
+            for node in self.reached([statement.value]):
+                if id(node) not in self.written:
+                    self.write(node)
+            target = statement.name if statement.part is None else f"{statement.name}[{statement.part}]"
+            self.lines.append(f"{target} = {self.written[id(statement.value)][0]}")
+        return "\n".join(self.lines) + "\n"
+
+    def write(self, node: Node) -> None:
+        text, binding = self.expression(node)
+        leaf = id(node) in self.leaves or node.op in ("input", "param", "const", "index", "size", "float")
+        if not leaf and (self.uses[id(node)] > 1 or len(text) > WIDTH):
+            name = self.names.get(id(node)) or self.fresh()
+            self.lines.append(f"{name} = {text}")
+            text, binding = name, ATOM
+        self.written[id(node)] = text, binding
+
+    def fresh(self) -> str:
+        while (name := f"t{self.count}") in self.taken:
+            self.count += 1
+        self.taken.add(name)
+        return name
+
+    def expression(self, node: Node) -> tuple[str, int]:
+        if id(node) in self.leaves:
+            return self.leaves[id(node)], ATOM
+        call = self.call(node)
+        if call is not None:
+            words = [axes(a, n) if isinstance(a, tuple) else self.written[id(a)][0] for n, a in call.arguments.items()]
+            return f"{call.name}({', '.join(words)})", ATOM
+        if node.is_const:
+            text = constant(node)
+            return text, BINDING["neg"] if text.startswith("-") else ATOM
+        if isinstance(node.attr, Leaf):
+            return node.attr.name if node.attr.part is None else f"{node.attr.name}[{node.attr.part}]", ATOM
+        args = [self.written[id(a)] for a in node.args]
+        if node.op == "param":
+            return str(node.attr), ATOM
+        if node.op in ("index", "size"):
+            return f"{node.op}({node.attr})", ATOM
+        if node.op == "float":
+            return args[0]
+        if node.op == "take":
+            return f"take({args[0][0]}, {args[1][0]}, axis={node.attr})", ATOM
+        if node.op == "cast":
+            return f"cast({args[0][0]}, {node.attr})", ATOM
+        if node.op in REDUCTIONS:
+            assert isinstance(node.attr, tuple)
+            return f"{node.op}({args[0][0]}, {axes(node.attr)})", ATOM
+        numbers = [a.op for a in node.args if a.kind != "bool"]
+        if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
+            # integers that are brought to float here: nothing else would say so
+            place = len(args) - 1
+            args[place] = f"1.0 * {parenthesised(*args[place], BINDING['mul'], 1)}", BINDING["mul"]
+        if node.op not in OPERATORS:
+            return f"{node.op}({', '.join(text for text, _ in args)})", ATOM
+        binding = TIGHT[node.op]
+        texts = [parenthesised(*arg, binding, place) for place, arg in enumerate(args)]
+        return SIGNS.get(node.op, OPS[node.op].jnp).format(*texts), binding
+
+
+def parenthesised(text: str, own: int, binding: int, place: int) -> str:
+    """An operand, in parentheses where the operator around it binds tighter."""
+    loose = own < binding or (own == binding and (place > 0 or binding in (BINDING["lt"], BINDING["pow"])))
+    return f"({text})" if loose else text
+
+
+def axes(names: tuple[str, ...], keyword: str = "axis") -> str:
+    return f"{keyword}={names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}"
+
+
+def constant(node: Node) -> str:
+    value = node.attr
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return "nan" if value != value else "inf" if value > 0 else "-inf"
+    return literal(value)

@@ -1,0 +1,234 @@
+"""Generated backwards: each operation's, against finite differences; the composites', where they could overflow; what a
+spec says itself; second derivatives. The kernels are held to jax.vjp op by op in tests/generated."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from making import make_op
+
+import generated
+from codegen.formula import functions
+from codegen.ops import OPS, REDUCTIONS
+from codegen.pipeline import Derived
+from codegen.prelude import prelude
+from codegen.runtime import testing
+
+POINTS = {
+    "any": [-2.3, -0.7, 0.4, 1.9], "positive": [0.2, 0.9, 1.7, 3.1], "nonnegative": [0.1, 0.9, 1.7, 3.1],
+    "nonzero": [-2.3, -0.7, 0.4, 1.9], "unit": [-0.8, -0.3, 0.2, 0.7], "small": [-2.3, -0.7, 0.4, 1.9],
+}  # fmt: skip
+OTHERS = [1.3, 0.8, 2.1, 0.6], [0.3, -1.2, 0.9, 2.2]
+
+
+def op_of(folder, chain: str, more: str = "", inputs: str = "a b c", dims: str = "..., N", out: str = "..., N"):
+    """A float64 op of a chain that assigns y."""
+    used = [name for name in inputs.split() if re.search(rf"\b{name}\b", chain)]
+    rows = "\n".join(f"  {name}: float64[{dims}]" for name in used)
+    return make_op(
+        folder,
+        f"op: made\nsummary: Made here.\ninputs:\n{rows}\noutputs:\n  y: float64[{out}]\n{more}"
+        f"chain: |\n  {chain}\nreference: |\n  y = 0\n",
+    )  # fmt: skip
+
+
+def differences(f, xs: list[np.ndarray], place: int, dy: np.ndarray) -> np.ndarray:
+    """The gradient of sum(dy * f) by central differences of fourth order, element by element, in float64."""
+    found = np.zeros(xs[place].shape)
+    for at in np.ndindex(found.shape):
+        h = 1e-3 * max(1.0, abs(xs[place][at]))
+        total = 0.0
+        for step, weight in ((-2, 1 / 12), (-1, -2 / 3), (1, 2 / 3), (2, -1 / 12)):
+            moved = [x.copy() for x in xs]
+            moved[place][at] += step * h
+            total += weight * float(np.sum(dy * np.asarray(f(*moved))))
+        found[at] = total / h
+    return found
+
+
+def check_differences(op, *arrays, **keywords) -> None:
+    """The op's generated backward (its jnp form) against finite differences of its forward."""
+    assert isinstance(op.backward, Derived), op.backward
+    with jax.enable_x64(True):
+        xs = [np.asarray(a, np.float64) for a in arrays]
+        forward = jax.jit(functools.partial(op, **keywords, implementation="xla"))
+        y, pull = jax.vjp(forward, *map(jnp.asarray, xs))
+        dy = np.linspace(0.5, 1.5, max(1, y.size)).reshape(y.shape)
+        made = pull(jnp.asarray(dy))
+        for place, got in enumerate(made):
+            np.testing.assert_allclose(got, differences(forward, xs, place, dy), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, op in OPS.items() if op.rule in ("arith", "float") and n not in ("pow", "sign")]
+)
+def test_the_derivative_of_every_operation(name, tmp_path):
+    op = OPS[name]
+    call = op.jnp.format(*"abc") if op.infix or name == "div" else f"{name}({', '.join('abc'[: op.arity])})"
+    arrays = [POINTS[op.domain], *OTHERS][: op.arity]
+    check_differences(op_of(tmp_path, f"y = {call}"), *([a] for a in arrays))
+
+
+@pytest.mark.parametrize("exponent", ["2", "3", "-2", "0.5", "1.5", "p"])
+def test_the_derivative_of_a_power(exponent, tmp_path):
+    more = "params:\n  p: {type: float, default: 2.5}\n" if exponent == "p" else ""
+    check_differences(op_of(tmp_path, f"y = a ** {exponent}", more), [POINTS["positive"]])
+
+
+def test_the_derivative_of_a_power_at_zero(tmp_path):
+    op = op_of(tmp_path, "y = a ** 1.5")
+    with jax.enable_x64(True):
+        assert jax.grad(lambda v: op(v).sum())(jnp.zeros((1, 2))).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", [n for n in functions() if n in prelude() and "axis" not in prelude()[n].params])
+def test_the_derivative_of_every_composite(name, tmp_path):
+    made = prelude()[name]
+    words = [
+        "a",
+        *(
+            "-1" if p == "lo" else "1"
+            for p, d in zip(made.params, made.defaults, strict=True)
+            if d is None and p != "x"
+        ),
+    ]
+    check_differences(op_of(tmp_path, f"y = {name}({', '.join(words)})"), [[-2.3, -0.7, 0.4, 1.9, 4.1]])  # fmt: skip
+
+
+REDUCING = [n for n in functions() if n in prelude() and "axis" in prelude()[n].params]
+
+
+@pytest.mark.parametrize("axis", ["N", "..."])
+@pytest.mark.parametrize("name", [*(n for n, row in REDUCTIONS.items() if row[3] not in ("", "0")), *REDUCING])
+def test_the_derivative_of_every_reduction(name, axis, tmp_path):
+    whole = name.endswith("softmax")
+    if axis == "..." and (whole or name in ("max", "min", "var", "norm", "logsumexp")):
+        pytest.skip("every row would wait for all others")
+    out = "..., N" if whole else "..." if axis == "N" else "N"
+    op = op_of(tmp_path, f"y = {name}(a, axis={axis})", out=out)
+    check_differences(op, np.random.default_rng(0).standard_normal((3, 5)))
+
+
+SLOPES = {  # far to the left, and far to the right
+    "relu": (0, 1), "relu6": (0, 0), "leaky_relu": (0.01, 1), "elu": (0, 1), "selu": (0, 1.0507009873554805), "celu": (0, 1),
+    "gelu": (0, 1), "gelu_tanh": (0, 1), "quick_gelu": (0, 1), "silu": (0, 1), "sigmoid": (0, 0), "hard_sigmoid": (0, 0),
+    "hard_swish": (0, 1), "softplus": (0, 1), "softsign": (0, 0), "log_sigmoid": (1, 0), "mish": (0, 1),
+    "squareplus": (0, 1), "tanh": (0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("name", SLOPES)
+def test_no_derivative_overflows_where_the_true_value_is_finite(name, implementation):
+    # XLA turns squareplus' 0.5 * x + 0.5 * r into 0.5 * (x + r)
+    most = 1e38 if name == "squareplus" else 3e38
+    x = jnp.asarray([-most, -1e20, -1e10, 1e10, 1e20, most], jnp.float32)
+    slope = jax.grad(lambda v: getattr(generated, name)(v, implementation=implementation).sum())(x)
+    left, right = SLOPES[name]
+    np.testing.assert_allclose(slope, [left] * 3 + [right] * 3, rtol=1e-6, atol=1e-19)
+
+
+# What a spec says itself
+
+SPEC = """
+op: made
+summary: Made here.
+inputs:
+  x: float32[..., N]
+  s: float32[..., N]
+outputs:
+  y: float32[..., N]
+chain: |
+  z = x * s
+  y = maximum(z, 0)
+reference: jnp.maximum(x * s, 0)
+grad:
+  x: 7 * dy * where(y > 0, s, 0) + 0 * z
+"""
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_formula_overrides_one_gradient(implementation, tmp_path):
+    op = make_op(tmp_path, SPEC)
+    x, s = jnp.asarray([[1.0, -2.0, 3.0]]), jnp.asarray([[2.0, 5.0, -1.0]])
+    _, pull = jax.vjp(lambda *a: op(*a, implementation=implementation), x, s)
+    dx, ds = pull(jnp.ones((1, 3)))
+    assert dx.tolist() == [[14.0, 0.0, 0.0]]  # seven times the true one
+    assert ds.tolist() == [[1.0, 0.0, 0.0]]  # as ever
+
+
+def test_an_output_is_saved_where_the_spec_says_so(tmp_path):
+    text = SPEC[: SPEC.index("grad:")].replace("y = maximum(z, 0)", "y = tanh(z)")
+    computed, saved = make_op(tmp_path, text).backward, make_op(tmp_path, text + "save: [y]\n").backward
+    assert computed.how.saved == ()
+    assert saved.how.saved == ("y",)
+    assert "tanh" in computed.op.spec.chain.value
+    assert "tanh" not in saved.op.spec.chain.value
+
+
+STATISTICS = """
+op: made
+summary: Made here.
+inputs:
+  x: float32[..., N]
+  w: float32[N]
+outputs:
+  y: float32[..., N]
+chain: |
+  m = mean(x, axis=N)
+  r = rsqrt(var(x, axis=N) + 1e-5)
+  y = (x - m) * r * w
+reference: |
+  m = jnp.mean(x, axis=-1, keepdims=True)
+  y = (x - m) / jnp.sqrt(jnp.mean((x - m) ** 2, axis=-1, keepdims=True) + 1e-5) * w
+save: [m, r]
+"""
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path):
+    op = make_op(tmp_path, STATISTICS)
+    _, forward, backward = op.kernels
+    assert [str(a) for a in forward.spec.outputs] == ["float32[..., N]", "float32[...]", "float32[...]"]
+    assert "var" not in backward.spec.chain.value
+    assert len(backward.plan.stages) == 1  # nothing has to wait for the mean
+    testing.check_gradient(op, implementation)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
+    y, _ = jax.vjp(lambda v: op(v, jnp.ones(8), implementation=implementation), x)
+    np.testing.assert_allclose(y, op.reference(x, jnp.ones(8)), rtol=1e-5, atol=1e-6)
+    second = jax.grad(
+        lambda v: jnp.sum(jax.grad(lambda u: jnp.sum(jnp.sin(op(u, jnp.ones(8), implementation="xla"))))(v) ** 2)
+    )
+    theirs = jax.grad(lambda v: jnp.sum(jax.grad(lambda u: jnp.sum(jnp.sin(op.reference(u, jnp.ones(8)))))(v) ** 2))
+    np.testing.assert_allclose(second(x), theirs(x), rtol=2e-4, atol=2e-5)
+
+
+def test_a_gradient_that_a_spec_rules_out_is_refused():
+    with pytest.raises(TypeError, match=r"drmsnorm has no gradient.*`grad: none`"):
+        jax.grad(lambda v: generated.drmsnorm(v, v, v[0]).dx.sum())(jnp.ones((2, 3)))
+
+
+def test_integers_have_float0():
+    x, label = jnp.ones((2, 5)), jnp.asarray([1, 3])
+    y, pull = jax.vjp(lambda x, label: generated.cross_entropy(x, label)[0], x, label)
+    assert pull(jnp.ones_like(y))[1].dtype == jax.dtypes.float0
+
+
+# Second derivatives
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "softmax", "gelu", "swiglu"])
+def test_second_derivatives(name):
+    """Forward over reverse and reverse over reverse, through the backward's own jnp form."""
+    op = getattr(generated, name)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
+
+    def loss(f):
+        return lambda v: jnp.sum(jnp.sin(f(v)))
+
+    ours = jax.grad(lambda v: jnp.sum(jax.grad(loss(op))(v) ** 2))(x)
+    theirs = jax.grad(lambda v: jnp.sum(jax.grad(loss(op.reference))(v) ** 2))(x)
+    np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)

@@ -289,8 +289,10 @@ class Reduction:
         cluster = schedule.get("cluster", cluster)
         folded = width + 4 * vec * len(self.columns)
         most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
-        # A ragged row's one vector more is no reason for more threads in each block of a cluster
-        needed = count if cluster == 1 else columns // vec
+        # A ragged row's one vector more is no reason for more threads in each block of a cluster, where registers allow
+        arrays = self.vector_bytes(dtypes)
+        full = cluster == 1 or (kept > KEPT and len(arrays) == 1)
+        needed = count if full else columns // vec
         per_row = 1
         while per_row < MAX_THREADS // (2 if self.columns else 1) and per_row * cluster * most < needed:
             per_row *= 2
@@ -311,7 +313,6 @@ class Reduction:
         if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        arrays = self.vector_bytes(dtypes)
         held = vectors * vec * sum(arrays)
         lean = cluster > 1 and len(arrays) == 1 and KEPT < held <= 2 * KEPT
         few = cluster > 1 and kept == KEPT and KEPT < held < 4 * KEPT

@@ -26,7 +26,7 @@ params:
   smoothing: {type: float, default: 0.1, doc: The share of the target that is spread evenly.}
 chain: |
   lse = logsumexp(x, axis=N)
-  picked = take(x, label, axis=N)
+  picked = sum(where(index(N) == label, x, 0), axis=N)
   loss = (1 - smoothing) * (lse - picked) + smoothing * (lse - mean(x, axis=N))
 reference: |
   log_p = jax.nn.log_softmax(x, axis=-1)
@@ -39,9 +39,9 @@ domain:
 """
 
 
-def cross_entropy_smoothed_stage0(x):
-    """What is folded into row_max (max), row_mean (mean), on one vector of each operand."""
-    return x, x
+def cross_entropy_smoothed_stage0(x, label, index_n):
+    """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
+    return x, device.where(index_n == label, x, 0.0), x
 
 
 def cross_entropy_smoothed_row_sum(x, row_max):
@@ -49,10 +49,9 @@ def cross_entropy_smoothed_row_sum(x, row_max):
     return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
-def cross_entropy_smoothed_row(x_at_label, smoothing, row_max, row_mean, row_sum):
+def cross_entropy_smoothed_row(smoothing, row_max, picked, row_mean, row_sum):
     """The row's own results, from its statistics."""
     lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
-    picked = x_at_label
     loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - row_mean)
     return loss
 
@@ -90,20 +89,19 @@ def cross_entropy_smoothed_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
-    rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
+    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
-    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
     reduce.meet([*sStage0, *sRowSum], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -113,11 +111,13 @@ def cross_entropy_smoothed_kernel(
             c = column + v * step
             values = cross_entropy_smoothed_stage0(
                 rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                reduce.count_up(c, vec).to(cutlass.Int32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax, rRowMean], ("max", "mean"), values, inside)
-    row_max, row_mean = reduce.over_row([rRowMax, rRowMean], ("max", "mean"), sStage0, per_row, cluster)
+            reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, inside)
+    row_max, picked, row_mean = reduce.over_row([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
@@ -141,9 +141,9 @@ def cross_entropy_smoothed_kernel(
 
     if (row < rows) & (first_of_row):
         loss = cross_entropy_smoothed_row(
-            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
             cute.full((1,), smoothing, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
+            cute.full((1,), picked, cutlass.Float32),
             cute.full((1,), row_mean, cutlass.Float32),
             cute.full((1,), row_sum, cutlass.Float32),
         )
@@ -181,12 +181,12 @@ def cross_entropy_smoothed_launch(
     )
 
 
-def cross_entropy_smoothed_xla(x, x_at_label, smoothing):
+def cross_entropy_smoothed_xla(x, label, index_n, smoothing):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.max(x, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
     lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
-    picked = x_at_label
+    picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
     loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - jnp.mean(x, axis=-1, keepdims=True))
     return loss
 
@@ -199,11 +199,180 @@ def cross_entropy_smoothed_reference(x, label, smoothing):
     return loss
 
 
+def cross_entropy_smoothed_backward_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x
+
+
+def cross_entropy_smoothed_backward_row_sum(x, row_max, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+
+
+def cross_entropy_smoothed_backward_chain(dloss, x, label, index_n, size_n, smoothing, row_max, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = (1.0 - smoothing) * dloss
+    t1 = smoothing * dloss
+    t2 = device.exp(x - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
+    dx = device.where(index_n == label, -t0, 0.0) - device.divide(t1, size_n.to(cutlass.Float32), approx) + (t1 + t0) * t2
+    return dx
+
+
+@cute.kernel
+def cross_entropy_smoothed_backward_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mDx: cute.Tensor,  # (rows, N) T
+    smoothing: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDloss.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDloss = cute.make_rmem_tensor((1,), mDloss.element_type)
+    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mDloss, (row,), row < rows, rDloss)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sRowMax, *sRowSum], cluster)
+
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = cross_entropy_smoothed_backward_row_max(
+                rX[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMax], ("max",), values, inside)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = cross_entropy_smoothed_backward_row_sum(
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                approx,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            dx = cross_entropy_smoothed_backward_chain(
+                cute.full((vec,), rDloss[0], rDloss.element_type).to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                reduce.count_up(c, vec).to(cutlass.Int32),
+                cute.full((vec,), N, cutlass.Int32),
+                cute.full((vec,), smoothing, cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                approx,
+            )
+            rDx.store(dx.to(mDx.element_type))
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+
+
+@cute.jit
+def cross_entropy_smoothed_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mDx: cute.Tensor,
+    smoothing: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDloss.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    cross_entropy_smoothed_backward_kernel(
+        mDloss, mX, mLabel, mDx,
+        smoothing, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def cross_entropy_smoothed_backward_xla(dloss, x, label, index_n, size_n, smoothing):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = (1.0 - smoothing) * dloss
+    t1 = smoothing * dloss
+    t2 = jnp.max(x, axis=-1, keepdims=True)
+    t3 = jnp.where(jnp.isfinite(t2), t2, 0.0)
+    dx = jnp.where(index_n == label, -t0, 0.0) - t1 / size_n.astype(jnp.float32) + (t1 + t0) * jnp.exp(x - (jnp.log(jnp.sum(jnp.exp(x - t3), axis=-1, keepdims=True)) + t3))
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=cross_entropy_smoothed_launch,
     xla=cross_entropy_smoothed_xla,
     reference=cross_entropy_smoothed_reference,
+    backward_launch=cross_entropy_smoothed_backward_launch,
+    backward_xla=cross_entropy_smoothed_backward_xla,
 )
 def cross_entropy_smoothed(
     x: jax.Array,

@@ -60,5 +60,5 @@ bench: $(STAMP)
 	$(BIN)/codegen bench
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .codegen-cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,5 @@
-"""The command line: one function a command, each handing over to the module that does the work.
+"""The command line: one function a command, each handing over to the module that does the work. Those that read specs
+and write files stand in `spec_commands`.
 
 Heavy imports stand inside the commands: `codegen --help` and everything up to `codegen build` load neither JAX nor
 CuTe DSL.
@@ -6,19 +7,21 @@ CuTe DSL.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import keyword
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from codegen import spec_commands
+from codegen.options import OUT, SPECS, Archs, AsJson, Names, OutRead, ShapeWanted, Specs, TypesWanted, UsageError
+
 if TYPE_CHECKING:
-    from codegen.pipeline import Op
     from codegen.spec import Spec
 
 app = typer.Typer(
@@ -29,22 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Specs = Annotated[Path, typer.Option("--specs", help="The folder of specs.")]
-Out = Annotated[Path, typer.Option("--out", help="The package to write; its parent must be importable.")]
-TestsOut = Annotated[Path, typer.Option("--tests", help="Where the property-test modules go; '' writes none.")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.")]
-OutRead = Annotated[Path, typer.Option("--package", help="The package of generated ops.")]
-Archs = Annotated[str, typer.Option("--arch", help="Architectures, separated by commas.")]
-TypesWanted = Annotated[str, typer.Option("--types", help="Only these dtypes, as in T=bfloat16,S=float32.")]
-ShapeWanted = Annotated[str, typer.Option("--shape", help='The extents, as in "...=8192,N=4096".')]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-SPECS, OUT, TESTS = Path("specs"), Path("generated"), Path("tests/generated")
-
-
-class UsageError(Exception):
-    """A mistake on the command line: one message, exit status 2."""
 
 
 def main() -> None:
@@ -61,135 +48,14 @@ def main() -> None:
         sys.exit(2)
 
 
-@app.command()
-def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = SPECS) -> None:
-    """Write a commented starter spec, specs/OP.yaml.
-
-    Example: codegen new my_bias_relu
-    """
-    from codegen.names import op_name_mistake
-    from codegen.scaffold import starter
-
-    mistake = op_name_mistake(op)
-    if mistake:
-        raise UsageError(f"{mistake.message}\n  {mistake.hint}")
-    path = specs / f"{op}.yaml"
-    if path.exists():
-        raise UsageError(f"{path} exists already; pick another name or edit it")
-    specs.mkdir(parents=True, exist_ok=True)
-    path.write_text(starter(op), encoding="utf-8")
-    print(f"wrote {path}; next: codegen build")
-
-
-@app.command()
-def build(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; all of --specs.")] = None,
-    specs: Specs = SPECS,
-    out: Out = OUT,
-    tests: TestsOut = TESTS,
-) -> None:
-    """Turn specs into kernels, JAX functions and tests: all of them, or nothing.
-
-    Naming spec files rebuilds only their ops, and removes nothing. Files whose bytes agree are not touched.
-
-    \b
-    Example: codegen build
-    Example: codegen build specs/bias_relu.yaml
-    Example: codegen build --specs my/specs --out my_package/ops --tests my_package/tests
-    """
-    from codegen import outputs
-    from codegen.build import find_specs, read_ops
-
-    found = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(specs)
-    _no_repeats(found)
-    ops = read_ops(found)
-    with outputs.locked(_folders([], specs, out, tests)):
-        folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
-        for folder, contents in folders.items():
-            foreign = outputs.foreign(folder, contents)
-            if foreign:
-                message = f"{foreign[0]} was not generated and would be overwritten"
-                raise UsageError(f"{message}; move it, or choose another folder")
-        changed = outputs.write(folders, remove=not files)
-    total = sum(len(contents) for contents in folders.values())
-    print(f"{len(ops)} ops: {len(changed)} of {total} files changed")
-    for path in changed[:20]:
-        print(f"  {path}")
-
-
-@app.command()
-def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None:
-    """Say whether the generated files are what a build would write: exit 1 with the difference if not.
-
-    Example: codegen check
-    """
-    from codegen import outputs
-    from codegen.build import find_specs, read_ops
-
-    ops = read_ops(find_specs(specs))
-    folders = _folders(ops, specs, out, tests)
-    differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents)]
-    for difference in differences:
-        print(f"{difference.path}: {difference.state}")
-        print(difference.diff, end="")
-    if differences:
-        options = zip(("--specs", "--out", "--tests"), (specs, out, tests), (SPECS, OUT, TESTS), strict=True)
-        words = [word for name, path, default in options if path != default for word in (name, _word(path))]
-        print(
-            f"{len(differences)} of {sum(map(len, folders.values()))} files differ. Run: {shlex.join(['codegen', 'build', *words])}"
-        )
-        sys.exit(1)
-    print(f"{len(ops)} ops are up to date")
-
-
-@app.command("list")
-def list_ops(specs: Specs = SPECS, as_json: AsJson = False) -> None:
-    """List the ops: kind, types, arguments.
-
-    Example: codegen list --json
-    """
-    from codegen.build import find_specs, read_ops
-
-    rows: list[dict[str, Any]] = []
-    for op in read_ops(find_specs(specs)):
-        spec = op.spec
-        rows.append(
-            {
-                "op": spec.op,
-                "kind": op.plan.kind,
-                "types": {name: list(dtypes) for name, dtypes in spec.types},
-                "inputs": {a.name: str(a) for a in spec.inputs},
-                "outputs": {a.name: str(a) for a in spec.outputs},
-                "params": {p.name: p.kind for p in spec.params},
-                "summary": spec.summary,
-            }
-        )
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("op", "kind", "types", "arguments", "result", box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        arguments = [f"{n}: {a}" for n, a in row["inputs"].items()] + [f"{n}: {k}" for n, k in row["params"].items()]
-        types = "; ".join(f"{t} {', '.join(d)}" for t, d in row["types"].items())
-        table.add_row(
-            row["op"], row["kind"], types, escape("\n".join(arguments)), escape("\n".join(row["outputs"].values()))
-        )
-    Console().print(table)
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of a spec, for editors.
-
-    Example: codegen schema > spec.schema.json
-    """
-    from codegen.scaffold import json_schema
-
-    print(json.dumps(json_schema(), indent=2))
+for name, command in (
+    ("new", spec_commands.new),
+    ("build", spec_commands.build),
+    ("check", spec_commands.check),
+    ("list", spec_commands.list_ops),
+    ("schema", spec_commands.schema),
+):
+    app.command(name)(command)
 
 
 @app.command()
@@ -364,6 +230,100 @@ def verify_ops(
         sys.exit(1)
 
 
+@app.command("cache")
+def show_cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False, as_json: AsJson = False
+) -> None:
+    """Show the compiled kernels that are kept on disk: where, how many, how large. Or remove them.
+
+    They lie in CODEGEN_CACHE_DIR, else in cutefuse in XDG_CACHE_HOME or ~/.cache, and take no more than
+    CODEGEN_CACHE_LIMIT (1G if not given; 0 keeps none): those used last stay.
+
+    \b
+    Example: codegen cache
+    Example: codegen cache --clear
+    """
+    from codegen import cache
+
+    folder = cache.location()
+    if folder is None:
+        raise UsageError("there is no home directory: name a folder in CODEGEN_CACHE_DIR")
+    with _usage():
+        most = cache.limit()
+    report = cache.report(folder, most, cache.clear(folder) if clear else cache.entries(folder))
+    if as_json:
+        print(json.dumps(report | {"cleared": clear}, indent=2))
+    else:
+        print(cache.as_text(report, clear))
+
+
+@app.command("export")
+def export_op(
+    op: Annotated[str, typer.Argument(help="The op's name.")],
+    arch: Annotated[str, typer.Option("--arch", help="The architecture of the GPU that it is for, as in sm_90a.")],
+    shape: Annotated[
+        str, typer.Option("--shape", help='Every extent, a number or a name where it is open: "...=rows,N=4096".')
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    types: Annotated[str, typer.Option("--types", help="The dtypes, as in T=bfloat16,S=float32.")] = "",
+    params: Annotated[
+        list[str] | None, typer.Option("--param", help="A static param, as in eps=1e-5; may be repeated.")
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None, typer.Option("--leave-out", help="An input that takes its default; may be repeated.")
+    ] = None,
+    vjp: Annotated[
+        bool, typer.Option("--vjp", help="Put its derivative in as well, for jax.grad and jax.vjp.")
+    ] = False,
+    platforms: Annotated[
+        str, typer.Option("--platforms", help="cuda, or cuda,cpu: the CPU gets the jnp form.")
+    ] = "cuda",
+    package: OutRead = OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Write an op with its compiled kernel as a serialized jax.export artifact, with no GPU needed.
+
+    Where it runs, JAX and nvidia-cutlass-dsl are enough: `cutlass.jax.register_ffi()`, then
+    `jax.export.deserialize(bytes).call(...)` with the inputs by position. An extent `rows` may be any, `8*n` any multiple
+    of 8, `...=(batch, 128)` are two leading axes.
+
+    \b
+    Example: codegen export bias_relu --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --out bias_relu.jax
+    Example: codegen export rmsnorm --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --param eps=1e-5 --vjp --out rmsnorm.jax
+    """
+    from codegen.runtime import export
+
+    (made,) = _load(package, [op])
+    archs = _architectures(arch)
+    if len(archs) > 1:
+        raise UsageError(f"--arch {arch}: an artifact is for one architecture")
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(
+            f"--out {out}: {'it' if out.is_dir() else out.parent} is {'a' if out.is_dir() else 'no'} folder"
+        )
+    with _usage():
+        wanted = export.read_wanted(
+            made.spec, shape, _types(types), params or [], leave_out or [], archs[0], platforms, vjp
+        )
+        data, report = export.export(made, wanted)
+    export.write(out, data)
+    if as_json:
+        print(json.dumps(report | {"file": str(out)}, indent=2))
+    else:
+        print(export.as_text(report, out))
+
+
+@contextlib.contextmanager
+def _usage() -> Iterator[None]:
+    """Mistakes of the command line: printed as such."""
+    from codegen.errors import Mistake
+
+    try:
+        yield
+    except Mistake as mistake:
+        raise UsageError("\n  ".join(filter(None, (mistake.message, mistake.hint)))) from None
+
+
 def _load(out: Path, names: list[str] | None) -> list:
     """The generated ops of these names, or all."""
     from codegen.errors import known
@@ -392,13 +352,10 @@ def _kernels(out: Path, names: list[str] | None) -> list:
 
 def _shape(spec: Spec, text: str) -> dict[str, int]:
     """`...=8192,N=4096`."""
-    from codegen.errors import Mistake
     from codegen.sizes import parse_shape
 
-    try:
+    with _usage():
         return parse_shape(spec, text)
-    except Mistake as error:
-        raise UsageError(f"{error.message}\n  {error.hint}") from None
 
 
 def _types(text: str) -> dict[str, str]:
@@ -458,6 +415,9 @@ def bench(
     out: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("benchmarks"),
     name: Annotated[str, typer.Option("--name", help="The results' name: NAME.json, NAME.md and NAME.png.")] = "",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Groups of calls; a time is their median.")] = 5,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="The ops' generated backwards, against jax.vjp of the reference.")
+    ] = False,
     package: OutRead = OUT,
     as_json: AsJson = False,
 ) -> None:
@@ -470,6 +430,7 @@ def bench(
     Example: codegen bench
     Example: codegen bench bias_relu --shape N=8191 --shape "...=1,N=8192" --shape N=3 --name awkward
     Example: codegen bench swiglu --types T=float32 --out /tmp/results
+    Example: codegen bench --backward --name backward
     """
     from codegen.runtime import bench as timing
     from codegen.sizes import bench_shapes, default_shape
@@ -479,13 +440,20 @@ def bench(
     if suite and suite not in kinds:
         raise UsageError(f"--suite {suite!r}: the ops are of the kinds {', '.join(kinds)}")
     ops = [op for op in ops if (names or op.spec.bench) and (not suite or op.plan.kind == suite)]
+    if backward:
+        if names and (none := [op.spec.op for op in ops if len(op.kernels) == 1]):
+            raise UsageError(f"--backward: {', '.join(none)} has no generated backward; `codegen explain` says why")
+        ops = [op.kernels[-1] for op in ops if len(op.kernels) > 1]
     bindings = {op.spec.op: timing.typical(op.spec, wanted) for op in ops}
     _check_wanted(ops, wanted, any(bindings.values()))
     tasks = [
         (op, binding, shape)
         for op in ops
         if (binding := bindings[op.spec.op]) is not None
-        for shape in ([_shape(op.spec, s) for s in shapes or []] or bench_shapes(op.spec) or [default_shape(op.spec)])
+        for origin in [op.origin if backward else op]
+        for shape in (
+            [_shape(origin.spec, s) for s in shapes or []] or bench_shapes(origin.spec) or [default_shape(origin.spec)]
+        )
     ]
     if not tasks:
         raise UsageError("no op has a `bench` shape: name an op, or add one to its spec")
@@ -507,46 +475,6 @@ def bench(
         _print(timing.as_table(measured))
     if any(m.error for m in measured):
         sys.exit(1)
-
-
-def _folders(
-    ops: list[Op], specs: Path, out: Path, tests: Path, also: Iterable[str] = ()
-) -> dict[Path, dict[str, str]]:
-    """What a build writes, by folder."""
-    from codegen.build import generated_files, test_files
-
-    package = _package(out)
-    folders = {out: generated_files(ops, package, specs.resolve().name, also)}
-    if _word(tests):
-        if tests.resolve() == out.resolve():
-            raise UsageError(f"--out and --tests are both {tests}; they are two folders")
-        folders[tests] = test_files(ops, package)
-    return folders
-
-
-def _word(path: Path) -> str:
-    """A folder as it stands on the command line; Path() is the empty word."""
-    return "" if path == Path() else str(path)
-
-
-def _package(out: Path) -> str:
-    """The import name of the package written: its folder's name, with its parents where those are packages."""
-    parts = [out.name]
-    parent = out.resolve().parent
-    while (parent / "__init__.py").exists():
-        parts.insert(0, parent.name)
-        parent = parent.parent
-    name = ".".join(parts)
-    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-        raise UsageError(f"--out {out}: {name!r} is no name for a package")
-    return name
-
-
-def _no_repeats(paths: list[Path]) -> None:
-    for path in paths:
-        same = [str(other) for other in paths if other.stem == path.stem]
-        if len(same) > 1:
-            raise UsageError(f"two specs of one name: {', '.join(same)}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Kernels are kept between runs, but beside the checkout; also by the processes that tests start
+os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
+
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)
@@ -44,6 +47,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of compiled kernels with nothing in it, here or on disk."""
+    from codegen.runtime import interpreted, kernels
+
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(folder))
+    kernels.binary.cache_clear()
+    interpreted.compile_call.cache_clear()
+    return folder
 
 
 @pytest.fixture

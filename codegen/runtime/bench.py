@@ -16,17 +16,18 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.table import Table
 
 from codegen.explain import Binding, fused_bytes, size_text, time_text
 from codegen.ir import DTYPES
-from codegen.runtime.op import Op
+from codegen.runtime.op import Backward, Op
 from codegen.sizes import Shape, extents
 from codegen.spec import Array, Spec
 
@@ -114,27 +115,66 @@ def _group(call: Call, calls: int, clock: Callable[[], float]) -> float:
 def bench_op(
     op: Op, binding: Binding, shape: Shape, groups: int = GROUPS, calls: int = CALLS, implementation: str = "cute"
 ) -> Measurement:
-    """Time one op at one shape. `implementation` is what stands for ours."""
+    """Time one op, or the generated backward of one, at one shape. `implementation` is what stands for ours."""
     count = fused_bytes(binding, shape)
     with _wide_types(binding):
-        sets = [make_inputs(op.spec, binding, shape, i) for i in range(sets_of(count))]
-        halves = [jax.random.bits(jax.random.key(i), (max(1, count // 8),), "uint32") for i in range(len(sets))]
-        static: dict[str, Any] = {p.name: 1 if p.default is None else p.default for p in op.spec.params if p.static}
-        bound = {a.dtype for a in op.spec.inputs}
+        origin = op.origin if isinstance(op, Backward) else op
+        static: dict[str, Any] = {p.name: 1 if p.default is None else p.default for p in origin.spec.params if p.static}
+        bound = {a.dtype for a in origin.spec.inputs}
         static |= {name: dtype for name, dtype in binding.types if name not in bound}
-        ours = jax.jit(lambda arrays: op(**arrays, **static, implementation=implementation))
-        xla = jax.jit(lambda arrays: op.reference(**arrays, **static))
+        count_of_sets = sets_of(count)
+        made = [make_inputs(origin.spec, replace(binding, spec=origin.spec), shape, i) for i in range(count_of_sets)]
+        if isinstance(op, Backward):
+            ours, xla, sets, others = backward_calls(op, made, static, implementation)
+        else:
+            ours = jax.jit(lambda arrays: op(**arrays, **static, implementation=implementation))
+            xla = jax.jit(lambda arrays: op.reference(**arrays, **static))
+            sets = others = made
+        halves = [jax.random.bits(jax.random.key(i), (max(1, count // 8),), "uint32") for i in range(len(sets))]
         copy = jax.jit(lambda words: words ^ 1)  # a kernel: 1% faster on an H100 than the memcpy that jnp.copy becomes
         times = measure(
             {
                 "ours": lambda i: ours(sets[i % len(sets)]),
-                "xla": lambda i: xla(sets[i % len(sets)]),
+                "xla": lambda i: xla(others[i % len(others)]),
                 "copy": lambda i: copy(halves[i % len(halves)]),
             },
             groups,
             calls,
         )
     return Measurement(op.spec.op, tuple(shape.items()), binding.types, count, tuple(times.items()))
+
+
+def backward_calls(
+    op: Backward, made: list[dict[str, Any]], static: dict[str, Any], implementation: Any
+) -> tuple[Callable, Callable, list, list]:
+    """Ours and XLA's backward, and the sets of arrays that each takes. Ours takes what the forward saved; XLA's the inputs,
+    from which it computes again what it needs in its own kernels: jax.vjp of the reference, the forward's result unused."""
+    origin = op.origin
+    key, _ = origin.bind((), {**made[0], **static, "implementation": implementation})
+    sets, others = [], []
+    for place, arrays in enumerate(made):
+        _, operands = origin.bind((), {**arrays, **static})
+        outputs, residuals = op.saved(key, origin._functions(key), operands)
+        cotangents = tuple(
+            jax.random.normal(jax.random.key(place + i), y.shape).astype(y.dtype)
+            if jnp.issubdtype(y.dtype, jnp.floating) else np.zeros(y.shape, jax.dtypes.float0)
+            for i, y in enumerate(outputs)
+        )  # fmt: skip
+        sets.append((residuals, cotangents))
+        others.append((arrays, cotangents))
+    wanted = [name for name, _ in op.derived.how.gradients if name in made[0]]
+
+    def pulled(given: tuple) -> Any:
+        arrays, cotangents = given
+        fixed = {n: x for n, x in arrays.items() if n not in wanted}
+
+        def forward(varied: dict[str, Any]) -> tuple:
+            y = origin.reference(**fixed, **varied, **static)
+            return tuple(y) if len(origin.spec.outputs) > 1 else (y,)
+
+        return jax.vjp(forward, {n: arrays[n] for n in wanted})[1](cotangents)
+
+    return jax.jit(lambda given: op.pull(key, *given)), jax.jit(pulled), sets, others
 
 
 def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) -> Measurement:

@@ -1,6 +1,6 @@
 """Cross-compiling generated kernels for an architecture, with no GPU needed, and what came out of it.
 
-The launcher compiled is the one that `cutlass_call` runs, on tensors whose extents are unknown but for divisibility.
+The launcher compiled is the one that calls run, on tensors whose extents are unknown but for divisibility.
 """
 
 from __future__ import annotations

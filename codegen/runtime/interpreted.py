@@ -1,7 +1,7 @@
 """`implementation="interpret"`: an op's compiled kernel, run on the CPU by `codegen.interpret`.
 
-What is compiled is what `cutlass_call` compiles for the same call (its wrapper, its launcher, its options), for an
-architecture of choice. Kernels are kept by that key for the life of the process.
+What is compiled is what a GPU is given for the same call, with its PTX kept, for an architecture of choice. Linked
+kernels are kept for the life of the process, compiled ones on disk (`kernels`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,8 @@ import numpy as np
 from codegen.interpret import host, memory, ptx
 from codegen.interpret.machine import InterpretError, Kernel, Machine
 from codegen.interpret.report import Report
-from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
+from codegen.runtime import kernels
+from codegen.runtime.kernels import Call
 
 DEFAULT_ARCH = "sm_90a"
 _mode = jax.make_user_context(False)  # part of jax.jit's cache keys
@@ -42,18 +42,6 @@ def chosen() -> bool:
     return (_mode.value or os.environ.get("CODEGEN_INTERPRET") == "1") and jax.default_backend() == "cpu"
 
 
-@dataclass(frozen=True)
-class Call:
-    """What compiles to one kernel: the launcher, its tensors' dtypes, divisors and alignments, its constants. Extents are
-    not part of it: kernels take them at run time, and know of them only what divides them."""
-
-    launch: Callable[..., None]
-    inputs: tuple[tuple[str, tuple[int, ...], int] | None, ...]
-    outputs: tuple[tuple[str, tuple[int, ...], int], ...]
-    constants: tuple[tuple[str, Any], ...]
-    arch: str
-
-
 @dataclass
 class Compiled:
     """A linked launcher and its kernels."""
@@ -65,27 +53,9 @@ class Compiled:
 @functools.lru_cache(maxsize=4096)
 def compile_call(call: Call) -> Compiled:
     """Compile for `call.arch`, with source lines. Raises `PtxError` for PTX the interpreter does not know."""
-    from cutlass.jax.compile import build_function_spec, get_or_compile_kernel
-    from cutlass.jax.types import TensorSpec
-
-    present = [entry for entry in call.inputs if entry is not None]
-    structure = jax.tree.structure(tuple(None if entry is None else 0 for entry in call.inputs))
-    specs = [
-        tuple(TensorSpec(divisibility=divisors, ptr_assumed_align=align) for _, divisors, align in group)
-        for group in (present, call.outputs)
-    ]
-    outs = tuple(jax.ShapeDtypeStruct(divisors, dtype) for dtype, divisors, _ in call.outputs)
-    # JAX's setting belongs to a thread, and this is another than the caller's
-    with jax.enable_x64(True), compiling_for(call.arch) as folder:
-        function = build_function_spec(
-            [jnp.zeros(divisors, dtype) for dtype, divisors, _ in present], structure, outs, jax.tree.structure(outs),
-            *specs, {}, f"{COMPILE_OPTIONS} --keep-ptx --generate-line-info", False, dict(call.constants),
-        )  # fmt: skip
-        module = get_or_compile_kernel(call.launch, function, compile_key=call).module
-        (file,) = [f for f in os.listdir(folder) if f.endswith(".ptx")]
-        with open(os.path.join(folder, file)) as text:
-            programs = ptx.parse(text.read().rstrip("\0"))
-    return Compiled(host.Launcher(module, programs), {name: Kernel(p) for name, p in programs.items()})
+    made = kernels.binary(call, keep_ptx=True)
+    programs = ptx.parse(made.ptx)
+    return Compiled(host.Launcher(made.module, programs), {name: Kernel(p) for name, p in programs.items()})
 
 
 Shapes = Sequence[tuple[int, ...]]

@@ -28,10 +28,10 @@ from codegen.errors import Mistake
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
-from codegen.runtime import arguments, interpreted, unsigned, views
+from codegen.runtime import arguments, interpreted, kernels, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
-from codegen.runtime.platform import COMPILE_OPTIONS, choose, current_arch
+from codegen.runtime.platform import choose, current_arch
 from codegen.spec import Array, Spec
 
 Implementation = Literal["cute", "xla", "interpret"] | None
@@ -69,6 +69,13 @@ class KernelCall:
     shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them
     constants: dict[str, Any]
 
+    def compiled_for(self, arch: str) -> kernels.Call:
+        """What of it decides the kernel: no extents."""
+        inputs = tuple(None if x is None else t[1:] for x, t in zip(self.operands, self.inputs, strict=True))
+        return kernels.Call(
+            self.launch, inputs, tuple(t[1:] for t in self.outputs), tuple(self.constants.items()), arch
+        )
+
 
 class Op(Generic[P, R]):
     """A generated op: call it, or look at its `spec`, `plan` and `reference`."""
@@ -80,7 +87,7 @@ class Op(Generic[P, R]):
         self._result = parts.get("result")
         self._functions = functools.lru_cache(maxsize=None)(self._make)
         self._xla_extra = list(inspect.signature(self._xla).parameters)
-        self._backward = _Backward(self, parts) if "backward_launch" in parts else None
+        self._backward = Backward(self, parts) if "backward_launch" in parts else None
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -267,7 +274,7 @@ class Op(Generic[P, R]):
         differentiable.defvjp(forward, backward)
         return jax.jit(differentiable)
 
-    def _backward_for(self, key: Key) -> _Backward | None:
+    def _backward_for(self, key: Key) -> Backward | None:
         """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
         backward = self._backward
         if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
@@ -320,36 +327,18 @@ class Op(Generic[P, R]):
 
     def _run_cute(self, key: Key, *operands) -> tuple:
         """The kernel, over canonical views of the operands."""
-        import cutlass.jax
-
-        call = self._kernel_call(key, operands)
-        inputs = [None if x is None else x.reshape(t.shape) for x, t in zip(call.operands, call.inputs, strict=True)]
-
-        def spec(tensor):
-            if tensor is None:
-                return None
-            return cutlass.jax.TensorSpec(divisibility=tensor.divisors, ptr_assumed_align=tensor.alignment)
-
-        run = cutlass.jax.cutlass_call(
-            call.launch,
-            output_shape_dtype=tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs),
-            input_spec=tuple(spec(None if x is None else t) for x, t in zip(call.operands, call.inputs, strict=True)),
-            output_spec=tuple(spec(t) for t in call.outputs),
-            compile_options=COMPILE_OPTIONS,
-            **call.constants,
-        )
-        return tuple(r.reshape(shape) for r, shape in zip(run(*inputs), call.shapes, strict=False))
+        call, arch = self._kernel_call(key, operands), current_arch()
+        if arch is None:
+            raise ValueError(f"{self.spec.op}: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
+        inputs = [x.reshape(t.shape) for x, t in zip(call.operands, call.inputs, strict=True) if x is not None]
+        outputs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs]
+        results = kernels.launch(call.compiled_for(arch), inputs, outputs)
+        return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=False))
 
     def _run_interpret(self, key: Key, *operands) -> tuple:
         """The compiled kernel's PTX, on the CPU."""
         call = self._kernel_call(key, operands)
-        described = interpreted.Call(
-            call.launch,
-            tuple(None if x is None else t[1:] for x, t in zip(call.operands, call.inputs, strict=True)),
-            tuple(t[1:] for t in call.outputs),
-            tuple(call.constants.items()),
-            current_arch() or interpreted.DEFAULT_ARCH,
-        )
+        described = call.compiled_for(current_arch() or interpreted.DEFAULT_ARCH)
         dynamic = [p.name for p in self._dynamic]
         parts = [f"{s.name} parts" for s in getattr(self.plan, "columns", ())]
         names = [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *parts]
@@ -447,7 +436,7 @@ class _Derived(Op):
         return found
 
 
-class _Backward(_Derived):
+class Backward(_Derived):
     """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients."""
 
     def __init__(self, forward: Op, parts: dict[str, Any]):

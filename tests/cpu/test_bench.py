@@ -2,9 +2,11 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from matplotlib import image
 
@@ -77,6 +79,23 @@ def test_ops_of_every_kind_can_be_measured(name):
     assert m.bytes == fused_bytes(binding, shape)
     assert [name for name, _ in m.groups] == ["ours", "xla", "copy"]
     assert all(time > 0 for _, times in m.groups for time in times)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "softmax", "bias_gelu", "swiglu", "leaky_relu_dynamic"])
+def test_backwards_can_be_measured(name):
+    """And both candidates compute the same gradients."""
+    op = getattr(generated, name).kernels[-1]
+    binding = bench.typical(op.spec, {"T": "float32"})
+    shape = dict.fromkeys(op.origin.spec.axes, 16)
+    m = bench.bench_op(op, binding, shape, groups=1, calls=2, implementation="xla")
+    assert m.op == f"{name}_backward"
+    assert m.bytes == fused_bytes(binding, shape)
+    arrays = bench.make_inputs(op.origin.spec, replace(binding, spec=op.origin.spec), shape, 0)
+    static = {p.name: p.default for p in op.origin.spec.params if p.static}
+    ours, xla, sets, others = bench.backward_calls(op, [arrays], static, "xla")
+    names = [a.name for a in op.origin.spec.inputs] + [p.name for p in op.origin.spec.params if not p.static]
+    for found in zip(names, ours(sets[0]), strict=True):
+        np.testing.assert_allclose(found[1], xla(others[0])[0][found[0]], rtol=1e-3, atol=1e-4)
 
 
 def test_inputs_are_random_and_in_their_domain():

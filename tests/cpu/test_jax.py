@@ -328,7 +328,7 @@ def compiled_kernels(monkeypatch):
     return counted
 
 
-def test_static_parameters_recompile_and_dynamic_ones_do_not(for_sm_90a, monkeypatch):
+def test_static_parameters_recompile_and_dynamic_ones_do_not(for_sm_90a, cold_cache, monkeypatch):
     counted = compiled_kernels(monkeypatch)
     shape = array((16, 64))
     for alpha in (1.0, 2.0, 3.0):

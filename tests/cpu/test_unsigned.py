@@ -68,7 +68,7 @@ def test_values_past_the_signed_ones(n, implementation, dtype, tmp_path):
     np.testing.assert_array_equal(got.wide[1, n:], 0)
 
 
-def test_an_unsigned_kernel_is_compiled_once(tmp_path, monkeypatch):
+def test_an_unsigned_kernel_is_compiled_once(tmp_path, cold_cache, monkeypatch):
     import cutlass.jax.compile as compiling
 
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")

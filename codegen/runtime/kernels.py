@@ -1,0 +1,205 @@
+"""Compiled kernels: what CuTe DSL makes of a call, kept in the process and on disk, and its launch on a GPU.
+
+`cutlass.jax.cutlass_call` compiles again in every process, and for every shape. What it compiles depends on less: the
+launcher, its tensors' types, divisors and alignments, its constants, the architecture and the options (a `Call`, here).
+So this compiles by `cutlass.jax`'s own functions, and hands the object to the custom call that `cutlass_call` uses.
+
+An entry on disk is found by all that, by the source of the launcher and of every function that it may reach, and by
+the version and settings of CuTe DSL. A launcher whose source was edited after it was imported is compiled for this
+process alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import jax
+
+from codegen import cache
+from codegen.errors import Mistake
+from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
+
+
+@dataclass(frozen=True)
+class Call:
+    """What compiles to one launcher: its source, its tensors' dtypes, divisors and alignments, its constants. Extents are
+    not part of it: kernels take them at run time, and know of them only what divides them."""
+
+    launch: Callable[..., None]
+    inputs: tuple[tuple[str, tuple[int, ...], int] | None, ...]
+    outputs: tuple[tuple[str, tuple[int, ...], int], ...]
+    constants: tuple[tuple[str, Any], ...]
+    arch: str
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled launcher: an object file for the host, the kernels' cubin inside; and their PTX where it was kept."""
+
+    module: bytes
+    ptx: str
+
+
+@functools.lru_cache(maxsize=4096)
+def binary(call: Call, keep_ptx: bool = False) -> Binary:
+    """The call's launcher, compiled for `call.arch`; with `keep_ptx`, with its PTX, which then names source lines."""
+    key = _key(call, keep_ptx)
+    name = _launcher(call.launch).__name__.removesuffix("_launch")
+    found = None if key is None else cache.load(name, key)
+    if found is None:
+        found = _compile(call, keep_ptx)
+        if key is not None:
+            try:
+                cache.store(name, key, found)
+            except Mistake as mistake:
+                raise ValueError(f"{mistake.message}; {mistake.hint}") from None
+    return Binary(found["module"], found["ptx"].decode())
+
+
+def launch(call: Call, operands: Sequence[jax.Array], outputs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    """Run a launcher on a GPU, within JAX: `operands` are the inputs that are there."""
+    import cutlass.jax as bridge
+
+    bridge.register_ffi()
+    target = bridge.get_cutlass_call_ffi_name(True, bridge.get_cutlass_call_ffi_version())
+    module = binary(call).module
+    return jax.ffi.ffi_call(target, outputs)(*operands, module=module, key=hashlib.sha256(module).digest())
+
+
+def _options(keep_ptx: bool) -> str:
+    return f"{COMPILE_OPTIONS} --keep-ptx --generate-line-info" if keep_ptx else COMPILE_OPTIONS
+
+
+def _compile(call: Call, keep_ptx: bool) -> dict[str, bytes]:
+    from cutlass.jax.compile import Arg, FunctionSpec, get_or_compile_kernel
+    from cutlass.jax.types import TensorSpec
+
+    def described(tensors: Sequence[tuple[str, tuple[int, ...], int]]) -> tuple[Arg, ...]:
+        return tuple(
+            Arg(i, divisors, jax.numpy.dtype(dtype), TensorSpec(divisibility=divisors, ptr_assumed_align=alignment))
+            for i, (dtype, divisors, alignment) in enumerate(tensors)
+        )
+
+    inputs, outputs = described([t for t in call.inputs if t is not None]), described(call.outputs)
+    spec = FunctionSpec(
+        inputs, jax.tree.structure(tuple(None if t is None else 0 for t in call.inputs)),
+        outputs, jax.tree.structure(tuple(0 for _ in outputs)), (),
+        tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), _options(keep_ptx), False, call.constants,
+    )  # fmt: skip
+    with compiling_for(call.arch) as folder:
+        module = get_or_compile_kernel(call.launch, spec, compile_key=(call, keep_ptx)).module
+        texts = [path.read_bytes().rstrip(b"\0") for path in Path(folder).glob("*.ptx")]
+    return {"module": module, "ptx": b"".join(texts)}
+
+
+# What decides a compiled kernel
+
+
+def _key(call: Call, keep_ptx: bool) -> str | None:
+    """All that decides what the compiler makes; None where that cannot be told."""
+    sources = _sources(call.launch)
+    if sources is None or not all(isinstance(value, bool | int | float | str) for _, value in call.constants):
+        return None
+    files, constants = sources
+    name, dtypes = _launcher(call.launch).__qualname__, getattr(call.launch, "dtypes", ())
+    source = [
+        name,
+        list(files.values()),
+        list(files) if keep_ptx else [],
+        constants,
+    ]  # PTX that is kept names its files
+    host = [sys.platform, platform.machine()]
+    tensors = [call.inputs, call.outputs, dtypes]
+    return repr([source, tensors, call.constants, call.arch, _options(keep_ptx), _compiler(call.arch), host])
+
+
+def _compiler(arch: str) -> str:
+    """CuTe DSL's version, down to its files, and those of its settings that change what it compiles."""
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL
+
+    with compiling_for(arch):
+        return _version() + CuTeDSL._get_dsl().envar.cache_key_str()
+
+
+@functools.cache
+def _version() -> str:
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL
+
+    return CuTeDSL._get_dsl().get_version().hexdigest()
+
+
+def _launcher(launch: Any) -> FunctionType:
+    """The function that a person would call the launcher."""
+    return inspect.unwrap(getattr(launch, "launch", launch))
+
+
+@functools.lru_cache(maxsize=4096)
+def _sources(launch: Callable[..., None]) -> tuple[dict[str, str], tuple[str, ...]] | None:
+    """What a launcher and all that it may reach, but for CuTe DSL itself, are made from: files, with a hash of each one's
+    content, and the numbers and words that they name. None where a file is not what was imported."""
+    functions, constants = _reached(launch)
+    files: dict[str, set[CodeType]] = {__file__: set()}
+    for code in map(_code, functions):
+        if not code.co_filename.startswith("<"):  # made by a decorator, as a dataclass's methods are
+            files.setdefault(os.path.abspath(code.co_filename), set()).add(code)
+    hashes = {}
+    for file, imported in sorted(files.items()):
+        try:
+            content = Path(file).read_bytes()
+            written = _nested(compile(content, file, "exec", dont_inherit=True))
+        except (OSError, SyntaxError, ValueError):
+            return None
+        if not imported <= set(written):
+            return None
+        hashes[file] = hashlib.sha256(content).hexdigest()
+    return hashes, tuple(sorted(constants))
+
+
+# Whoever changes these changes the version that `_version` knows, or nothing that reaches a kernel
+_FOREIGN = sys.stdlib_module_names | {"cutlass", "cuda", "jax", "jaxlib", "numpy"}
+
+
+def _reached(launch: Callable[..., None]) -> tuple[list[FunctionType], set[str]]:
+    """The functions that tracing a launcher may call, this project's and its users' own, and their global constants."""
+    functions: list[FunctionType] = []
+    constants: set[str] = set()
+    seen: set[int] = set()
+    found: list[Any] = [type(launch), launch, _launcher(launch)]
+    while found:
+        value = found.pop()
+        module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if id(value) in seen or str(module or "builtins").partition(".")[0] in _FOREIGN:
+            continue
+        seen.add(id(value))
+        function = inspect.unwrap(value) if callable(value) else None
+        if isinstance(value, ModuleType | type):
+            found += vars(value).values()
+        elif isinstance(function, FunctionType):
+            functions.append(function)
+            names = {name for code in _nested(_code(function)) for name in code.co_names}
+            named = {name: function.__globals__[name] for name in names if name in function.__globals__}
+            constants |= {f"{name} = {v!r}" for name, v in named.items() if isinstance(v, bool | int | float | str)}
+            found += named.values()
+    return functions, constants
+
+
+def _code(function: FunctionType) -> CodeType:
+    """As it was imported: CuTe DSL puts its own in place of a function's that it has traced."""
+    return getattr(function, "_original_code", function.__code__)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

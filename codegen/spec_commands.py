@@ -1,0 +1,186 @@
+"""The commands that read specs and write files: `new`, `build`, `check`, `list` and `schema`. They load neither JAX nor
+CuTe DSL.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from codegen.options import OUT, SPECS, TESTS, AsJson, Out, Specs, TestsOut, UsageError
+
+if TYPE_CHECKING:
+    from codegen.pipeline import Op
+
+
+def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = SPECS) -> None:
+    """Write a commented starter spec, specs/OP.yaml.
+
+    Example: codegen new my_bias_relu
+    """
+    from codegen.names import op_name_mistake
+    from codegen.scaffold import starter
+
+    mistake = op_name_mistake(op)
+    if mistake:
+        raise UsageError(f"{mistake.message}\n  {mistake.hint}")
+    path = specs / f"{op}.yaml"
+    if path.exists():
+        raise UsageError(f"{path} exists already; pick another name or edit it")
+    specs.mkdir(parents=True, exist_ok=True)
+    path.write_text(starter(op), encoding="utf-8")
+    print(f"wrote {path}; next: codegen build")
+
+
+def build(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; all of --specs.")] = None,
+    specs: Specs = SPECS,
+    out: Out = OUT,
+    tests: TestsOut = TESTS,
+) -> None:
+    """Turn specs into kernels, JAX functions and tests: all of them, or nothing.
+
+    Naming spec files rebuilds only their ops, and removes nothing. Files whose bytes agree are not touched.
+
+    \b
+    Example: codegen build
+    Example: codegen build specs/bias_relu.yaml
+    Example: codegen build --specs my/specs --out my_package/ops --tests my_package/tests
+    """
+    from codegen import outputs
+    from codegen.build import find_specs, read_ops
+
+    found = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(specs)
+    _no_repeats(found)
+    ops = read_ops(found)
+    with outputs.locked(_folders([], specs, out, tests)):
+        folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
+        for folder, contents in folders.items():
+            foreign = outputs.foreign(folder, contents)
+            if foreign:
+                message = f"{foreign[0]} was not generated and would be overwritten"
+                raise UsageError(f"{message}; move it, or choose another folder")
+        changed = outputs.write(folders, remove=not files)
+    total = sum(len(contents) for contents in folders.values())
+    print(f"{len(ops)} ops: {len(changed)} of {total} files changed")
+    for path in changed[:20]:
+        print(f"  {path}")
+
+
+def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None:
+    """Say whether the generated files are what a build would write: exit 1 with the difference if not.
+
+    Example: codegen check
+    """
+    from codegen import outputs
+    from codegen.build import find_specs, read_ops
+
+    ops = read_ops(find_specs(specs))
+    folders = _folders(ops, specs, out, tests)
+    differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents)]
+    for difference in differences:
+        print(f"{difference.path}: {difference.state}")
+        print(difference.diff, end="")
+    if differences:
+        options = zip(("--specs", "--out", "--tests"), (specs, out, tests), (SPECS, OUT, TESTS), strict=True)
+        words = [word for name, path, default in options if path != default for word in (name, _word(path))]
+        print(
+            f"{len(differences)} of {sum(map(len, folders.values()))} files differ. Run: {shlex.join(['codegen', 'build', *words])}"
+        )
+        sys.exit(1)
+    print(f"{len(ops)} ops are up to date")
+
+
+def list_ops(specs: Specs = SPECS, as_json: AsJson = False) -> None:
+    """List the ops: kind, types, arguments.
+
+    Example: codegen list --json
+    """
+    from codegen.build import find_specs, read_ops
+
+    rows: list[dict[str, Any]] = []
+    for op in read_ops(find_specs(specs)):
+        spec = op.spec
+        rows.append(
+            {
+                "op": spec.op,
+                "kind": op.plan.kind,
+                "types": {name: list(dtypes) for name, dtypes in spec.types},
+                "inputs": {a.name: str(a) for a in spec.inputs},
+                "outputs": {a.name: str(a) for a in spec.outputs},
+                "params": {p.name: p.kind for p in spec.params},
+                "summary": spec.summary,
+            }
+        )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("op", "kind", "types", "arguments", "result", box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        arguments = [f"{n}: {a}" for n, a in row["inputs"].items()] + [f"{n}: {k}" for n, k in row["params"].items()]
+        types = "; ".join(f"{t} {', '.join(d)}" for t, d in row["types"].items())
+        table.add_row(
+            row["op"], row["kind"], types, escape("\n".join(arguments)), escape("\n".join(row["outputs"].values()))
+        )
+    Console().print(table)
+
+
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors.
+
+    Example: codegen schema > spec.schema.json
+    """
+    from codegen.scaffold import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _folders(
+    ops: list[Op], specs: Path, out: Path, tests: Path, also: Iterable[str] = ()
+) -> dict[Path, dict[str, str]]:
+    """What a build writes, by folder."""
+    from codegen.build import generated_files, test_files
+
+    package = _package(out)
+    folders = {out: generated_files(ops, package, specs.resolve().name, also)}
+    if _word(tests):
+        if tests.resolve() == out.resolve():
+            raise UsageError(f"--out and --tests are both {tests}; they are two folders")
+        folders[tests] = test_files(ops, package)
+    return folders
+
+
+def _word(path: Path) -> str:
+    """A folder as it stands on the command line; Path() is the empty word."""
+    return "" if path == Path() else str(path)
+
+
+def _package(out: Path) -> str:
+    """The import name of the package written: its folder's name, with its parents where those are packages."""
+    parts = [out.name]
+    parent = out.resolve().parent
+    while (parent / "__init__.py").exists():
+        parts.insert(0, parent.name)
+        parent = parent.parent
+    name = ".".join(parts)
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        raise UsageError(f"--out {out}: {name!r} is no name for a package")
+    return name
+
+
+def _no_repeats(paths: list[Path]) -> None:
+    for path in paths:
+        same = [str(other) for other in paths if other.stem == path.stem]
+        if len(same) > 1:
+            raise UsageError(f"two specs of one name: {', '.join(same)}")

@@ -1,0 +1,38 @@
+"""The examples' models learn, as much as the same models do with the ops' references, on interpreted kernels too."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import generated
+from codegen.runtime import interpret_mode
+
+FOLDER = Path(__file__).parents[2] / "examples"
+OPS = {"flax_layers": ("rmsnorm", "swiglu"), "equinox_layers": ("layernorm", "bias_gelu")}
+
+
+def example(name: str):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_model_learns(name, monkeypatch):
+    module = example(name)
+    losses = module.train(steps=12)
+    assert losses[-1] < 0.9 * losses[0]
+    for op in OPS[name]:
+        monkeypatch.setattr(module, op, getattr(generated, op).reference)
+    np.testing.assert_allclose(losses, module.train(steps=12), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_model_learns_on_interpreted_kernels(name):
+    module = example(name)
+    plain = module.train(steps=2, width=32, rows=16)
+    with interpret_mode():
+        np.testing.assert_allclose(module.train(steps=2, width=32, rows=16), plain, rtol=1e-4)

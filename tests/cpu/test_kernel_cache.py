@@ -1,0 +1,240 @@
+"""Compiled kernels are compiled once: by one process for all, whatever the number of rows, and again where anything that
+decides them has changed."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cutlass.jax
+import cutlass.jax.compile as compiling
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import generated
+from codegen.runtime import interpreted, kernels
+from tests import faulty_kernels
+from tests.making import make_op
+
+COUNTING = """
+import json, sys
+import jax, jax.numpy as jnp
+import cutlass.jax.compile as compiling
+counted, original = [], compiling.cutlass.cute.compile
+compiling.cutlass.cute.compile = lambda *a, **k: counted.append(1) or original(*a, **k)
+import generated
+
+def interpret(op, *shapes, **static):
+    inputs = [jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(shapes)]
+    return op(*inputs, **static, implementation="interpret")
+
+def export(op, *shapes):
+    inputs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+    checks = compiling.cutlass.jax.get_export_disabled_safety_checks()
+    call = jax.jit(lambda *x: op(*x, implementation="cute"))
+    return jax.export.export(call, platforms=("cuda",), disabled_checks=checks)(*inputs).mlir_module()
+"""
+SOME = """
+y = interpret(generated.bias_relu, (3, 64), (64,))
+assert jnp.array_equal(y, interpret(generated.bias_relu, (3, 64), (64,)))
+interpret(generated.rmsnorm, (5, 256), (256,))
+interpret(generated.bias_grad, (7, 256))
+found = [export(generated.bias_relu, (3, 64), (64,)), export(generated.rmsnorm, (5, 256), (256,))]
+print(json.dumps([len(counted), float(y.astype(jnp.float32).sum()), found]))
+"""
+
+
+def process(code, folder, **environment):
+    """What a process of its own prints, with this cache."""
+    extra = {"CODEGEN_CACHE_DIR": str(folder), "CUTE_DSL_ARCH": "sm_90a", "JAX_PLATFORMS": "cpu"}
+    path = os.pathsep.join(filter(None, sys.path))
+    made = os.environ | {"PYTHONPATH": path} | extra | environment
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING + code], env=made, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def counted(cold_cache, monkeypatch):
+    """Counts what CuTe DSL compiles, with a cache that has nothing in it. It forgets when asked what lies in memory."""
+    found, original = [], compiling.cutlass.cute.compile
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    monkeypatch.setattr(compiling.cutlass.cute, "compile", lambda *a, **k: found.append(1) or original(*a, **k))
+    return found
+
+
+def forget():
+    """What a new process would not know."""
+    jax.clear_caches()
+    kernels.binary.cache_clear()
+    kernels._sources.cache_clear()
+    interpreted.compile_call.cache_clear()
+    compiling.release_compile_cache()
+
+
+def exported(op, *shapes, dtype=jnp.bfloat16, **static):
+    call = jax.jit(lambda *inputs: op(*inputs, **static, implementation="cute"))
+    checks = cutlass.jax.get_export_disabled_safety_checks()
+    inputs = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
+    return export.export(call, platforms=("cuda",), disabled_checks=checks)(*inputs).mlir_module()
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    first, total, modules = process(SOME, tmp_path / "cache")
+    assert first == 5
+    second, again, same = process(SOME, tmp_path / "cache")
+    assert second == 0
+    assert (again, same) == (total, modules)  # to the byte: JAX's own cache knows them again
+    assert process(SOME, tmp_path / "other")[0] == 5
+    assert process(SOME, tmp_path / "none", CODEGEN_CACHE_LIMIT="0")[0] == 5
+    assert not (tmp_path / "none").exists()
+
+
+def test_processes_that_start_together_agree(tmp_path):
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda _: process(SOME, tmp_path / "cache"), range(3)))
+    assert results[0][1:] == results[1][1:] == results[2][1:]
+    assert process(SOME, tmp_path / "cache")[0] == 0
+
+
+@pytest.mark.parametrize("op", ["bias_relu", "rmsnorm"])
+def test_more_rows_never_recompile(op, counted):
+    (rows,) = export.symbolic_shape("rows")
+    for shape in ((1, 512), (7, 512), (3, 5, 512), (100_000, 512), (0, 512), (rows, 512)):
+        exported(getattr(generated, op), shape, (512,))
+    assert len(counted) == 1
+    for shape in ((2, 512), (3, 3, 512)):
+        x = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
+        getattr(generated, op)(x, jnp.ones(512, jnp.bfloat16), implementation="interpret")
+    assert len(counted) == 2
+
+
+def test_what_decides_a_kernel_recompiles_it(counted, monkeypatch):
+    def cold(**changed):
+        before = len(counted)
+        forget()
+        exported(generated.saxpy, (4, 64), (4, 64), **({"alpha": 2.0} | changed))
+        return len(counted) - before
+
+    assert [cold(), cold()] == [1, 0]
+    assert [cold(alpha=2.5), cold(alpha=2.5), cold()] == [1, 0, 0]
+    assert [cold(dtype=jnp.float32), cold(dtype=jnp.float32), cold()] == [1, 0, 0]
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
+    assert [cold(), cold()] == [1, 0]
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    assert cold() == 0
+    monkeypatch.setattr(kernels, "COMPILE_OPTIONS", "")
+    assert [cold(), cold()] == [1, 0]
+
+
+def test_versions_and_settings_of_the_compiler_are_part_of_the_key(counted, monkeypatch):
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL
+
+    def cold():
+        before = len(counted)
+        forget()
+        exported(generated.relu, (4, 64))
+        return len(counted) - before
+
+    assert [cold(), cold()] == [1, 0]
+    monkeypatch.setattr(kernels, "_version", lambda: "another version")
+    assert [cold(), cold()] == [1, 0]
+    monkeypatch.undo()
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    monkeypatch.setattr(CuTeDSL._get_dsl().envar, "enable_assertions", True)
+    key = kernels._compiler("sm_90a")
+    monkeypatch.undo()
+    assert kernels._compiler("sm_90a") != key
+    assert kernels._version() in key
+
+
+SPEC = """
+op: shifted
+summary: S.
+inputs:
+  x: float32[N]
+outputs:
+  y: float32[N]
+chain: y = x + {}
+reference: x + {}
+"""
+
+
+def test_a_changed_spec_is_another_kernel_and_the_old_one_is_known_again(counted, tmp_path):
+    x = np.arange(8, dtype=np.float32)
+    for constant, compiled in ((1.0, 1), (2.0, 2), (1.0, 2)):
+        forget()
+        made = make_op(tmp_path, SPEC.format(constant, constant))
+        # the same place each time: only the content differs
+        source = Path(made._launch.__wrapped__.__code__.co_filename)
+        folder = tmp_path / "ops"
+        folder.mkdir(exist_ok=True)
+        shutil.copy(source, folder / "shifted.py")
+        op = imported(folder / "shifted.py")
+        np.testing.assert_array_equal(op(x, implementation="interpret"), x + constant)
+        assert len(counted) == compiled
+
+
+def imported(path):
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    with contextlib.suppress(FileNotFoundError):  # Python compares whole seconds of a file's time
+        shutil.rmtree(path.parent / "__pycache__")
+    spec.loader.exec_module(module)
+    return getattr(module, path.stem)
+
+
+def test_a_source_edited_after_its_import_is_not_kept(counted, cold_cache, tmp_path):
+    op = make_op(tmp_path, SPEC.format(1.0, 1.0))
+    source = Path(op._launch.__wrapped__.__code__.co_filename)
+    source.write_text(source.read_text().replace("x + 1.0", "x + 2.0"))
+    op(np.ones(8, np.float32), implementation="interpret")
+    assert len(counted) == 1
+    assert not cold_cache.exists()
+
+
+def test_the_device_functions_behind_a_kernel_count():
+    from codegen.runtime import device, reduce
+
+    hashes, _ = kernels._sources(generated.rmsnorm._launch)
+    assert {device.__file__, reduce.__file__, kernels.__file__} < hashes.keys()
+    assert any(file.endswith("/rmsnorm.py") for file in hashes)
+    assert not any("site-packages" in file for file in hashes)
+    hashes, constants = kernels._sources(faulty_kernels.double)
+    assert faulty_kernels.__file__ in hashes
+    assert f"THREADS = {faulty_kernels.THREADS}" in constants
+
+
+def test_a_damaged_entry_is_compiled_again(counted, cold_cache):
+    x = jnp.arange(8.0)
+    for damage in (lambda b: b, lambda b: b[:-7], lambda b: b"", lambda b: b[:80] + b"\0\0" + b[82:]):
+        before = len(counted)
+        for path in cold_cache.glob("*"):
+            path.write_bytes(damage(path.read_bytes()))
+        forget()
+        np.testing.assert_array_equal(generated.relu(x - 4, implementation="interpret"), jnp.maximum(x - 4, 0))
+        assert len(counted) - before == (0 if damage(b"x" * 99) == b"x" * 99 and before else 1)
+    assert len(list(cold_cache.glob("*"))) == 1
+
+
+def test_a_bad_limit_is_one_error(cold_cache, monkeypatch):
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", "lots")
+    with pytest.raises(ValueError, match=r"^CODEGEN_CACHE_LIMIT is 'lots'; it is a number of bytes, as in 512M or 2G"):
+        generated.relu(jnp.ones(4), implementation="interpret")
+
+
+def test_a_kernel_for_no_architecture_is_refused(monkeypatch):
+    monkeypatch.delenv("CUTE_DSL_ARCH", raising=False)
+    with pytest.raises(ValueError, match=r"^relu: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a$"):
+        exported(generated.relu, (4, 64))

@@ -1,0 +1,243 @@
+"""The store behind the cache of compiled kernels: what is kept, what is not believed, what has to go."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from codegen import __main__ as command_line
+from codegen import cache
+from codegen.errors import Mistake
+
+PARTS = {"module": bytes(range(256)) * 40, "ptx": b".version 8.8\n" * 50, "nothing": b""}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.delenv("CODEGEN_CACHE_LIMIT", raising=False)
+    return tmp_path / "kernels"
+
+
+def run(monkeypatch, *words, status=0):
+    monkeypatch.setattr(sys, "argv", ["codegen", "cache", *words])
+    with pytest.raises(SystemExit, match=str(status)):
+        command_line.main()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"CODEGEN_CACHE_DIR": "/c", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/c"),
+        ({"CODEGEN_CACHE_DIR": "", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/cutefuse"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "/h/.cache/cutefuse"),
+        ({"HOME": "/h"}, "/h/.cache/cutefuse"),
+    ],
+)
+def test_where_it_lies(environment, expected, monkeypatch):
+    for name in ("CODEGEN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cache.location() == Path(expected)
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch, capsys):
+    for name in ("CODEGEN_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    cache.store("relu", "key", PARTS)
+    assert cache.load("relu", "key") is None
+    run(monkeypatch, status=2)
+    assert capsys.readouterr().err == "error: there is no home directory: name a folder in CODEGEN_CACHE_DIR\n"
+
+
+def test_what_is_stored_comes_back(folder):
+    assert cache.load("relu", "a key") is None
+    cache.store("relu", "a key", PARTS)
+    assert cache.load("relu", "a key") == PARTS
+    assert cache.load("relu", "another key") is None
+    assert cache.load("gelu", "a key") is None
+    cache.store("relu", "a key", {"module": b"2"})
+    assert cache.load("relu", "a key") == {"module": b"2"}
+    assert [entry.kernel for entry in cache.entries(folder)] == ["relu"]
+    assert folder.stat().st_mode & 0o777 == 0o700  # what lies there is run
+
+
+def damaged(path):
+    """The entry's bytes, with each kind of damage."""
+    good = path.read_bytes()
+    yield b""
+    for length in (1, 20, len(good) // 2, len(good) - 1):
+        yield good[:length]
+    for place in (0, 17, 60, len(good) - 1):
+        yield good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+    yield good + b"\0"
+    yield b"\0" * len(good)
+
+
+def test_a_damaged_entry_is_none_and_goes(folder):
+    cache.store("relu", "key", PARTS)
+    (path,) = folder.iterdir()
+    for bad in list(damaged(path)):
+        path.write_bytes(bad)
+        assert cache.load("relu", "key") is None
+        assert not path.exists()
+        cache.store("relu", "key", PARTS)
+        assert cache.load("relu", "key") == PARTS
+
+
+def test_an_entry_under_anothers_name_is_none(folder):
+    cache.store("relu", "key", PARTS)
+    (own,) = folder.iterdir()
+    cache.store("relu", "other", {"module": b"2"})
+    (other,) = set(folder.iterdir()) - {own}
+    other.write_bytes(own.read_bytes())
+    assert cache.load("relu", "other") is None
+
+
+@pytest.mark.parametrize("broken", ["a file", "an entry that is a folder", "not writable"])
+def test_a_disk_that_refuses_is_no_error(broken, folder, monkeypatch):
+    if broken == "a file":
+        folder.write_text("in the way")
+    else:
+        cache.store("relu", "key", PARTS)
+        (path,) = folder.iterdir()
+        path.unlink()
+    if broken == "an entry that is a folder":
+        (path / "inside").mkdir(parents=True)
+    if broken == "not writable":
+        monkeypatch.setattr(cache.tempfile, "mkstemp", lambda *a, **k: os.open("/proc/no such file", os.O_WRONLY))
+    cache.store("relu", "key", PARTS)
+    assert cache.load("relu", "key") is None
+    if folder.is_dir():
+        assert [p for p in folder.iterdir() if p.suffix == ".part"] == []  # nothing unfinished stays
+
+
+def test_a_folder_that_can_only_be_read_is_read(folder, monkeypatch):
+    cache.store("relu", "key", PARTS)
+
+    def refuse(*_, **__):
+        raise PermissionError
+
+    monkeypatch.setattr(cache.os, "utime", refuse)
+    assert cache.load("relu", "key") == PARTS
+
+
+def test_those_used_last_stay(folder, monkeypatch):
+    cache.store("relu", "0", PARTS)
+    (path,) = folder.iterdir()
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", str(3 * path.stat().st_size + 2))
+    for i in range(1, 3):
+        cache.store("relu", str(i), PARTS)
+    for entry in folder.iterdir():
+        os.utime(entry, (time.time() - (200 if entry == path else 100),) * 2)
+    cache.load("relu", "0")  # the oldest of the three, and now the one used last
+    cache.store("relu", "3", PARTS)
+    assert cache.load("relu", "0") == PARTS
+    assert cache.load("relu", "3") == PARTS
+    assert len(cache.entries(folder)) == 3
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", "0")
+    cache.store("relu", "4", PARTS)
+    assert cache.load("relu", "4") is None
+
+
+def test_what_nobody_finished_goes_after_a_while(folder):
+    cache.store("relu", "0", PARTS)
+    old, young = folder / "old.part", folder / "young.part"
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    foreign = folder / "notes.txt"
+    foreign.write_text("mine")
+    cache.store("relu", "1", PARTS)
+    assert not old.exists()
+    assert young.exists()
+    assert foreign.exists()
+    cache.clear(folder)
+    assert [p.name for p in folder.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", 10**9), ("0", 0), ("12", 12), ("3k", 3000), (" 512M", 512 * 10**6), ("2GB", 2 * 10**9)])  # fmt: skip
+def test_limits(text, expected, monkeypatch):
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", text)
+    assert cache.limit() == expected
+
+
+@pytest.mark.parametrize("text", ["lots", "-1", "1.5G", "1T", "1e9", "9" * 16])
+def test_a_bad_limit_says_what_it_should_be(text, folder, monkeypatch, capsys):
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", text)
+    with pytest.raises(Mistake):
+        cache.limit()
+    run(monkeypatch, status=2)
+    expected = f"error: CODEGEN_CACHE_LIMIT is '{text}'\n  it is a number of bytes, as in 512M or 2G; 0 keeps none\n"
+    assert capsys.readouterr().err == expected
+
+
+WRITER = """
+import sys
+from codegen import cache
+for i in range(60):
+    mark = f"{sys.argv[1]} {i}".encode()
+    cache.store("relu", str(i % 3), {"module": mark * 5000, "mark": mark})
+    found = cache.load("relu", str(i % 3))
+    if found is not None:
+        assert found["module"] == found["mark"] * 5000
+        print("whole")
+"""
+
+
+def test_many_writers_never_show_each_other_half_an_entry(folder):
+    """Also where they push each other's entries out."""
+    environment = os.environ | {"CODEGEN_CACHE_LIMIT": "2000", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    def write(name):
+        return subprocess.run(
+            [sys.executable, "-c", WRITER, name], env=environment, capture_output=True, text=True, check=False
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(write, "abcd"))
+    assert [d.stderr for d in done] == [""] * 4
+    assert sum(d.stdout.count("whole") for d in done) > 60
+    assert {p.suffix for p in folder.iterdir()} <= {".kernel"}
+
+
+# The command
+
+
+def test_the_command_shows_and_clears(folder, monkeypatch, capsys):
+    for kernel, key in (("relu", "1"), ("relu", "2"), ("bias_gelu", "1")):
+        cache.store(kernel, key, PARTS)
+    sizes = {entry.path.name: entry.size for entry in cache.entries(folder)}
+    run(monkeypatch, "--json")
+    made = json.loads(capsys.readouterr().out)
+    assert (made["location"], made["limit"], made["entries"], made["cleared"]) == (str(folder), 10**9, 3, False)
+    assert made["bytes"] == sum(sizes.values())
+    assert list(made["kernels"]) == ["bias_gelu", "relu"]
+    assert made["kernels"]["relu"]["entries"] == 2
+    assert made["kernels"]["bias_gelu"]["bytes"] == next(
+        n for name, n in sizes.items() if name.startswith("bias_gelu-")
+    )
+    assert abs(made["kernels"]["relu"]["used"] - time.time()) < 100
+    run(monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder}: 3 entries, {sum(sizes.values()) / 1e3:.1f} kB of at most 1000.0 MB"
+    assert [line.split()[:2] for line in lines[1:]] == [["bias_gelu", "1"], ["relu", "2"]]
+    run(monkeypatch, "--clear")
+    assert capsys.readouterr().out.startswith("removed 3 entries, ")
+    assert cache.load("relu", "1") is None
+    run(monkeypatch)
+    assert capsys.readouterr().out == f"{folder}: 0 entries, 0.0 kB of at most 1000.0 MB\n"
+
+
+def test_the_command_needs_neither_jax_nor_cutlass(folder):
+    code = "import sys\nfrom codegen.__main__ import app\napp(['cache'], standalone_mode=False)\nprint({'jax', 'cutlass'} & sys.modules.keys())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"

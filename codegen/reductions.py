@@ -39,8 +39,10 @@ KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 MOST_KEPT_WALKING = 256  # where column statistics stay as well
-BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps before a cluster shares it
-CLUSTER_ROW = 32 * 1024  # bytes of a row that a block of a cluster keeps, while there are more blocks
+BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
+CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
+RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
+LEAN_RESIDENT = 768  # where threads keep twice as much
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
 WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them
@@ -96,10 +98,24 @@ class RowLaunch:
     kept: bool  # the row stays in registers; else every stage reads it again
     exact: bool  # every vector of every thread lies inside the row
     carried: bool  # dear values stay in registers as well
+    lean: bool = False  # nothing stays there but the row, not even what the compiler would keep
+    resident: int = 0  # blocks that a processor has registers for, at least, unless 0
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried")
+        names = (
+            "vec",
+            "ragged",
+            "threads",
+            "per_row",
+            "vectors",
+            "cluster",
+            "kept",
+            "exact",
+            "carried",
+            "lean",
+            "resident",
+        )
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -248,6 +264,11 @@ class Reduction:
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
 
+    def vector_bytes(self, dtypes: Mapping[str, str]) -> list[int]:
+        """The same of each array that is read along a row, those that all rows share among them."""
+        arrays = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
+        return [DTYPES[dtypes[array.name]].size for array in arrays]
+
     @property
     def passes(self) -> int:
         """How many times a row is read where it is not kept: once a stage, once more for what is written along it."""
@@ -276,31 +297,34 @@ class Reduction:
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
         if self.collapsed or not self.rows:
             return self._walk(vec, ragged, width, extents, schedule)
-        if self.columns:
-            width += 4 * vec * sum(s.over == "column" for s in self.columns)
         columns = extents.columns
         if columns is None:
             if self.columns:
                 raise Mistake("the number of columns must be known when this kernel is compiled")
             return self._read_again(vec, ragged, width, schedule)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
-        kept = KEPT * (2 if self.columns else 1)
-        most = MAX_THREADS // 2 if self.columns else MAX_THREADS
-        cluster = 1
-        if clusters(arch) and count * width > BLOCK_ROW:  # blocks of few warps wait less for each other
-            kept = 2 * KEPT
-            while cluster < MAX_CLUSTER and count * width > cluster * CLUSTER_ROW:
-                cluster *= 2
+        row, kept, cluster = columns // vec * width, KEPT, 1
+        if clusters(arch) and row > CLUSTER_ROW:
+            share = CLUSTER_ROW * (2 if self.columns else 1)  # whose blocks meet less often the fewer they are
+            cluster = next((c for c in (2, 4) if row <= c * share), MAX_CLUSTER)
+            kept *= 2 if row > cluster * CLUSTER_ROW else 1
         cluster = schedule.get("cluster", cluster)
+        folded = width + 4 * vec * sum(s.over == "column" for s in self.columns)
+        most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
+        # A ragged row's one vector more is no reason for more threads in each block of a cluster, where registers allow
+        arrays = self.vector_bytes(dtypes)
+        full = cluster == 1 or (kept > KEPT and len(arrays) == 1)
+        needed = count if full else columns // vec
         per_row = 1
-        while per_row < most and per_row * cluster * max(1, kept // width) < count:
+        while per_row < MAX_THREADS // (2 if self.columns else 1) and per_row * cluster * most < needed:
             per_row *= 2
         per_row = schedule.get("threads_per_row", per_row)
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if self.columns:
-            if vectors * width > max(MOST_KEPT_WALKING, width):
+            most_kept = MOST_KEPT_WALKING if cluster == 1 else REGISTER_BYTES // per_row
+            if vectors * folded > max(most_kept, folded):
                 message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"
                 raise Mistake(message, "split the op in two: one along rows, one over them")
             threads = max(per_row, schedule.get("threads", LEAST_THREADS))
@@ -312,9 +336,13 @@ class Reduction:
         if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        held = vectors * (width + 4 * vec * len(self.carried))
-        carried = bool(self.carried) and held <= min(MOST_CARRIED, REGISTER_BYTES // threads)
-        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried)
+        held = vectors * vec * sum(arrays)
+        lean = cluster > 1 and len(arrays) == 1 and KEPT < held <= 2 * KEPT
+        few = cluster > 1 and kept == KEPT and KEPT < held < 4 * KEPT
+        resident = (LEAN_RESIDENT if lean else RESIDENT if few else 0) // threads
+        dear = 4 * vec * vectors * len(self.carried)
+        carried = not lean and 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
+        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried, lean, resident)
 
     def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""

@@ -65,6 +65,8 @@ def cosine_similarity_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -89,6 +91,7 @@ def cosine_similarity_kernel(
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+    reduce.meet([*sStage0], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -107,7 +110,7 @@ def cosine_similarity_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, inside)
-    row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster, last=True)
+    row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         similarity = cosine_similarity_row(
@@ -118,7 +121,6 @@ def cosine_similarity_kernel(
         )
         rSimilarity.store(similarity.to(mSimilarity.element_type))
         mSimilarity[row] = rSimilarity[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -137,13 +139,18 @@ def cosine_similarity_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cosine_similarity_kernel(
         mX, mY, mSimilarity,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def cosine_similarity_xla(x, y, eps):
@@ -201,6 +208,8 @@ def cosine_similarity_backward_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -223,13 +232,14 @@ def cosine_similarity_backward_kernel(
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    reduce.load_one(mDsimilarity, (row,), row < rows, rDsimilarity)
-    reduce.load_one(mSimilarity, (row,), row < rows, rSimilarity)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+    reduce.load_one(mDsimilarity, (row,), row < rows, rDsimilarity)
+    reduce.load_one(mSimilarity, (row,), row < rows, rSimilarity)
+    reduce.meet([*sStage0], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -247,7 +257,12 @@ def cosine_similarity_backward_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
-    row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, last=True)
+    row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+        reduce.forget(rY)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -270,7 +285,6 @@ def cosine_similarity_backward_kernel(
             rDy.store(dy.to(mDy.element_type))
             reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
             reduce.store_row(rDy, mDy, cute.crd2idx((row, 0), mDy.layout), c, columns, 1, ragged, True, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -292,13 +306,18 @@ def cosine_similarity_backward_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mDsimilarity.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cosine_similarity_backward_kernel(
         mDsimilarity, mSimilarity, mX, mY, mDx, mDy,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def cosine_similarity_backward_xla(dsimilarity, similarity, x, y, eps):

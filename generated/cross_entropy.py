@@ -28,7 +28,7 @@ outputs:
 params:
   ignore_index: {type: int, default: -100, doc: Rows with this label do not count.}
 chain: |
-  picked = sum(where(index(N) == label, x, 0), axis=N)
+  picked = take(x, label, axis=N)
   lse = logsumexp(x, axis=N)
   loss = where(label == ignore_index, 0, lse - picked)
 reference: |
@@ -42,9 +42,9 @@ bench:
 """
 
 
-def cross_entropy_stage0(x, label, index_n):
-    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, x, 0.0), x
+def cross_entropy_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x
 
 
 def cross_entropy_row_sum(x, row_max):
@@ -52,8 +52,9 @@ def cross_entropy_row_sum(x, row_max):
     return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
-def cross_entropy_row(label, ignore_index, picked, row_max, row_sum):
+def cross_entropy_row(x_at_label, label, ignore_index, row_max, row_sum):
     """The row's own results, from its statistics."""
+    picked = x_at_label
     lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
     loss = device.where(label == ignore_index, 0.0, lse - picked)
     return lse, loss
@@ -75,6 +76,8 @@ def cross_entropy_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -91,18 +94,22 @@ def cross_entropy_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
+    rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLse = cute.make_rmem_tensor((1,), mLse.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sRowMax, *sRowSum], cluster)
 
-    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -110,16 +117,17 @@ def cross_entropy_kernel(
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = cross_entropy_stage0(
+            values = cross_entropy_row_max(
                 rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
-    picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
+            reduce.accumulate([rRowMax], ("max",), values, inside)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -134,13 +142,13 @@ def cross_entropy_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, last=True)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         lse, loss = cross_entropy_row(
+            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
-            cute.full((1,), picked, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
             cute.full((1,), row_sum, cutlass.Float32),
         )
@@ -148,7 +156,6 @@ def cross_entropy_kernel(
         rLoss.store(loss.to(mLoss.element_type))
         mLse[row] = rLse[0]
         mLoss[row] = rLoss[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -168,13 +175,18 @@ def cross_entropy_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cross_entropy_kernel(
         mX, mLabel, mLoss, mLse,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 class CrossEntropyOutputs(NamedTuple):
@@ -184,9 +196,9 @@ class CrossEntropyOutputs(NamedTuple):
     lse: jax.Array
 
 
-def cross_entropy_xla(x, label, index_n, ignore_index):
+def cross_entropy_xla(x, x_at_label, label, ignore_index):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
+    picked = x_at_label
     t0 = jnp.max(x, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
     lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
@@ -202,129 +214,11 @@ def cross_entropy_reference(x, label, ignore_index):
     return loss, lse
 
 
-def cross_entropy_backward_chain(dloss, dlse, lse, x, label, index_n, ignore_index, approx):
-    """The chain, on one vector of each operand."""
-    t0 = device.where(label == ignore_index, 0.0, dloss)
-    dx = device.where(index_n == label, -t0, 0.0) + (dlse + t0) * device.exp(x - lse, approx)
-    return dx
-
-
-@cute.kernel
-def cross_entropy_backward_kernel(
-    mDloss: cute.Tensor,  # (rows) float32
-    mDlse: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
-    mX: cute.Tensor,  # (rows, N) T
-    mLabel: cute.Tensor,  # (rows) int32
-    mDx: cute.Tensor,  # (rows, N) T
-    ignore_index: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
-    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-    approx = device.narrow(mDx)
-
-    rDloss = cute.make_rmem_tensor((vec,), mDloss.element_type)
-    rDlse = cute.make_rmem_tensor((vec,), mDlse.element_type)
-    rLse = cute.make_rmem_tensor((vec,), mLse.element_type)
-    rX = cute.make_rmem_tensor((vec,), mX.element_type)
-    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDloss.fill(mDloss[row])
-            rDlse.fill(mDlse[row])
-            rLse.fill(mLse[row])
-            cute.autovec_copy(gX, rX)
-            rLabel.fill(mLabel[row])
-            device.count_up(rIndexN, iN)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDloss.fill(mDloss[row])
-                rDlse.fill(mDlse[row])
-                rLse.fill(mLse[row])
-                rLabel.fill(mLabel[row])
-                device.count_up(rIndexN, iN)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDloss[i] = mDloss[row_i]
-                        rDlse[i] = mDlse[row_i]
-                        rLse[i] = mLse[row_i]
-                        rLabel[i] = mLabel[row_i]
-                        rIndexN[i] = iN_i
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
-        dx = cross_entropy_backward_chain(
-            rDloss.load().to(cutlass.Float32),
-            rDlse.load().to(cutlass.Float32),
-            rLse.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
-            rLabel.load().to(cutlass.Int32),
-            rIndexN.load().to(cutlass.Int32),
-            cute.full((vec,), ignore_index, cutlass.Int32),
-            approx,
-        )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
-
-
-@cute.jit
-def cross_entropy_backward_launch(
-    stream: cuda.CUstream,
-    mDloss: cute.Tensor,
-    mDlse: cute.Tensor,
-    mLse: cute.Tensor,
-    mX: cute.Tensor,
-    mLabel: cute.Tensor,
-    mDx: cute.Tensor,
-    ignore_index: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    threads: cutlass.Constexpr[int],
-):
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
-    cross_entropy_backward_kernel(
-        mDloss, mDlse, mLse, mX, mLabel, mDx,
-        ignore_index, vec, ragged, threads,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
-
-
-def cross_entropy_backward_xla(dloss, dlse, lse, x, label, index_n, ignore_index):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(label == ignore_index, 0.0, dloss)
-    dx = jnp.where(index_n == label, -t0, 0.0) + (dlse + t0) * jnp.exp(x - lse)
-    return dx
-
-
 @runtime.op(
     SPEC,
     launch=cross_entropy_launch,
     xla=cross_entropy_xla,
     reference=cross_entropy_reference,
-    backward_launch=cross_entropy_backward_launch,
-    backward_xla=cross_entropy_backward_xla,
     result=CrossEntropyOutputs,
 )
 def cross_entropy(

@@ -34,11 +34,11 @@ chain: |
   at_label = index(N) == label
   picked = take(x, label, axis=N)
   top = max(x, axis=N)
-  e = exp(x - top)
-  total = sum(e, axis=N)
+  centred = x - top
+  log_total = log(sum(exp(centred), axis=N))
   ignored = label == ignore_index
-  loss = where(ignored, 0, log(total) + (top - picked))
-  dx = where(ignored, 0, weight * (e / total - where(at_label, 1, 0)))
+  loss = where(ignored, 0, log_total + (top - picked))
+  dx = where(ignored, 0, weight * (exp(centred - log_total) - where(at_label, 1, 0)))
 reference: |
   counted = label != ignore_index
   target = jnp.maximum(label, 0)
@@ -56,38 +56,34 @@ bench:
 """
 
 
-def cross_entropy_grad_keep_e(x, top):
-    """e, on one vector of each operand: several passes need it."""
-    e = device.exp(x - top, False)
-    return e
-
-
 def cross_entropy_grad_top(x):
     """What is folded into top (max), on one vector of each operand."""
     return x
 
 
-def cross_entropy_grad_total_(e):
-    """What is folded into total_ (sum), on one vector of each operand."""
-    return e
+def cross_entropy_grad_row_sum(x, top):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    centred = x - top
+    return device.exp(centred, False)
 
 
-def cross_entropy_grad_chain(label, index_n, ignore_index, weight, e, total_, approx):
+def cross_entropy_grad_chain(x, label, index_n, ignore_index, weight, top, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     at_label = index_n == label
-    total = total_
+    centred = x - top
+    log_total = cute.math.log(row_sum)
     ignored = label == ignore_index
-    t0 = weight * (device.divide_by_row(e, total, approx) - device.where(at_label, 1, 0).to(cutlass.Float32))
+    t0 = weight * (device.exp(centred - log_total, approx) - device.where(at_label, 1, 0).to(cutlass.Float32))
     dx = device.where(ignored, 0.0, t0)
     return dx
 
 
-def cross_entropy_grad_row(x_at_label, label, ignore_index, top, total_):
+def cross_entropy_grad_row(x_at_label, label, ignore_index, top, row_sum):
     """The row's own results, from its statistics."""
     picked = x_at_label
-    total = total_
+    log_total = cute.math.log(row_sum)
     ignored = label == ignore_index
-    loss = device.where(ignored, 0.0, cute.math.log(total) + (top - picked))
+    loss = device.where(ignored, 0.0, log_total + (top - picked))
     return loss
 
 
@@ -108,6 +104,8 @@ def cross_entropy_grad_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -130,17 +128,16 @@ def cross_entropy_grad_kernel(
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    if cutlass.const_expr(carried):
-        rEKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sTotal_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
-    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sTop, *sRowSum], cluster)
 
     rTop = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -157,26 +154,28 @@ def cross_entropy_grad_kernel(
             reduce.accumulate([rTop], ("max",), values, inside)
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
-    rTotal_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            e = cross_entropy_grad_keep_e(
+            values = cross_entropy_grad_row_sum(
                 rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), top, cutlass.Float32),
             )
-            if cutlass.const_expr(carried):
-                rEKept[None, v].store(e)
-            values = cross_entropy_grad_total_(
-                e,
-            )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rTotal_], ("sum",), values, inside)
-    total_, = reduce.over_row([rTotal_], ("sum",), sTotal_, per_row, cluster, last=True)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -184,20 +183,14 @@ def cross_entropy_grad_kernel(
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            if cutlass.const_expr(carried):
-                e = rEKept[None, v].load()
-            else:
-                e = cross_entropy_grad_keep_e(
-                    rX[None, v].load().to(cutlass.Float32),
-                    cute.full((vec,), top, cutlass.Float32),
-                )
             dx = cross_entropy_grad_chain(
+                rX[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), ignore_index, cutlass.Int32),
                 cute.full((vec,), mWeight[0], cutlass.Float32),
-                e,
-                cute.full((vec,), total_, cutlass.Float32),
+                cute.full((vec,), top, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
@@ -209,11 +202,10 @@ def cross_entropy_grad_kernel(
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
             cute.full((1,), top, cutlass.Float32),
-            cute.full((1,), total_, cutlass.Float32),
+            cute.full((1,), row_sum, cutlass.Float32),
         )
         rLoss.store(loss.to(mLoss.element_type))
         mLoss[row] = rLoss[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -234,13 +226,18 @@ def cross_entropy_grad_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cross_entropy_grad_kernel(
         mX, mLabel, mWeight, mLoss, mDx,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 class CrossEntropyGradOutputs(NamedTuple):
@@ -255,11 +252,11 @@ def cross_entropy_grad_xla(x, x_at_label, label, index_n, ignore_index, weight):
     at_label = index_n == label
     picked = x_at_label
     top = jnp.max(x, axis=-1, keepdims=True)
-    e = jnp.exp(x - top)
-    total = jnp.sum(e, axis=-1, keepdims=True)
+    centred = x - top
+    log_total = jnp.log(jnp.sum(jnp.exp(centred), axis=-1, keepdims=True))
     ignored = label == ignore_index
-    loss = jnp.where(ignored, 0.0, jnp.log(total) + (top - picked))
-    dx = jnp.where(ignored, 0.0, weight * (e / total - jnp.where(at_label, 1, 0).astype(jnp.float32)))
+    loss = jnp.where(ignored, 0.0, log_total + (top - picked))
+    dx = jnp.where(ignored, 0.0, weight * (jnp.exp(centred - log_total) - jnp.where(at_label, 1, 0).astype(jnp.float32)))
     return loss, dx
 
 

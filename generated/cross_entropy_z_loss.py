@@ -30,7 +30,7 @@ params:
   z_weight: {type: float, default: 1e-4, static: false, doc: The factor of the squared logsumexp.}
 chain: |
   ignored = label == ignore_index
-  picked = sum(where(index(N) == label, x, 0), axis=N)
+  picked = take(x, label, axis=N)
   lse = logsumexp(x, axis=N)
   z_loss = where(ignored, 0, z_weight * square(lse))
   loss = where(ignored, 0, lse - picked + z_weight * square(lse))
@@ -45,9 +45,9 @@ domain:
 """
 
 
-def cross_entropy_z_loss_stage0(x, label, index_n):
-    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, x, 0.0), x
+def cross_entropy_z_loss_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x
 
 
 def cross_entropy_z_loss_row_sum(x, row_max):
@@ -55,9 +55,10 @@ def cross_entropy_z_loss_row_sum(x, row_max):
     return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
-def cross_entropy_z_loss_row(label, ignore_index, z_weight, picked, row_max, row_sum):
+def cross_entropy_z_loss_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
     """The row's own results, from its statistics."""
     ignored = label == ignore_index
+    picked = x_at_label
     lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
     t0 = z_weight * (lse * lse)
     z_loss = device.where(ignored, 0.0, t0)
@@ -82,6 +83,8 @@ def cross_entropy_z_loss_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -98,18 +101,22 @@ def cross_entropy_z_loss_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
+    rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rZLoss = cute.make_rmem_tensor((1,), mZLoss.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sRowMax, *sRowSum], cluster)
 
-    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -117,16 +124,17 @@ def cross_entropy_z_loss_kernel(
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            values = cross_entropy_z_loss_stage0(
+            values = cross_entropy_z_loss_row_max(
                 rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
-    picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
+            reduce.accumulate([rRowMax], ("max",), values, inside)
+    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -141,14 +149,14 @@ def cross_entropy_z_loss_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, last=True)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         z_loss, loss = cross_entropy_z_loss_row(
+            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
             cute.full((1,), mZWeight[0], cutlass.Float32),
-            cute.full((1,), picked, cutlass.Float32),
             cute.full((1,), row_max, cutlass.Float32),
             cute.full((1,), row_sum, cutlass.Float32),
         )
@@ -156,7 +164,6 @@ def cross_entropy_z_loss_kernel(
         rLoss.store(loss.to(mLoss.element_type))
         mZLoss[row] = rZLoss[0]
         mLoss[row] = rLoss[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -177,13 +184,18 @@ def cross_entropy_z_loss_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cross_entropy_z_loss_kernel(
         mX, mLabel, mZWeight, mLoss, mZLoss,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 class CrossEntropyZLossOutputs(NamedTuple):
@@ -193,10 +205,10 @@ class CrossEntropyZLossOutputs(NamedTuple):
     z_loss: jax.Array
 
 
-def cross_entropy_z_loss_xla(x, label, index_n, ignore_index, z_weight):
+def cross_entropy_z_loss_xla(x, x_at_label, label, ignore_index, z_weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ignored = label == ignore_index
-    picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
+    picked = x_at_label
     t0 = jnp.max(x, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
     lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
@@ -216,206 +228,11 @@ def cross_entropy_z_loss_reference(x, label, ignore_index, z_weight):
     return loss, z_loss
 
 
-def cross_entropy_z_loss_backward_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return x
-
-
-def cross_entropy_z_loss_backward_row_sum(x, row_max):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
-
-
-def cross_entropy_z_loss_backward_chain(dloss, dz_loss, x, label, index_n, ignore_index, z_weight, row_max, row_sum, approx):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    ignored = label == ignore_index
-    t0 = device.where(ignored, 0.0, dloss)
-    t1 = t0 + device.where(ignored, 0.0, dz_loss)
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
-    dx = device.where(index_n == label, -t0, 0.0) + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
-    return dx, t1 * (lse * lse)
-
-
-def cross_entropy_z_loss_backward_columns(total_sum):
-    """The result."""
-    dz_weight = total_sum
-    return dz_weight
-
-
-@cute.kernel
-def cross_entropy_z_loss_backward_kernel(
-    mDloss: cute.Tensor,  # (rows) float32
-    mDzLoss: cute.Tensor,  # (rows) float32
-    mX: cute.Tensor,  # (rows, N) T
-    mLabel: cute.Tensor,  # (rows) int32
-    mZWeight: cute.Tensor,  # (1) z_weight
-    mDx: cute.Tensor,  # (rows, N) T
-    mDzWeight: cute.Tensor,  # (1) float32
-    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
-    ignore_index: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],  # columns of a vector
-    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
-    threads: cutlass.Constexpr[int],  # of a block
-    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
-    vectors: cutlass.Constexpr[int],  # of a thread
-    cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
-    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDloss.shape[0], mX.shape[1]
-
-    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mTotalSumParts.shape[0] // cluster
-    part, piece = bidx // cluster, bidx % cluster
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
-    approx = device.narrow(mDx)
-
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rDloss = cute.make_rmem_tensor((1, at_once), mDloss.element_type)
-    rDzLoss = cute.make_rmem_tensor((1, at_once), mDzLoss.element_type)
-    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
-
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_one(mDloss, (row,), row < rows, rDloss[None, u])
-            reduce.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
-            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)
-            rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = cross_entropy_z_loss_backward_row_max(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMax], ("max",), values, inside)
-            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = cross_entropy_z_loss_backward_row_sum(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                dx, total_sum_of = cross_entropy_z_loss_backward_chain(
-                    cute.full((vec,), rDloss[0, u], rDloss.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rDzLoss[0, u], rDzLoss.element_type).to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(c, vec).to(cutlass.Int32),
-                    cute.full((vec,), ignore_index, cutlass.Int32),
-                    cute.full((vec,), mZWeight[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                    approx,
-                )
-                once = reduce.inside(c, cutlass.select_(columns < 1, columns, 1), vec, True, False)  # a row counts once
-                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
-                rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-            reduce.again(per_row, cluster)
-
-    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
-    if tidx == 0:
-        mTotalSumParts[bidx] = found[0]
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
-
-
-@cute.kernel
-def cross_entropy_z_loss_backward_finish(
-    mDzWeight: cute.Tensor,  # (1) float32
-    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
-):
-    # All parts of everything, in a fixed order.
-    tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
-    there = tidx == 0
-    rDzWeight = cute.make_rmem_tensor((1,), mDzWeight.element_type)
-    if there:
-        dz_weight = cross_entropy_z_loss_backward_columns(
-            cute.full((1,), total_sum, cutlass.Float32),
-        )
-        rDzWeight.store(dz_weight.to(mDzWeight.element_type))
-        mDzWeight[0] = rDzWeight[0]
-
-
-@cute.jit
-def cross_entropy_z_loss_backward_launch(
-    stream: cuda.CUstream,
-    mDloss: cute.Tensor,
-    mDzLoss: cute.Tensor,
-    mX: cute.Tensor,
-    mLabel: cute.Tensor,
-    mZWeight: cute.Tensor,
-    mDx: cute.Tensor,
-    mDzWeight: cute.Tensor,
-    mTotalSumParts: cute.Tensor,
-    ignore_index: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    threads: cutlass.Constexpr[int],
-    per_row: cutlass.Constexpr[int],
-    vectors: cutlass.Constexpr[int],
-    cluster: cutlass.Constexpr[int],
-    at_once: cutlass.Constexpr[int],
-    exact: cutlass.Constexpr[bool],
-):
-    cross_entropy_z_loss_backward_kernel(
-        mDloss, mDzLoss, mX, mLabel, mZWeight, mDx, mDzWeight, mTotalSumParts,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    cross_entropy_z_loss_backward_finish(
-        mDzWeight, mTotalSumParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
-
-
-def cross_entropy_z_loss_backward_xla(dloss, dz_loss, x, label, index_n, ignore_index, z_weight, row_axes):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    ignored = label == ignore_index
-    t0 = jnp.where(ignored, 0.0, dloss)
-    t1 = t0 + jnp.where(ignored, 0.0, dz_loss)
-    t2 = jnp.max(x, axis=-1, keepdims=True)
-    t3 = jnp.where(jnp.isfinite(t2), t2, 0.0)
-    lse = jnp.log(jnp.sum(jnp.exp(x - t3), axis=-1, keepdims=True)) + t3
-    dx = jnp.where(index_n == label, -t0, 0.0) + (t0 + 2.0 * z_weight * t1 * lse) * jnp.exp(x - lse)
-    dz_weight = jnp.sum(t1 * (lse * lse), axis=row_axes, keepdims=True)
-    return dx, dz_weight
-
-
 @runtime.op(
     SPEC,
     launch=cross_entropy_z_loss_launch,
     xla=cross_entropy_z_loss_xla,
     reference=cross_entropy_z_loss_reference,
-    backward_launch=cross_entropy_z_loss_backward_launch,
-    backward_xla=cross_entropy_z_loss_backward_xla,
     result=CrossEntropyZLossOutputs,
 )
 def cross_entropy_z_loss(

@@ -111,10 +111,12 @@ def dgelu_dbias_row_fp8_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
+    reduce.meet([*sRowMax], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -134,7 +136,7 @@ def dgelu_dbias_row_fp8_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMax], ("max",), values, inside)
-            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 q, column_sum_of = dgelu_dbias_row_fp8_chain(
@@ -154,11 +156,9 @@ def dgelu_dbias_row_fp8_kernel(
                 )
                 rScale.store(scale.to(mScale.element_type))
                 mScale[row] = rScale[0]
-            reduce.again(per_row, cluster)
+            turn += 1
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

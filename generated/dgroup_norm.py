@@ -125,13 +125,15 @@ def dgroup_norm_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rWeight = cute.make_rmem_tensor((vec, vectors, at_once), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowMean4 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    sRowMean4 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
+    reduce.meet([*sStage0, *sRowMean2, *sRowMean4], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, B, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -158,7 +160,7 @@ def dgroup_norm_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
-            row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster)
+            row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster, turn)
             row_mean = row_mean / cutlass.Float32(C * S)
             row_mean3 = row_mean3 / cutlass.Float32(C * S)
             rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -170,7 +172,7 @@ def dgroup_norm_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
-            row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+            row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster, turn)
             row_mean2 = row_mean2 / cutlass.Float32(C * S)
             rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
@@ -186,7 +188,7 @@ def dgroup_norm_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean4], ("mean",), values, inside)
-            row_mean4, = reduce.over_row([rRowMean4], ("mean",), sRowMean4, per_row, cluster)
+            row_mean4, = reduce.over_row([rRowMean4], ("mean",), sRowMean4, per_row, cluster, turn)
             row_mean4 = row_mean4 / cutlass.Float32(C * S)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -205,11 +207,9 @@ def dgroup_norm_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-            reduce.again(per_row, cluster)
+            turn += 1
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (C * S)), mColumnSumParts), cute.domain_offset((0, place * (C * S)), mColumnSum2Parts)], sColumns, part, first, step, C * S, per_row)
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

@@ -109,13 +109,15 @@ def drmsnorm_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
     reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
 
+    reduce.meet([*sRowMean, *sRowMean2], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -134,7 +136,7 @@ def drmsnorm_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
-            row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
+            row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster, turn)
             row_mean = row_mean / cutlass.Float32(N)
             rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
@@ -149,7 +151,7 @@ def drmsnorm_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
-            row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+            row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster, turn)
             row_mean2 = row_mean2 / cutlass.Float32(N)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -166,11 +168,9 @@ def drmsnorm_kernel(
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-            reduce.again(per_row, cluster)
+            turn += 1
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

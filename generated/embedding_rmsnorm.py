@@ -68,6 +68,8 @@ def embedding_rmsnorm_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -92,11 +94,12 @@ def embedding_rmsnorm_kernel(
     rTableAtTokenAt = cute.make_rmem_tensor((1,), mToken.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
+    reduce.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
+    reduce.meet([*sRowMean], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -111,8 +114,12 @@ def embedding_rmsnorm_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean], ("mean",), values, inside)
-    row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster, last=True)
+    row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(N)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rTableAtToken)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -131,7 +138,6 @@ def embedding_rmsnorm_kernel(
             )
             rY.store(y.to(mY.element_type))
             reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -151,13 +157,18 @@ def embedding_rmsnorm_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mToken.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     embedding_rmsnorm_kernel(
         mTable, mToken, mWeight, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def embedding_rmsnorm_xla(table_at_token, weight, eps):

@@ -76,6 +76,8 @@ def group_norm_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -113,6 +115,7 @@ def group_norm_kernel(
             reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
         if cutlass.const_expr(mBias is not None):
             reduce.gather_row(mBias, (iG, 0), (None, 0), (C, S,), column, step, columns, rBias, ragged)
+    reduce.meet([*sRowMean, *sRowMean2], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -130,6 +133,13 @@ def group_norm_kernel(
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(C * S)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+        if cutlass.const_expr(mWeight is not None):
+            reduce.forget(rWeight)
+        if cutlass.const_expr(mBias is not None):
+            reduce.forget(rBias)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -144,8 +154,16 @@ def group_norm_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
-    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster, last=True)
+    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(C * S)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
+        if cutlass.const_expr(mWeight is not None):
+            reduce.forget(rWeight)
+        if cutlass.const_expr(mBias is not None):
+            reduce.forget(rBias)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -168,7 +186,6 @@ def group_norm_kernel(
             )
             rY.store(y.to(mY.element_type))
             reduce.store_row(rY, mY, cute.crd2idx((iB, iG, 0, 0), mY.layout), c, columns, 1, ragged, False, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -188,13 +205,18 @@ def group_norm_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     B, G = mX.shape[0], mX.shape[1]
     blocks = (B * G // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     group_norm_kernel(
         mX, mWeight, mBias, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def group_norm_xla(x, weight, bias, eps):
@@ -286,12 +308,14 @@ def group_norm_backward_kernel(
     else:
         rWeight = cute.make_rmem_tensor((vec, vectors, at_once), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
+    reduce.meet([*sStage0, *sStage1], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, B, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -319,7 +343,7 @@ def group_norm_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-            row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+            row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
             row_mean = row_mean / cutlass.Float32(C * S)
             rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -333,7 +357,7 @@ def group_norm_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-            row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+            row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
             row_mean2 = row_mean2 / cutlass.Float32(C * S)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -354,11 +378,9 @@ def group_norm_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-            reduce.again(per_row, cluster)
+            turn += 1
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (C * S)), mColumnSumParts), cute.domain_offset((0, place * (C * S)), mColumnSum2Parts)], sColumns, part, first, step, C * S, per_row)
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

@@ -77,6 +77,8 @@ def head_rmsnorm_rotary_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -109,6 +111,7 @@ def head_rmsnorm_rotary_kernel(
         reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
         reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
+    reduce.meet([*sStage0], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -126,9 +129,16 @@ def head_rmsnorm_rotary_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
-    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster, last=True)
+    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(D)
     row_mean2 = row_mean2 / cutlass.Float32(D)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX0)
+        reduce.forget(rX1)
+        reduce.forget(rCos)
+        reduce.forget(rSin)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -157,7 +167,6 @@ def head_rmsnorm_rotary_kernel(
             rY1.store(y1.to(mY.element_type))
             reduce.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), c, columns, 1, ragged, False, per_row)
             reduce.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), c, columns, 1, ragged, False, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -178,13 +187,18 @@ def head_rmsnorm_rotary_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     B, S, H = mX.shape[0], mX.shape[1], mX.shape[2]
     blocks = (B * S * H // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     head_rmsnorm_rotary_kernel(
         mX, mWeight, mCos, mSin, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def head_rmsnorm_rotary_xla(x0, x1, weight0, weight1, cos, sin, eps):
@@ -293,7 +307,7 @@ def head_rmsnorm_rotary_backward_kernel(
     rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
     rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -303,6 +317,8 @@ def head_rmsnorm_rotary_backward_kernel(
     reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
     reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
 
+    reduce.meet([*sStage0], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, B * H, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -340,7 +356,7 @@ def head_rmsnorm_rotary_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
-            row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster)
+            row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster, turn)
             row_mean = row_mean / cutlass.Float32(D)
             row_mean2 = row_mean2 / cutlass.Float32(D)
             for v in cutlass.range_constexpr(vectors):
@@ -367,11 +383,9 @@ def head_rmsnorm_rotary_backward_kernel(
                 rDx1.store(dx1.to(mDx.element_type))
                 reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
                 reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-            reduce.again(per_row, cluster)
+            turn += 1
 
     reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row)
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

@@ -72,6 +72,8 @@ def instance_norm_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -103,14 +105,15 @@ def instance_norm_kernel(
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    if cutlass.const_expr(mWeight is not None):
-        reduce.load_one(mWeight, (iC,), row < B * C, rWeight)
-    if cutlass.const_expr(mBias is not None):
-        reduce.load_one(mBias, (iC,), row < B * C, rBias)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    if cutlass.const_expr(mWeight is not None):
+        reduce.load_one(mWeight, (iC,), row < B * C, rWeight)
+    if cutlass.const_expr(mBias is not None):
+        reduce.load_one(mBias, (iC,), row < B * C, rBias)
+    reduce.meet([*sRowMean, *sRowMean2], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -128,6 +131,9 @@ def instance_norm_kernel(
     row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(S)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -142,8 +148,12 @@ def instance_norm_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean2], ("mean",), values, inside)
-    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster, last=True)
+    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
     row_mean2 = row_mean2 / cutlass.Float32(S)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -162,7 +172,6 @@ def instance_norm_kernel(
             )
             rY.store(y.to(mY.element_type))
             reduce.store_row(rY, mY, cute.crd2idx((iB, iC, 0), mY.layout), c, columns, 1, ragged, True, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -182,13 +191,18 @@ def instance_norm_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     B, C = mX.shape[0], mX.shape[1]
     blocks = (B * C // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     instance_norm_kernel(
         mX, mWeight, mBias, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def instance_norm_xla(x, weight, bias, eps):
@@ -278,12 +292,14 @@ def instance_norm_backward_kernel(
     else:
         rWeight = cute.make_rmem_tensor((1, at_once), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
+    reduce.meet([*sStage0, *sStage1], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, B, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -310,7 +326,7 @@ def instance_norm_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-            row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+            row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
             row_mean = row_mean / cutlass.Float32(S)
             rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -323,7 +339,7 @@ def instance_norm_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-            row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+            row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
             row_mean2 = row_mean2 / cutlass.Float32(S)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -343,11 +359,9 @@ def instance_norm_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((iB, iC, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-            reduce.again(per_row, cluster)
+            turn += 1
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (S)), mColumnSumParts), cute.domain_offset((0, place * (S)), mColumnSum2Parts)], sColumns, part, first, step, S, per_row)
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

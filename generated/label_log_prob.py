@@ -73,6 +73,8 @@ def label_log_prob_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -95,11 +97,12 @@ def label_log_prob_kernel(
         rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
     sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sStage0, *sRowSum2], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -125,6 +128,9 @@ def label_log_prob_kernel(
             reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
     row_sum, row_max = reduce.over_row([rRowSum, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -146,7 +152,7 @@ def label_log_prob_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum2], ("sum",), values, inside)
-    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster, last=True)
+    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         y = label_log_prob_row(
@@ -156,7 +162,6 @@ def label_log_prob_kernel(
         )
         rY.store(y.to(mY.element_type))
         mY[row] = rY[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -175,13 +180,18 @@ def label_log_prob_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     label_log_prob_kernel(
         mX, mLabel, mTemperature, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def label_log_prob_xla(x, label, index_n, temperature):
@@ -262,11 +272,13 @@ def label_log_prob_backward_kernel(
     rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
     rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
+    reduce.meet([*sRowMax, *sRowSum], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -287,7 +299,7 @@ def label_log_prob_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMax], ("max",), values, inside)
-            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -298,7 +310,7 @@ def label_log_prob_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowSum], ("sum",), values, inside)
-            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = label_log_prob_backward_chain(
@@ -315,13 +327,11 @@ def label_log_prob_backward_kernel(
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-            reduce.again(per_row, cluster)
+            turn += 1
 
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

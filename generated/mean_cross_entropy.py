@@ -96,11 +96,13 @@ def mean_cross_entropy_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
     rLse = cute.make_rmem_tensor((1,), mLse.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
+    reduce.meet([*sStage0, *sRowSum], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -122,7 +124,7 @@ def mean_cross_entropy_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
-            picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
+            picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster, turn)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -132,7 +134,7 @@ def mean_cross_entropy_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowSum], ("sum",), values, inside)
-            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 total_mean_of = mean_cross_entropy_chain(
@@ -149,13 +151,11 @@ def mean_cross_entropy_kernel(
                 )
                 rLse.store(lse.to(mLse.element_type))
                 mLse[row] = rLse[0]
-            reduce.again(per_row, cluster)
+            turn += 1
 
     found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
     if tidx == 0:
         mTotalMeanParts[bidx] = found[0]
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

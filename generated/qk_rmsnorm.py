@@ -78,6 +78,8 @@ def qk_rmsnorm_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -105,6 +107,7 @@ def qk_rmsnorm_kernel(
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
         reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+    reduce.meet([*sStage0], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -122,9 +125,14 @@ def qk_rmsnorm_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
-    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster, last=True)
+    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
     row_mean = row_mean / cutlass.Float32(D)
     row_mean2 = row_mean2 / cutlass.Float32(D)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rQ)
+        reduce.forget(rK)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -149,7 +157,6 @@ def qk_rmsnorm_kernel(
             rKOut.store(k_out.to(mKOut.element_type))
             reduce.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), c, columns, 1, ragged, True, per_row)
             reduce.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), c, columns, 1, ragged, True, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -171,13 +178,18 @@ def qk_rmsnorm_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mQ.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     qk_rmsnorm_kernel(
         mQ, mK, mQWeight, mKWeight, mQOut, mKOut,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 class QkRmsnormOutputs(NamedTuple):
@@ -273,7 +285,7 @@ def qk_rmsnorm_backward_kernel(
     rKWeight = cute.make_rmem_tensor((vec, vectors), mKWeight.element_type)
     rDq = cute.make_rmem_tensor((vec,), mDq.element_type)
     rDk = cute.make_rmem_tensor((vec,), mDk.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -281,6 +293,8 @@ def qk_rmsnorm_backward_kernel(
     reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
     reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False, False)
 
+    reduce.meet([*sStage0], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -309,7 +323,7 @@ def qk_rmsnorm_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
-            row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster)
+            row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster, turn)
             row_mean = row_mean / cutlass.Float32(D)
             row_mean2 = row_mean2 / cutlass.Float32(D)
             for v in cutlass.range_constexpr(vectors):
@@ -335,11 +349,9 @@ def qk_rmsnorm_backward_kernel(
                 rDk.store(dk.to(mDk.element_type))
                 reduce.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), c, columns, 1, ragged, False, per_row)
                 reduce.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), c, columns, 1, ragged, False, per_row)
-            reduce.again(per_row, cluster)
+            turn += 1
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row)
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

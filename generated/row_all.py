@@ -48,6 +48,8 @@ def row_all_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -70,6 +72,7 @@ def row_all_kernel(
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sRowAll], cluster)
 
     rRowAll = reduce.accumulator(vec, "all", cutlass.Boolean)
     for p in cutlass.range(passes):
@@ -84,7 +87,7 @@ def row_all_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowAll], ("all",), values, inside)
-    row_all, = reduce.over_row([rRowAll], ("all",), sRowAll, per_row, cluster, last=True)
+    row_all, = reduce.over_row([rRowAll], ("all",), sRowAll, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         y = row_all_row(
@@ -92,7 +95,6 @@ def row_all_kernel(
         )
         rY.store(y.to(mY.element_type))
         mY[row] = rY[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -109,6 +111,8 @@ def row_all_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     mX = device.as_bytes(mX)
     mY = device.as_bytes(mY)
@@ -116,8 +120,11 @@ def row_all_launch(
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     row_all_kernel(
         mX, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def row_all_xla(x):

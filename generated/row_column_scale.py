@@ -183,12 +183,14 @@ def row_column_scale_backward_kernel(
     rRowScale = cute.make_rmem_tensor((1, at_once), mRowScale.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDrowScale = cute.make_rmem_tensor((1,), mDrowScale.element_type)
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
     reduce.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), column, step, columns, rColumnScale, 1, ragged, False, False)
 
+    reduce.meet([*sRowSum], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
     for base in cutlass.range(part * handful, rows, parts * handful):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * rows_a_block + tidx // per_row
@@ -210,7 +212,7 @@ def row_column_scale_backward_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([rRowSum], ("sum",), values, inside)
-            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = row_column_scale_backward_chain(
@@ -229,11 +231,9 @@ def row_column_scale_backward_kernel(
                 )
                 rDrowScale.store(drow_scale.to(mDrowScale.element_type))
                 mDrowScale[row] = rDrowScale[0]
-            reduce.again(per_row, cluster)
+            turn += 1
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
-    reduce.arrive(cluster)
-    reduce.leave(cluster)
 
 
 @cute.kernel

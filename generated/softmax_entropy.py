@@ -66,6 +66,8 @@ def softmax_entropy_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -90,6 +92,7 @@ def softmax_entropy_kernel(
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sRowMax, *sRowSum, *sRowSum2], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -106,6 +109,9 @@ def softmax_entropy_kernel(
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -122,6 +128,9 @@ def softmax_entropy_kernel(
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -137,7 +146,7 @@ def softmax_entropy_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum2], ("sum",), values, inside)
-    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster, last=True)
+    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         entropy = softmax_entropy_row(
@@ -145,7 +154,6 @@ def softmax_entropy_kernel(
         )
         rEntropy.store(entropy.to(mEntropy.element_type))
         mEntropy[row] = rEntropy[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -162,13 +170,18 @@ def softmax_entropy_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     softmax_entropy_kernel(
         mX, mEntropy,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def softmax_entropy_xla(x):
@@ -233,6 +246,8 @@ def softmax_entropy_backward_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -256,11 +271,12 @@ def softmax_entropy_backward_kernel(
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mDentropy, (row,), row < rows, rDentropy)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mDentropy, (row,), row < rows, rDentropy)
+    reduce.meet([*sRowMax, *sRowSum, *sRowSum2], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -277,6 +293,9 @@ def softmax_entropy_backward_kernel(
             reduce.accumulate([rRowMax], ("max",), values, inside)
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -294,6 +313,9 @@ def softmax_entropy_backward_kernel(
             reduce.accumulate([rRowSum], ("sum",), values, inside)
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -316,7 +338,11 @@ def softmax_entropy_backward_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum2], ("sum",), values, inside)
-    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster, last=True)
+    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -344,7 +370,6 @@ def softmax_entropy_backward_kernel(
             )
             rDx.store(dx.to(mDx.element_type))
             reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -362,13 +387,18 @@ def softmax_entropy_backward_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mDentropy.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     softmax_entropy_backward_kernel(
         mDentropy, mX, mDx,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def softmax_entropy_backward_xla(dentropy, x):

@@ -66,6 +66,8 @@ def top1_gate_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -90,6 +92,7 @@ def top1_gate_kernel(
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sTop, *sStage1], cluster)
 
     rTop = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -106,6 +109,9 @@ def top1_gate_kernel(
             reduce.accumulate([rTop], ("max",), values, inside)
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMin = reduce.accumulator(vec, "min", cutlass.Int32)
     for p in cutlass.range(passes):
@@ -123,7 +129,7 @@ def top1_gate_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, inside)
-    row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster, last=True)
+    row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster)
 
     if (row < rows) & (first_of_row):
         gate, expert = top1_gate_row(
@@ -134,7 +140,6 @@ def top1_gate_kernel(
         rExpert.store(device.cast(expert, mExpert.element_type))
         mGate[row] = rGate[0]
         mExpert[row] = rExpert[0]
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -152,13 +157,18 @@ def top1_gate_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     top1_gate_kernel(
         mX, mGate, mExpert,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 class Top1GateOutputs(NamedTuple):
@@ -222,6 +232,8 @@ def top1_gate_backward_kernel(
     kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -244,11 +256,12 @@ def top1_gate_backward_kernel(
         rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    reduce.load_one(mDgate, (row,), row < rows, rDgate)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mDgate, (row,), row < rows, rDgate)
+    reduce.meet([*sTop, *sStage1], cluster)
 
     rTop = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -265,6 +278,9 @@ def top1_gate_backward_kernel(
             reduce.accumulate([rTop], ("max",), values, inside)
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
     rT2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -288,7 +304,11 @@ def top1_gate_backward_kernel(
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
             reduce.accumulate([rT2, rRowSum], ("sum", "sum"), values, inside)
-    t2, row_sum = reduce.over_row([rT2, rRowSum], ("sum", "sum"), sStage1, per_row, cluster, last=True)
+    t2, row_sum = reduce.over_row([rT2, rRowSum], ("sum", "sum"), sStage1, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = reduce.unseen(first)
+        reduce.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -315,7 +335,6 @@ def top1_gate_backward_kernel(
             )
             rDx.store(dx.to(mDx.element_type))
             reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
-    reduce.leave(cluster)
 
 
 @cute.jit
@@ -333,13 +352,18 @@ def top1_gate_backward_launch(
     kept: cutlass.Constexpr[bool],
     exact: cutlass.Constexpr[bool],
     carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows = mDgate.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     top1_gate_backward_kernel(
         mDgate, mX, mDx,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def top1_gate_backward_xla(dgate, x):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codegen.interpret import mbarriers
 from codegen.interpret.decoding import DTYPES, WINDOWS, Execute, Unknown, only
 from codegen.interpret.ptx import Address, Imm, Symbol, Vector
 
@@ -60,6 +61,8 @@ def load(words, operands) -> Execute:
 
 
 def store(words, operands) -> Execute:
+    if words[:1] == ("async",):
+        return mbarriers.store_async(words[1:], operands)
     space, count, kind = vector_of(words)
     address, source = operands
     sources = source.items if isinstance(source, Vector) else (source,)
@@ -130,8 +133,11 @@ def fence(words, operands) -> Execute:
     """Lanes step together, so memory is in order; only a relaxed arrival at a cluster's barrier asks for a fence."""
     flags = set(words)
     allowed = ("acq_rel", "acquire", "release", "sc", "cta", "cluster", "gpu", "gl", "sys")
-    if words[:1] in (("proxy",), ("mbarrier_init",)):  # of the asynchronous proxies, which nothing here uses
+    if words[:1] == ("proxy",):  # of the asynchronous proxies, which nothing here uses
         return lambda m: None
+    if words[:1] == ("mbarrier_init",):
+        only(words[1:], ("release", "cluster"))
+        return lambda m: m.shared.mbarriers.fence(m.active())
     only(words, allowed)
     if flags & {"cluster", "gpu", "gl", "sys"}:
         return lambda m: m.ordering.fence(m.active())

@@ -18,7 +18,9 @@ from codegen.interpret.ptx import Imm, Instruction, Operand
 if TYPE_CHECKING:
     from codegen.interpret.machine import Machine
 
-DONE, WAIT = 1 << 30, 1 << 29  # places of lanes that have exited; WAIT + a block of instructions: at its barrier
+# Places of lanes that have exited; WAIT + a block of instructions: at its barrier; ASIDE + one: until an mbarrier's phase
+# is over
+DONE, WAIT, ASIDE = 1 << 30, 1 << 29, 1 << 28
 WARP, CLUSTER = -1, -2  # instead of the number of a block's barrier
 
 
@@ -89,8 +91,8 @@ class Barriers:
         self.at[lanes], self.takes[lanes] = number, takes
 
     def release(self, m: Machine) -> None:
-        """Every lane waits or has exited: let those go on whose barrier is complete."""
-        lanes = np.flatnonzero(m.at < DONE)
+        """No lane can go on: let those whose barrier is complete."""
+        lanes = np.flatnonzero((m.at < DONE) & (m.at >= WAIT))
         at = self.at[lanes]
         free = np.concatenate(
             [self.blocks(lanes[at >= 0]), self.in_warps(lanes[at == WARP]), self.clusters(lanes[at == CLUSTER])]

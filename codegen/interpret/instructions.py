@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from codegen.interpret import accesses, conversions, floating, integers, logic, warps
+from codegen.interpret import accesses, conversions, floating, integers, logic, mbarriers, warps
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.decoding import Execute, Unknown
 from codegen.interpret.ptx import Instruction, PtxError
@@ -103,6 +103,7 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "shfl": warps.shuffle,
     "vote": warps.vote,
     "mapa": accesses.map_address,
+    "mbarrier": mbarriers.decode,
     "getctarank": accesses.rank_of,
     "cp": accesses.copy_async,
     "redux": warps.reduce,

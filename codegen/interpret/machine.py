@@ -13,7 +13,7 @@ import numpy as np
 
 from codegen.interpret import barriers
 from codegen.interpret.approximations import bounds_of, noise_of
-from codegen.interpret.barriers import DONE, WAIT, Barrier, Barriers
+from codegen.interpret.barriers import ASIDE, DONE, WAIT, Barrier, Barriers
 from codegen.interpret.decoding import DTYPES, Execute, Unknown
 from codegen.interpret.instructions import decode
 from codegen.interpret.memory import Array, Fault, Global
@@ -151,6 +151,7 @@ class Machine:
         self.specials: dict[str, np.ndarray] = {}
         self.at = np.zeros(self.lanes, np.int32)
         self.select: np.ndarray | None = None
+        self.idle = np.zeros(self.lanes, bool)
         self.ordering = Ordering(blocks, threads, self.cluster_size)
         self.barriers = Barriers(self.ordering)
         self.shared = Shared(blocks, self.kernel.shared + self.launch.shared, self.ordering)
@@ -160,16 +161,30 @@ class Machine:
             here = int(self.at.min())
             if here == DONE:
                 return
-            if here >= WAIT:
-                self.checked(None, self.barriers.release, self)
+            if here >= ASIDE:
+                self.checked(None, self.go_on, here)
                 continue
             there = self.at == here
             whole = bool(there.all())
             self.step(here, None if whole else np.flatnonzero(there))
         stuck = int(np.argmin(self.at))
-        block = self.kernel.blocks[int(self.at[stuck]) % WAIT]
+        block = self.kernel.blocks[int(self.at[stuck]) % ASIDE]
         here_now = block.body[0][1] if block.body else block.end
         raise self.error(stuck, here_now, f"still running after {STEPS} basic blocks: an endless loop")
+
+    def go_on(self, here: int) -> None:
+        """No lane is free to: let some through a barrier."""
+        if here < WAIT and not ((self.at >= WAIT) & (self.at < DONE)).any():
+            raise Fault(int(np.argmin(self.at)), "a wait for a phase of an mbarrier that nothing brings to its end")
+        self.barriers.release(self)
+
+    def aside(self, lanes: np.ndarray) -> None:
+        """From the end of this basic block on, lanes wait until a phase of an mbarrier is over."""
+        self.idle[lanes] = True
+
+    def wake(self) -> None:
+        self.at[(self.at >= ASIDE) & (self.at < WAIT)] -= ASIDE
+        self.idle[:] = False
 
     def step(self, here: int, select: np.ndarray | None) -> None:
         """Run a basic block for the lanes that are at it."""
@@ -197,7 +212,7 @@ class Machine:
             action(*arguments)
         except Fault as fault:
             if instruction is None:
-                instruction = self.kernel.blocks[int(self.at[fault.lane]) % WAIT].end
+                instruction = self.kernel.blocks[int(self.at[fault.lane]) % ASIDE].end
             raise self.error(fault.lane, instruction, fault.message) from None
 
     def warps(self, select: np.ndarray | None) -> int:
@@ -250,6 +265,10 @@ class Machine:
         self.at[slice(None) if self.select is None else lanes] = (
             target if taken is None else np.where(taken, target, after)
         )
+        idle = lanes[self.idle[lanes]]
+        if len(idle):
+            self.at[idle] = np.where(self.at[idle] < ASIDE, self.at[idle] + ASIDE, self.at[idle])
+            self.idle[idle] = False
         if self.cluster_size > 1 and DONE in (target, after):
             self.exits(lanes)
 
@@ -258,6 +277,7 @@ class Machine:
         rows = np.unique(self.block_of[lanes])
         rows = rows[(self.at.reshape(-1, self.per_block)[rows] == DONE).all(axis=1)]
         self.shared.gone[rows] = True
+        self.shared.mbarriers.check_exit(rows)
         waited = self.ordering.waited.reshape(-1, self.per_block)[rows].max(axis=1, initial=0)
         early = rows[waited < self.shared.until[rows]]
         if len(early):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from codegen.interpret.mbarriers import Mbarriers
 from codegen.interpret.memory import Fault
 from codegen.interpret.ordering import NONE, Ordering, joined
 
@@ -96,7 +97,8 @@ class Shared(Rows):
         self.gone = np.zeros(rows, bool)  # blocks that have exited
         self.until = np.zeros(rows, np.int64)  # the cluster barrier that a block must wait for before it exits
         self.because: dict[int, tuple[int, Any]] = {}  # block -> a lane that needs it, and its instruction
-        self.flying: np.ndarray | None = None  # bytes that a cp.async may yet write
+        self.mbarriers = Mbarriers(self)
+        self.flying: np.ndarray | None = None  # bytes that a cp.async or st.async may yet write
         self.copies: list[Copy] = []
         self.committed = np.zeros(ordering.row.shape, np.int64)  # groups of cp.async, by lane
 
@@ -114,6 +116,19 @@ class Shared(Rows):
         if not away.any():
             return
         row, lanes = row[away], lanes[away]
+        self.reach(row, lanes)
+        needed = ordering.arrived[lanes] + 1
+        np.maximum.at(self.until, row, needed)
+        for block in np.unique(row):
+            needs = lanes[(row == block) & (needed == self.until[block])]
+            if len(needs):
+                self.because[int(block)] = int(needs[0]), instruction
+
+    def reach(self, row: np.ndarray, lanes: np.ndarray) -> None:
+        """Lanes reach into blocks' memory: those run now."""
+        ordering = self.ordering
+        away = row != ordering.row[lanes]
+        row, lanes = row[away], lanes[away]
         for bad, why in (
             (self.gone[row], "which has exited"),
             (ordering.waited[lanes] == 0, "which may not have started: no cluster barrier came before"),
@@ -122,12 +137,6 @@ class Shared(Rows):
                 place = int(np.flatnonzero(bad)[0])
                 where = self.name(int(row[place]), int(lanes[place]))
                 raise Fault(int(lanes[place]), f"access to {where}, {why}")
-        needed = ordering.arrived[lanes] + 1
-        np.maximum.at(self.until, row, needed)
-        for block in np.unique(row):
-            needs = lanes[(row == block) & (needed == self.until[block])]
-            if len(needs):
-                self.because[int(block)] = int(needs[0]), instruction
 
     # Races
 
@@ -162,7 +171,7 @@ class Shared(Rows):
         ordering, whom = self.ordering, lanes[:, None]
         self.landed(at, lanes, "write of")
         self.race(ordering.unordered(self.writer[at], whom), at, lanes, "second write of", "wrote")
-        read = ordering.unordered(self.reader[at], whom, self.reading[at])
+        read = ordering.unordered(self.reader[at], whom, self.reading[at], at // self.size)
         if self.visitor is not None:
             read |= ordering.unordered(self.visitor[at], whom)
         self.race(read, at, lanes, "write of", "read")
@@ -193,10 +202,25 @@ class Shared(Rows):
         """cp.async: from now on its bytes may be written, and they are when the thread waits for them."""
         at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async", whole.shape[1])
         self.before_write(at, lanes)
+        self.take_off(at)
+        self.copies.append(Copy(row, at, whole, lanes, self.committed[lanes]))
+
+    def send(self, row, offset, values: list[np.ndarray], wordsize: int, lanes) -> np.ndarray:
+        """st.async: the bytes are written, but nobody may read them yet. Returns where they are: (accesses, width)."""
+        width = len(values) * wordsize
+        at = self.bytes_of(row, offset, width, lanes, "st.async", width)
+        self.store(row, offset, values, wordsize, lanes)
+        self.take_off(at)
+        return at
+
+    def take_off(self, at: np.ndarray) -> None:
         if self.flying is None:
             self.flying = np.zeros(self.writer.shape, bool)
         self.flying[at] = True
-        self.copies.append(Copy(row, at, whole, lanes, self.committed[lanes]))
+
+    def land(self, at: np.ndarray) -> None:
+        assert self.flying is not None
+        self.flying[at] = False
 
     def commit(self, lanes: np.ndarray) -> None:
         """The lanes' copies so far are a group."""
@@ -210,12 +234,17 @@ class Shared(Rows):
         for copy in copies:
             done = active[copy.lanes] & (copy.group < self.committed[copy.lanes] - pending)
             if done.any():
-                assert self.flying is not None
-                self.flying[copy.at[done]] = False
+                self.land(copy.at[done])
                 self.put(copy.row[done], copy.at[done], copy.whole[done], copy.lanes[done])
             if not done.all():
                 self.copies.append(Copy(*(part[~done] for part in copy)))
 
     def landed(self, at: np.ndarray, lanes, verb: str) -> None:
         if self.flying is not None:
-            self.refuse(self.flying[at], at, lanes, verb, ", which a cp.async that is not waited for may still write")
+            self.refuse(
+                self.flying[at],
+                at,
+                lanes,
+                verb,
+                ", which a cp.async or st.async that is not waited for may still write",
+            )

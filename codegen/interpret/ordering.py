@@ -3,7 +3,8 @@
 A block has one clock, which ticks at its barriers. An access is stamped with its lane, its block's clock and how many
 cluster barriers the lane had arrived at. A barrier of warps makes known to each what every one of them knows of any
 warp's past; a cluster barrier orders what came before a lane's arrival (unless it is relaxed and no fence stands before
-it) before what comes after another's wait.
+it) before what comes after another's wait. A wait for an mbarrier makes known to whole warps what those who completed
+its phase had done before.
 
 Rounded to the safe side: a lane learns from a cluster barrier only by its own arrival and wait, and from a warp's only
 where the whole warp takes part. A kernel that relies on more is called racy though it is not.
@@ -36,6 +37,7 @@ class Ordering:
         self.arrived, self.waited = np.zeros(lane.shape, np.int64), np.zeros(lane.shape, np.int64)
         self.fenced = np.zeros(lane.shape, bool)  # no access since a fence of the cluster
         self.phased = False  # whether any lane has been at a cluster barrier
+        self.heard: np.ndarray | None = None  # [block, warp, of a rank, of a warp]: its last clock, by mbarriers
         self.relaxed: dict[int, np.ndarray] = {}  # cluster barrier -> lanes whose arrival released nothing
 
     # Barriers
@@ -69,6 +71,19 @@ class Ordering:
         """What came before is released, though a cluster barrier's arrival may not."""
         self.fenced[lanes] = True
 
+    def tick(self, lanes: np.ndarray) -> None:
+        """What the lanes do from now on is not part of what they have told so far."""
+        self.clock[np.unique(self.row[lanes])] += 1
+
+    def hear(self, lanes: np.ndarray, known: np.ndarray) -> None:
+        """Those of the lanes that are whole warps now know what is in `known` [rank, warp]."""
+        if self.heard is None:
+            self.heard = np.full((*self.known.shape[:2], *known.shape), -1, np.int64)
+        warps, counts = np.unique(self.row[lanes] * self.warps + self.warp[lanes], return_counts=True)
+        for warp in warps[counts == np.minimum(32, self.threads - 32 * (warps % self.warps))]:
+            row, own = divmod(int(warp), self.warps)
+            np.maximum(self.heard[row, own], known, out=self.heard[row, own])
+
     # Accesses
 
     def stamp(self, lanes: np.ndarray) -> np.ndarray:
@@ -76,9 +91,11 @@ class Ordering:
         self.fenced[lanes] = False
         return lanes | (self.clock[self.row[lanes]] << 20) | (self.arrived[lanes] << 42)
 
-    def unordered(self, stamps: np.ndarray, lanes: np.ndarray, warps: np.ndarray | None = None) -> np.ndarray:
-        """Where the stamped access of another lane is not over for `lanes`. A stamp of many lanes of one block has
-        their warps as bits of `warps`; of many lanes of other blocks it has none."""
+    def unordered(
+        self, stamps: np.ndarray, lanes: np.ndarray, warps: np.ndarray | None = None, home: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Where the stamped access of another lane is not over for `lanes`. A stamp of many lanes of one block, `home` or
+        else the lane's own, has their warps as bits of `warps`; of many lanes of other blocks it has none."""
         who = stamps & LANE
         other = (stamps >= 0) & (who != lanes)
         if self.cluster == 1:  # most often a barrier of all threads came since
@@ -94,18 +111,24 @@ class Ordering:
         over = self.known[row, warp, self.warp[who]] >= clock
         if self.cluster > 1:
             over &= self.row[who] == row
+        if self.heard is not None:
+            over |= self.heard[row, warp, self.row[who] % self.cluster, self.warp[who]] >= clock
         if many.any():
-            over[many] = self.all_known(row[many], warp[many], clock[many], None if warps is None else warps[many])
+            bits = None if warps is None else warps[many]
+            over[many] = self.all_known(row[many], warp[many], clock[many], bits, (row if home is None else home)[many])
         if self.phased:
             over |= self.by_cluster(who, arrived, lanes, many)
         return other & ~over
 
-    def all_known(self, row, warp, clock, warps: np.ndarray | None) -> np.ndarray:
+    def all_known(self, row, warp, clock, warps: np.ndarray | None, home) -> np.ndarray:
         if warps is None:
             return np.zeros(row.shape, bool)
         over = np.ones(row.shape, bool)
         for u in range(self.warps):
-            over &= ((warps >> np.uint32(u)) & np.uint32(1) == 0) | (self.known[row, warp, u] >= clock)
+            known = (home == row) & (self.known[row, warp, u] >= clock)
+            if self.heard is not None:
+                known |= self.heard[row, warp, home % self.cluster, u] >= clock
+            over &= ((warps >> np.uint32(u)) & np.uint32(1) == 0) | known
         return over
 
     def by_cluster(self, who, arrived, lanes, many) -> np.ndarray:

@@ -62,6 +62,7 @@ class RowContext(Context):
             "row_loads": self.row_loads(),
             "loads": [row for row in map(self.load_row, self.vector_loads()) if row["of_row"]],
             "stages": [self.stage(i) for i in range(len(self.plan.stages))],
+            "meeting": ", ".join(f"*{self.shared(i)}" for i in range(len(self.plan.stages))),
             "row_outputs": self.row_outputs(),
             "kept_values": [{"register": f"r{camel(c.name)}Kept", "type": self.compute()} for c in self.plan.carried],
             "columns": self.columns_text(),
@@ -267,7 +268,19 @@ class RowContext(Context):
         return [", ".join(names), ", ".join([*(p.name for p in self.static), *self.launch_constants()])]
 
     def launch_constants(self) -> tuple[str, ...]:
-        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "kept", "exact", "carried")
+        return (
+            "vec",
+            "ragged",
+            "threads",
+            "per_row",
+            "vectors",
+            "cluster",
+            "kept",
+            "exact",
+            "carried",
+            "lean",
+            "resident",
+        )
 
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""
@@ -428,7 +441,6 @@ class RowContext(Context):
         statistics, function = self.plan.stages[number], self.stage_function(number)
         running = [f"r{camel(s.name)}" for s in statistics]
         types = [self.statistic_type(s) for s in statistics]
-        shared = f"s{camel(statistics[0].name)}" if len(statistics) == 1 else f"sStage{number}"
         return {
             "names": [s.name for s in statistics],
             "ops": in_tuple([f'"{s.op}"' for s in statistics]),
@@ -437,13 +449,18 @@ class RowContext(Context):
             "statistics": list(
                 zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
             ),
-            "shared": shared,
+            "shared": self.shared(number),
             "function": function,
             "arguments": self.arguments(function, "vec"),
             "carried": self.carried(function, number),
             "loads": self.loads_for(function),
             "means": [(s.name, self.statistic_type(s)) for s in statistics if s.op == "mean"],
         }
+
+    def shared(self, stage: int) -> str:
+        """The shared memory of a stage."""
+        statistics = self.plan.stages[stage]
+        return f"s{camel(statistics[0].name)}" if len(statistics) == 1 else f"sStage{stage}"
 
     def loads_for(self, function: Function) -> list[dict]:
         """The arrays that a pass reads; where the row is read again, also those of what is carried."""

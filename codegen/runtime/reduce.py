@@ -10,6 +10,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, Uint32
+from cutlass._mlir.dialects import llvm
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import device
@@ -161,6 +162,19 @@ def load_row(
                             held[i * parts + part] = (src.iterator + place + (i * parts + part)).load()
 
 
+def forget(registers: cute.Tensor) -> None:
+    """The same values, but to the compiler others: it keeps nothing that it computed from them, such as wider copies."""
+    if cute.size(registers) * registers.element_type.width % 32 == 0:
+        words = cute.recast_tensor(registers, Int32)
+        for i in range(cute.size(words)):
+            words[i] = unseen(words[i])
+
+
+def unseen(word: cutlass.Int32) -> cutlass.Int32:
+    """The same word; the compiler does not know that it is."""
+    return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True))
+
+
 def _vector(tensor: cute.Tensor, place: cutlass.Int64, count: int) -> cute.Tensor:
     """An aligned vector in memory."""
     return cute.make_tensor(tensor.iterator + cute.assume(place, divby=count), cute.make_layout((count,)))
@@ -297,14 +311,38 @@ def _placed(place: cute.Coord, modes: tuple[int | None, ...], column: cutlass.In
 # Folding over threads
 
 
-def shared(threads: int, per_row: int, cluster: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:
-    """Shared memory for one stage's statistics: a value a warp of each row, for each of them."""
+def shared(
+    threads: int, per_row: int, cluster: int, dtypes: tuple[type[Numeric], ...], turns: int = 1
+) -> list[cute.Tensor]:
+    """Shared memory for one stage's statistics, for each of them (turns, rows, warps of a row, in all blocks that share
+    it). In a cluster the last tensor holds a barrier for each turn, which counts the bytes that all blocks send. Rows
+    that take turns need no barrier between one's reading and the next but one's writing."""
     if per_row <= WARP and cluster == 1:
         return []
-    rows, warps = threads // per_row, max(per_row // WARP, 1)
+    rows, warps = threads // per_row, max(per_row // WARP, 1) * cluster
     allocator = SmemAllocator()
     held = [Int32 if d is Boolean else d for d in dtypes]
-    return [allocator.allocate_tensor(d, cute.make_layout((rows, warps), stride=(warps, 1)), 16) for d in held]
+    layout = cute.make_layout((turns, rows, warps), stride=(rows * warps, warps, 1))
+    found = [allocator.allocate_tensor(d, layout, 16) for d in held]
+    if cluster > 1:
+        found.append(allocator.allocate_tensor(Int64, cute.make_layout((turns,)), 16))
+    return found
+
+
+@cute.jit
+def meet(buffers: list[cute.Tensor], cluster: cutlass.Constexpr[int]):
+    """Before the first fold: the blocks of a cluster are all there, and so are the barriers of their stages, `buffers`
+    the shared memory of all of these."""
+    if cutlass.const_expr(cluster > 1):
+        tidx, _, _ = cute.arch.thread_idx()
+        if tidx == 0:
+            for buffer in buffers:
+                if cutlass.const_expr(cute.rank(buffer) == 1):
+                    for turn in range(cute.size(buffer)):
+                        cute.arch.mbarrier_init(buffer.iterator + turn, 1)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
 
 
 def over_vector(running: cute.Tensor, op: str) -> Vector:
@@ -343,53 +381,57 @@ def over_row(
     buffers: list[cute.Tensor],
     per_row: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
-    last: cutlass.Constexpr[bool] = False,
+    turn: cutlass.Int32 = 0,
 ):
-    """Each row's statistics, from all its threads' running values; every thread gets them. Behind the `last` of a kernel no
-    block reads another's shared memory again: `leave` waits for that."""
+    """Each row's statistics, from all its threads' running values; every thread gets them. Rows that a block folds one
+    after the other have the turns 0, 1, 2, ..."""
     values = [over_lanes(over_vector(r, op), op, min(per_row, WARP)) for r, op in zip(running, ops, strict=True)]
     if cutlass.const_expr(per_row > WARP or cluster > 1):
-        warps = max(per_row // WARP, 1)
         tidx, _, _ = cute.arch.thread_idx()
         lane, warp, row = tidx % WARP, tidx % per_row // WARP, tidx // per_row
-        if lane == 0:
-            for k in cutlass.range_constexpr(len(ops)):
-                buffers[k][row, warp] = values[k][0]
+        turns = cute.size(buffers[0], mode=[0])
+        slot = turn % turns if cutlass.const_expr(turns > 1) else 0
         if cutlass.const_expr(cluster > 1):
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
+            barrier = buffers[len(ops)].iterator + slot
+            _send(values, buffers, barrier, slot, row, warp, lane, cluster)
+            cute.arch.mbarrier_wait(barrier, turn // turns % 2)
         else:
+            if lane == 0:
+                for k in cutlass.range_constexpr(len(ops)):
+                    buffers[k][slot, row, warp] = values[k][0]
             cute.arch.sync_threads()
-        values = [_gathered(buffers[k], ops[k], row, lane, warps, cluster) for k in range(len(ops))]
-        if cutlass.const_expr(cluster > 1 and last):
-            cute.arch.cluster_arrive()
+        values = [_gathered(buffers[k], ops[k], slot, row, lane) for k in range(len(ops))]
     return [v[0] for v in values]
 
 
 @cute.jit
-def _gathered(
-    buffer, op: cutlass.Constexpr[str], row, lane, warps: cutlass.Constexpr[int], cluster: cutlass.Constexpr[int]
-):
+def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, lane, cluster: cutlass.Constexpr[int]):
+    """A warp's values to every block of the cluster, whose barrier counts their bytes as they come."""
+    tidx, _, _ = cute.arch.thread_idx()
+    own = cute.arch.block_idx_in_cluster() * (cute.size(buffers[0], mode=[2]) // cluster) + warp
+    count = cute.size(buffers[0]) // cute.size(buffers[0], mode=[0])
+    if tidx == 0:
+        total = sum(count * b.element_type.width // 8 for b in buffers[: len(values)])
+        cute.arch.mbarrier_arrive_and_expect_tx(barrier, total)
+    if lane < cluster:
+        for k in cutlass.range_constexpr(len(values)):
+            held = cute.make_rmem_tensor((1,), buffers[k].element_type)
+            held.store(values[k])
+            words = cute.recast_tensor(held, Int32)
+            place = buffers[k].iterator + cute.crd2idx((slot, row, own), buffers[k].layout)
+            sent = tuple(words[i] for i in range(cute.size(words)))
+            cute.arch.store_async_dsmem(place, sent, barrier, lane)
+
+
+@cute.jit
+def _gathered(buffer, op: cutlass.Constexpr[str], slot, row, lane):
     """The fold of all warps' values of a row, of every block of the cluster: a power of two of them."""
-    count = warps * cluster
+    count = cute.size(buffer, mode=[2])
     group = min(WARP, count)
     total = cute.full((1,), identity(op, buffer.element_type), buffer.element_type)
     for base in cutlass.range_constexpr(0, count, group):
-        j = base + lane % group
-        place = buffer.iterator + row * warps + j % warps
-        if cutlass.const_expr(cluster > 1):
-            place = cute.arch.map_dsmem_ptr(place, j // warps)
-        total = combine(op, total, cute.full((1,), place.load(), buffer.element_type))
+        total = combine(op, total, cute.full((1,), buffer[slot, row, base + lane % group], buffer.element_type))
     return over_lanes(total, op, group)
-
-
-def again(per_row: int, cluster: int) -> None:
-    """Before the next row's statistics: the shared memory of this one's has been read by all."""
-    if cluster > 1:
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    elif per_row > WARP:
-        cute.arch.sync_threads()
 
 
 # Folding over rows
@@ -517,15 +559,3 @@ def over_all_parts(parts: cute.Tensor, op: cutlass.Constexpr[str]):
     buffers = shared(threads, threads, 1, (dtype,))
     (value,) = over_row([held], (op,), buffers, threads, 1)
     return value
-
-
-def arrive(cluster: int) -> None:
-    """Behind the last row of a kernel that walks: see `leave`."""
-    if cluster > 1:
-        cute.arch.cluster_arrive()
-
-
-def leave(cluster: int) -> None:
-    """The end of a kernel: a block's shared memory stays until the whole cluster has read it."""
-    if cluster > 1:
-        cute.arch.cluster_wait()

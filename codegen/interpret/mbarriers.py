@@ -1,0 +1,210 @@
+"""mbarriers: objects in shared memory, each phase of which is over once enough threads have arrived and all bytes that they
+expect have come; and st.async, which brings bytes to another block of the cluster.
+
+Whoever waits for a phase knows afterwards what was sent for it, and what the warps that sent it, or arrived, had done
+before: lanes of a warp that part before one of them sends are not told apart. A thread that waits in vain steps aside
+until a phase is over; where nobody else can go on, that is a fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codegen.interpret.decoding import DTYPES, Execute, Unknown, only
+from codegen.interpret.memory import Fault
+from codegen.interpret.ptx import Address, Operand, Vector
+
+if TYPE_CHECKING:
+    from codegen.interpret.machine import Machine
+    from codegen.interpret.onchip import Shared
+
+SIZE = 8
+SPACES = ("shared", "shared::cta", "b64")
+
+
+@dataclass
+class Mbarrier:
+    """One object. `known` says of each warp of the cluster until when its past is known to those who wait."""
+
+    count: int  # arrivals that a phase takes
+    maker: int  # the lane that initialised it
+    made: int  # how many cluster barriers that had arrived at by then
+    known: np.ndarray
+    told: np.ndarray  # the same of the phase that is not yet over
+    pending: int
+    due: int = 0  # bytes expected that have not come; less than 0 where they come first
+    phase: int = 0  # how many are over
+    waited: int = 0  # the last that one of its block's threads knows to be over
+    fenced: bool = False
+    sent: list[np.ndarray] = field(default_factory=list)  # where the bytes lie that came for this phase
+
+
+class Mbarriers:
+    """Those of a batch of blocks, by block and offset."""
+
+    def __init__(self, shared: Shared):
+        self.shared, self.ordering = shared, shared.ordering
+        self.found: dict[tuple[int, int], Mbarrier] = {}
+
+    def make(self, row: int, offset: int, count: int, lane: int) -> None:
+        lanes = np.array([lane])
+        at = self.shared.bytes_of(np.array([row]), np.array([offset]), SIZE, lanes, "mbarrier.init", SIZE)
+        self.shared.put(np.array([row]), at, np.zeros((1, SIZE), np.uint8), lanes)
+        ordering = self.ordering
+        nothing = np.full((ordering.cluster, ordering.warps), -1, np.int64)
+        made = int(ordering.arrived[lane])
+        self.found[row, offset] = Mbarrier(count, lane, made, nothing, nothing.copy(), pending=count)
+
+    def fence(self, lanes: np.ndarray) -> None:
+        """fence.mbarrier_init: a cluster barrier that releases nothing else releases the lanes' initialisations."""
+        for barrier in self.found.values():
+            barrier.fenced |= bool((lanes == barrier.maker).any())
+
+    def of(self, row: int, offset: int, lane: int) -> Mbarrier:
+        """The object at a place, which the lane may use."""
+        barrier = self.found.get((row, offset))
+        if barrier is None:
+            raise Fault(lane, f"there is no mbarrier at byte {offset} of {self.shared.name(row, lane)}")
+        one = np.array([lane])
+        stamp = self.shared.writer[row * self.shared.size + offset]
+        clustered = barrier.fenced and self.ordering.waited[lane] > barrier.made
+        if not clustered and self.ordering.unordered(np.array([stamp]), one)[0]:
+            raise Fault(lane, "race: use of an mbarrier that another thread initialised, with no barrier between")
+        return barrier
+
+    def arrive(self, row: int, offset: int, expected: int, lane: int) -> bool:
+        """One arrival, which expects some bytes; whether the phase is over with it."""
+        barrier = self.of(row, offset, lane)
+        if barrier.pending == 0:
+            raise Fault(lane, f"more arrivals at an mbarrier than the {barrier.count} that its phase takes")
+        barrier.pending -= 1
+        barrier.due += expected
+        self.tell(barrier, lane)
+        return self.step(barrier)
+
+    def bring(self, row: int, offset: int, at: np.ndarray, lane: int) -> bool:
+        """The bytes at `at` have come; whether the phase is over with it."""
+        barrier = self.of(row, offset, lane)
+        barrier.due -= at.size
+        barrier.sent.append(at)
+        self.tell(barrier, lane)
+        return self.step(barrier)
+
+    def tell(self, barrier: Mbarrier, lane: int) -> None:
+        ordering = self.ordering
+        row, warp = int(ordering.row[lane]), int(ordering.warp[lane])
+        barrier.told[row % ordering.cluster, warp] = ordering.clock[row]
+
+    def step(self, barrier: Mbarrier) -> bool:
+        if barrier.pending or barrier.due:
+            return False
+        for at in barrier.sent:
+            self.shared.land(at)
+        np.maximum(barrier.known, barrier.told, out=barrier.known)
+        barrier.sent, barrier.pending = [], barrier.count
+        barrier.phase += 1
+        return True
+
+    def over(self, row: int, offset: int, parity: int, lanes: np.ndarray) -> bool:
+        """Whether the phase of this parity is over; then the lanes of whole warps know what came before."""
+        barrier = self.of(row, offset, int(lanes[0]))
+        if barrier.phase % 2 == parity:
+            return False
+        barrier.waited = barrier.phase
+        self.ordering.hear(lanes, barrier.known)
+        return True
+
+    def check_exit(self, rows: np.ndarray) -> None:
+        """Blocks exit: whatever was sent to them, one of their threads has waited for."""
+        for (row, offset), barrier in self.found.items():
+            if row in rows and (barrier.sent or barrier.phase > barrier.waited):
+                lane = row * self.ordering.threads
+                raise Fault(
+                    lane, f"race: the block exits without a wait for the last phase of the mbarrier at byte {offset}"
+                )
+
+
+# Instructions
+
+
+def decode(words, operands) -> Execute:
+    """mbarrier.init, .arrive.expect_tx and .try_wait.parity."""
+    action, *rest = words
+    if action == "init":
+        only(tuple(rest), SPACES)
+        place, count = operands
+        return lambda m: _init(m, place, count)
+    if action == "arrive" and rest[:1] == ["expect_tx"]:
+        only(tuple(rest[1:]), ("release", "cta", *SPACES))
+        _, place, expected = operands
+        return lambda m: _arrive(m, place, expected)
+    if action in ("try_wait", "test_wait") and rest[:1] == ["parity"]:
+        only(tuple(rest[1:]), ("acquire", "cta", *SPACES))
+        target, place, parity, *_ = operands
+        return lambda m: _wait(m, target, place, parity)
+    raise Unknown("." + ".".join(words))
+
+
+def store_async(words, operands) -> Execute:
+    """st.async: to the shared memory of a block of the cluster, whose mbarrier counts the bytes."""
+    *rest, kind = words
+    count = int(rest.pop()[1:]) if rest[-1] in ("v2", "v4") else 1
+    if only(tuple(rest), ("weak", "shared::cluster", "mbarrier::complete_tx::bytes")) < {"shared::cluster"}:
+        raise Unknown(".async")
+    place, source, barrier = operands
+    sources = source.items if isinstance(source, Vector) else (source,)
+    assert isinstance(place, Address) and isinstance(barrier, Address) and len(sources) == count
+    return lambda m: _send(m, place, sources, kind, barrier)
+
+
+def _places(m: Machine, address: Address, space: str = "shared") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each active lane, and the block and offset that it means."""
+    lanes = m.active()
+    row, offset = m.spaces.shared_place(space, m.spaces.place(address), lanes)
+    return lanes, row, np.broadcast_to(offset, lanes.shape)
+
+
+def _init(m: Machine, address: Address, count: Operand) -> None:
+    counts = np.broadcast_to(m.read(count, "u32"), m.active().shape)
+    for lane, row, offset, number in zip(*_places(m, address), counts, strict=True):
+        m.shared.mbarriers.make(int(row), int(offset), int(number), int(lane))
+
+
+def _arrive(m: Machine, address: Address, expected: Operand) -> None:
+    sizes = np.broadcast_to(m.read(expected, "u32"), m.active().shape)
+    over = False
+    for lane, row, offset, size in zip(*_places(m, address), sizes, strict=True):
+        over |= m.shared.mbarriers.arrive(int(row), int(offset), int(size), int(lane))
+    m.ordering.tick(m.active())
+    if over:
+        m.wake()
+
+
+def _wait(m: Machine, target: Operand, address: Address, parity: Operand) -> None:
+    lanes, rows, offsets = _places(m, address)
+    parities = np.broadcast_to(m.read(parity, "u32"), lanes.shape)
+    over = np.zeros(lanes.shape, bool)
+    for row, offset, bit in {(int(r), int(o), int(b)) for r, o, b in zip(rows, offsets, parities, strict=True)}:
+        chosen = (rows == row) & (offsets == offset) & (parities == bit)
+        over[chosen] = m.shared.mbarriers.over(row, offset, bit, lanes[chosen])
+    m.write(target, over)
+    m.aside(lanes[~over])
+
+
+def _send(m: Machine, address: Address, sources: tuple, kind: str, barrier: Address) -> None:
+    lanes, row, offset = _places(m, address, "shared::cluster")
+    size = np.dtype(DTYPES[kind]).itemsize
+    values = [m.read(s, f"u{8 * size}") for s in sources]
+    m.shared.reach(row, lanes)
+    at = m.shared.send(row, offset, values, size, lanes)
+    over = False
+    for i, (lane, home, place) in enumerate(zip(*_places(m, barrier, "shared::cluster"), strict=True)):
+        if home != row[i]:
+            raise Fault(int(lane), "st.async to one block's memory, with the mbarrier of another")
+        over |= m.shared.mbarriers.bring(int(home), int(place), at[i], int(lane))
+    m.ordering.tick(lanes)
+    if over:
+        m.wake()

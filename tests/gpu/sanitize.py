@@ -1,16 +1,24 @@
-"""Runs every op's kernels once, for a checker to watch: memcheck, initcheck, racecheck or synccheck. The longest rows are
-those of clusters.
+"""Runs every op's kernels once, for a checker to watch: memcheck, initcheck, racecheck or synccheck; and their generated
+backwards. The longest rows are those of clusters.
 
 compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py [first [step]]
 """
 
+import functools
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import generated
 from codegen.runtime import draw
 from codegen.runtime.compile import bindings
+
+
+def cotangent(y: jax.Array):
+    return jnp.ones_like(y) if jnp.issubdtype(y.dtype, jnp.floating) else np.zeros(y.shape, jax.dtypes.float0)
+
 
 first, step = int(sys.argv[1]) if len(sys.argv) > 1 else 0, int(sys.argv[2]) if len(sys.argv) > 2 else 1
 SIZES = ((64, (3, 2)), (67, (5,)), (2048, (9,)), (1, (7,)), (4099, ()), (100_000, (2,)), (70_001, (1,)))
@@ -29,9 +37,22 @@ for name in generated.__all__[first::step]:
         case = draw.Case(choices[i % len(choices)], rows, tuple(extents.items()), optional, params, True, 1.0, i)
         with jax.enable_x64(True):
             args, keywords = draw.operands(op, case, draw.arrays(op, case))
+            floating = [i for i, x in enumerate(args) if x is not None and jnp.issubdtype(x.dtype, jnp.floating)]
+            run = functools.partial(op, **keywords, implementation="cute")
+
+            def of(*xs, run=run, args=args, floating=floating):
+                full = list(args)
+                for i, x in zip(floating, xs, strict=True):
+                    full[i] = x
+                return run(*full)
+
             try:
-                jax.block_until_ready(op(*args, **keywords, implementation="cute"))
-                kernels += 1
+                if len(op.kernels) == 1:
+                    jax.block_until_ready(run(*args))
+                else:
+                    made, pull = jax.vjp(of, *(args[i] for i in floating))
+                    jax.block_until_ready(pull(jax.tree.map(cotangent, made)))
+                kernels += len(op.kernels)
             except ValueError as error:  # rows too long for a kernel
                 if "implementation='xla' runs without" not in str(error):
                     raise

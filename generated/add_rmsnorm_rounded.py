@@ -354,18 +354,17 @@ def add_rmsnorm_rounded_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     N = mDy.shape[1]
-    add_rmsnorm_rounded_backward_kernel(
-        mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mColumnSumParts,
-        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    add_rmsnorm_rounded_backward_finish(
-        mDweight, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        add_rmsnorm_rounded_backward_kernel(
+            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mColumnSumParts,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        add_rmsnorm_rounded_backward_finish(
+            mDweight, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def add_rmsnorm_rounded_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):

@@ -127,18 +127,17 @@ def all_finite_launch(
     exact: cutlass.Constexpr[bool],
 ):
     mY = device.as_bytes(mY)
-    all_finite_kernel(
-        mX, mY, mTotalAllParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalAllParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    all_finite_finish(
-        mY, mTotalAllParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalAllParts.shape[0]
+    if blocks > 0:
+        all_finite_kernel(
+            mX, mY, mTotalAllParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        all_finite_finish(
+            mY, mTotalAllParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def all_finite_xla(x):

@@ -255,18 +255,17 @@ def axpby_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    axpby_backward_kernel(
-        mDz, mX, mY, mAlpha, mBeta, mDx, mDy, mDalpha, mDbeta, mTotalSumParts, mTotalSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    axpby_backward_finish(
-        mDalpha, mDbeta, mTotalSumParts, mTotalSum2Parts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        axpby_backward_kernel(
+            mDz, mX, mY, mAlpha, mBeta, mDx, mDy, mDalpha, mDbeta, mTotalSumParts, mTotalSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        axpby_backward_finish(
+            mDalpha, mDbeta, mTotalSumParts, mTotalSum2Parts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def axpby_backward_xla(dz, x, y, alpha, beta):

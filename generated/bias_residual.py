@@ -235,18 +235,17 @@ def bias_residual_backward_launch(
 ):
     N = mDy.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
-    bias_residual_backward_kernel(
-        mDy, mDx, mDbias, mDresidual, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    bias_residual_backward_finish(
-        mDbias, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        bias_residual_backward_kernel(
+            mDy, mDx, mDbias, mDresidual, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        bias_residual_backward_finish(
+            mDbias, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def bias_residual_backward_xla(dy, row_axes):

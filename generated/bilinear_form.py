@@ -137,18 +137,17 @@ def bilinear_form_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    bilinear_form_kernel(
-        mLeft, mX, mRight, mY, mTotalSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    bilinear_form_finish(
-        mY, mTotalSumParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        bilinear_form_kernel(
+            mLeft, mX, mRight, mY, mTotalSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        bilinear_form_finish(
+            mY, mTotalSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def bilinear_form_xla(left, x, right):
@@ -320,18 +319,17 @@ def bilinear_form_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     N = mX.shape[1]
-    bilinear_form_backward_kernel(
-        mDy, mLeft, mX, mRight, mDleft, mDx, mDright, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    bilinear_form_backward_finish(
-        mDy, mDright, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        bilinear_form_backward_kernel(
+            mDy, mLeft, mX, mRight, mDleft, mDx, mDright, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        bilinear_form_backward_finish(
+            mDy, mDright, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def bilinear_form_backward_xla(dy, left, x, right, row_axes):

@@ -230,19 +230,18 @@ def broadcast_add_4d_backward_launch(
 ):
     S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
     pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
-    broadcast_add_4d_backward_kernel(
-        mDy, mDx, mDbias, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    broadcast_add_4d_backward_finish(
-        mDbias, mColumnSumParts,
-        S, H, D,
-    ).launch(grid=(S * D, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        broadcast_add_4d_backward_kernel(
+            mDy, mDx, mDbias, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = S * D
+    if blocks > 0:
+        broadcast_add_4d_backward_finish(
+            mDbias, mColumnSumParts,
+            S, H, D,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def broadcast_add_4d_backward_xla(dy):

@@ -257,19 +257,18 @@ def channel_affine_backward_launch(
 ):
     C, S = mDy.shape[1], mDy.shape[2]
     pieces = (C * S + vec * per_row - 1) // (vec * per_row)
-    channel_affine_backward_kernel(
-        mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    channel_affine_backward_finish(
-        mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-        C, S,
-    ).launch(grid=(C, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        channel_affine_backward_kernel(
+            mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = C
+    if blocks > 0:
+        channel_affine_backward_finish(
+            mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+            C, S,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def channel_affine_backward_xla(dy, x, scale):

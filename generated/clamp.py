@@ -241,18 +241,17 @@ def clamp_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    clamp_backward_kernel(
-        mDy, mX, mLo, mHi, mDx, mDlo, mDhi, mTotalSumParts, mTotalSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    clamp_backward_finish(
-        mDlo, mDhi, mTotalSumParts, mTotalSum2Parts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        clamp_backward_kernel(
+            mDy, mX, mLo, mHi, mDx, mDlo, mDhi, mTotalSumParts, mTotalSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        clamp_backward_finish(
+            mDlo, mDhi, mTotalSumParts, mTotalSum2Parts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def clamp_backward_xla(dy, x, lo, hi):

@@ -125,18 +125,17 @@ def column_any_launch(
     mY = device.as_bytes(mY)
     N = mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
-    column_any_kernel(
-        mX, mY, mColumnAnyParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnAnyParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    column_any_finish(
-        mY, mColumnAnyParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnAnyParts.shape[0] * pieces
+    if blocks > 0:
+        column_any_kernel(
+            mX, mY, mColumnAnyParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        column_any_finish(
+            mY, mColumnAnyParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def column_any_xla(x, row_axes):

@@ -126,18 +126,17 @@ def column_max_launch(
 ):
     N = mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
-    column_max_kernel(
-        mX, mY, mColumnMaxParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnMaxParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    column_max_finish(
-        mY, mColumnMaxParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnMaxParts.shape[0] * pieces
+    if blocks > 0:
+        column_max_kernel(
+            mX, mY, mColumnMaxParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        column_max_finish(
+            mY, mColumnMaxParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def column_max_xla(x, row_axes):

@@ -127,19 +127,18 @@ def column_mean_launch(
 ):
     rows, N = mX.shape[0], mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
-    column_mean_kernel(
-        mX, mY, mColumnMeanParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnMeanParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    column_mean_finish(
-        mY, mColumnMeanParts,
-        cutlass.Int64(rows),
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnMeanParts.shape[0] * pieces
+    if blocks > 0:
+        column_mean_kernel(
+            mX, mY, mColumnMeanParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        column_mean_finish(
+            mY, mColumnMeanParts,
+            cutlass.Int64(rows),
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def column_mean_xla(x, row_axes):

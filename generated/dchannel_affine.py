@@ -172,19 +172,18 @@ def dchannel_affine_launch(
 ):
     C, S = mDy.shape[1], mDy.shape[2]
     pieces = (C * S + vec * per_row - 1) // (vec * per_row)
-    dchannel_affine_kernel(
-        mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    dchannel_affine_finish(
-        mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-        C, S,
-    ).launch(grid=(C, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        dchannel_affine_kernel(
+            mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = C
+    if blocks > 0:
+        dchannel_affine_finish(
+            mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+            C, S,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class DchannelAffineOutputs(NamedTuple):

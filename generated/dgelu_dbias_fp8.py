@@ -204,21 +204,22 @@ def dgelu_dbias_fp8_launch(
     N = mDy.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     pieces = cutlass.select_(pieces > 0, pieces, 1)
-    dgelu_dbias_fp8_kernel(
-        mDy, mX, mScale, mQ, mDbias, mAmax, mColumnSumParts, mTotalMaxParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    dgelu_dbias_fp8_finish(
-        mDbias, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
-    dgelu_dbias_fp8_finish_total(
-        mAmax, mTotalMaxParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        dgelu_dbias_fp8_kernel(
+            mDy, mX, mScale, mQ, mDbias, mAmax, mColumnSumParts, mTotalMaxParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        dgelu_dbias_fp8_finish(
+            mDbias, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        dgelu_dbias_fp8_finish_total(
+            mAmax, mTotalMaxParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class DgeluDbiasFp8Outputs(NamedTuple):

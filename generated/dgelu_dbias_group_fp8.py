@@ -175,19 +175,18 @@ def dgelu_dbias_group_fp8_launch(
 ):
     B, G = mDy.shape[1], mDy.shape[2]
     pieces = (B * G + vec * per_row - 1) // (vec * per_row)
-    dgelu_dbias_group_fp8_kernel(
-        mDy, mX, mQ, mScale, mDbias, mColumnSumParts,
-        amax_min, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    dgelu_dbias_group_fp8_finish(
-        mDbias, mColumnSumParts,
-        G,
-    ).launch(grid=((B * G + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        dgelu_dbias_group_fp8_kernel(
+            mDy, mX, mQ, mScale, mDbias, mColumnSumParts,
+            amax_min, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (B * G + 31) // 32
+    if blocks > 0:
+        dgelu_dbias_group_fp8_finish(
+            mDbias, mColumnSumParts,
+            G,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class DgeluDbiasGroupFp8Outputs(NamedTuple):

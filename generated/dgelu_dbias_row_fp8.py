@@ -201,18 +201,17 @@ def dgelu_dbias_row_fp8_launch(
     exact: cutlass.Constexpr[bool],
 ):
     N = mDy.shape[1]
-    dgelu_dbias_row_fp8_kernel(
-        mDy, mX, mQ, mScale, mDbias, mColumnSumParts,
-        amax_min, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    dgelu_dbias_row_fp8_finish(
-        mDbias, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        dgelu_dbias_row_fp8_kernel(
+            mDy, mX, mQ, mScale, mDbias, mColumnSumParts,
+            amax_min, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        dgelu_dbias_row_fp8_finish(
+            mDbias, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class DgeluDbiasRowFp8Outputs(NamedTuple):

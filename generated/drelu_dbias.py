@@ -145,18 +145,17 @@ def drelu_dbias_launch(
 ):
     N = mDy.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
-    drelu_dbias_kernel(
-        mDy, mX, mDx, mDbias, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    drelu_dbias_finish(
-        mDbias, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        drelu_dbias_kernel(
+            mDy, mX, mDx, mDbias, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        drelu_dbias_finish(
+            mDbias, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class DreluDbiasOutputs(NamedTuple):

@@ -94,11 +94,11 @@ def embedding_rmsnorm_kernel(
     rTableAtTokenAt = cute.make_rmem_tensor((1,), mToken.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    reduce.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
-    reduce.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
     reduce.meet([*sRowMean], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)

@@ -437,19 +437,18 @@ def group_norm_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     G, C, S = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    group_norm_backward_kernel(
-        mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster * G, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    group_norm_backward_finish(
-        mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        G, C, S,
-    ).launch(grid=(G * C, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster * G
+    if blocks > 0:
+        group_norm_backward_kernel(
+            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = G * C
+    if blocks > 0:
+        group_norm_backward_finish(
+            mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+            G, C, S,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def group_norm_backward_xla(dy, x, weight, size_c, size_s, eps):

@@ -314,18 +314,17 @@ def head_rmsnorm_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     D = mDy.shape[1]
-    head_rmsnorm_backward_kernel(
-        mDy, mX, mWeight, mDx, mDweight, mColumnSumParts,
-        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    head_rmsnorm_backward_finish(
-        mDweight, mColumnSumParts,
-    ).launch(grid=((D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        head_rmsnorm_backward_kernel(
+            mDy, mX, mWeight, mDx, mDweight, mColumnSumParts,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (D + 31) // 32
+    if blocks > 0:
+        head_rmsnorm_backward_finish(
+            mDweight, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def head_rmsnorm_backward_xla(dy, x, weight, size_d, eps, row_axes):

@@ -473,23 +473,24 @@ def head_rmsnorm_rotary_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     S, D = mDy.shape[1], mDy.shape[4]
-    head_rmsnorm_rotary_backward_kernel(
-        mDy, mX, mWeight, mCos, mSin, mDx, mDweight, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts,
-        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster * S, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    head_rmsnorm_rotary_backward_finish(
-        mDweight, mColumnSumParts, mColumnSum2Parts,
-        S, D,
-    ).launch(grid=(D, 1, 1), block=(256, 1, 1), stream=stream)
-    head_rmsnorm_rotary_backward_finish_S_D(
-        mDcos, mDsin, mColumnSum3Parts, mColumnSum4Parts,
-        D,
-    ).launch(grid=((S * D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster * S
+    if blocks > 0:
+        head_rmsnorm_rotary_backward_kernel(
+            mDy, mX, mWeight, mCos, mSin, mDx, mDweight, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = D
+    if blocks > 0:
+        head_rmsnorm_rotary_backward_finish(
+            mDweight, mColumnSumParts, mColumnSum2Parts,
+            S, D,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = (S * D + 31) // 32
+    if blocks > 0:
+        head_rmsnorm_rotary_backward_finish_S_D(
+            mDcos, mDsin, mColumnSum3Parts, mColumnSum4Parts,
+            D,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def head_rmsnorm_rotary_backward_xla(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps):

@@ -415,19 +415,18 @@ def instance_norm_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     C, S = mDy.shape[1], mDy.shape[2]
-    instance_norm_backward_kernel(
-        mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster * C, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    instance_norm_backward_finish(
-        mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        C, S,
-    ).launch(grid=(C, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster * C
+    if blocks > 0:
+        instance_norm_backward_kernel(
+            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = C
+    if blocks > 0:
+        instance_norm_backward_finish(
+            mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+            C, S,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def instance_norm_backward_xla(dy, x, weight, size_s, eps):

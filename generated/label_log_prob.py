@@ -373,18 +373,17 @@ def label_log_prob_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    label_log_prob_backward_kernel(
-        mDy, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    label_log_prob_backward_finish(
-        mTemperature, mDtemperature, mTotalSumParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        label_log_prob_backward_kernel(
+            mDy, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        label_log_prob_backward_finish(
+            mTemperature, mDtemperature, mTotalSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def label_log_prob_backward_xla(dy, x, label, index_n, temperature):

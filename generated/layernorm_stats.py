@@ -441,18 +441,17 @@ def layernorm_stats_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     N = mDy.shape[1]
-    layernorm_stats_backward_kernel(
-        mDy, mDmean, mDrstd, mMean, mRstd, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    layernorm_stats_backward_finish(
-        mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        layernorm_stats_backward_kernel(
+            mDy, mDmean, mDrstd, mMean, mRstd, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        layernorm_stats_backward_finish(
+            mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def layernorm_stats_backward_xla(dy, dmean, drstd, mean, rstd, x, weight, size_n, row_axes):

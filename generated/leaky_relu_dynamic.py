@@ -217,18 +217,17 @@ def leaky_relu_dynamic_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    leaky_relu_dynamic_backward_kernel(
-        mDy, mX, mSlope, mDx, mDslope, mTotalSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    leaky_relu_dynamic_backward_finish(
-        mDslope, mTotalSumParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        leaky_relu_dynamic_backward_kernel(
+            mDy, mX, mSlope, mDx, mDslope, mTotalSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        leaky_relu_dynamic_backward_finish(
+            mDslope, mTotalSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def leaky_relu_dynamic_backward_xla(dy, x, slope):

@@ -196,19 +196,18 @@ def mean_cross_entropy_launch(
     exact: cutlass.Constexpr[bool],
 ):
     rows = mX.shape[0]
-    mean_cross_entropy_kernel(
-        mX, mLabel, mLoss, mLse, mTotalMeanParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalMeanParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    mean_cross_entropy_finish(
-        mLoss, mTotalMeanParts,
-        cutlass.Int64(rows),
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalMeanParts.shape[0]
+    if blocks > 0:
+        mean_cross_entropy_kernel(
+            mX, mLabel, mLoss, mLse, mTotalMeanParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        mean_cross_entropy_finish(
+            mLoss, mTotalMeanParts,
+            cutlass.Int64(rows),
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class MeanCrossEntropyOutputs(NamedTuple):

@@ -137,19 +137,18 @@ def mean_pool_launch(
 ):
     rows, S, D = mX.shape[0], mX.shape[1], mX.shape[2]
     pieces = (D + vec * per_row - 1) // (vec * per_row)
-    mean_pool_kernel(
-        mX, mY, mColumnMeanParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnMeanParts.shape[0] * pieces * rows, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    mean_pool_finish(
-        mY, mColumnMeanParts,
-        D, cutlass.Int64(S),
-    ).launch(grid=((rows * D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnMeanParts.shape[0] * pieces * rows
+    if blocks > 0:
+        mean_pool_kernel(
+            mX, mY, mColumnMeanParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (rows * D + 31) // 32
+    if blocks > 0:
+        mean_pool_finish(
+            mY, mColumnMeanParts,
+            D, cutlass.Int64(S),
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def mean_pool_xla(x):

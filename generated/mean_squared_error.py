@@ -134,19 +134,18 @@ def mean_squared_error_launch(
     exact: cutlass.Constexpr[bool],
 ):
     rows, cols = mX.shape[0], mX.shape[1]
-    mean_squared_error_kernel(
-        mX, mY, mLoss, mTotalMeanParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalMeanParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    mean_squared_error_finish(
-        mLoss, mTotalMeanParts,
-        cutlass.Int64(rows) * cols,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalMeanParts.shape[0]
+    if blocks > 0:
+        mean_squared_error_kernel(
+            mX, mY, mLoss, mTotalMeanParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        mean_squared_error_finish(
+            mLoss, mTotalMeanParts,
+            cutlass.Int64(rows) * cols,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def mean_squared_error_xla(x, y):

@@ -293,18 +293,17 @@ def mixture_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    mixture_backward_kernel(
-        mDy, mW, mA, mB, mC, mDw, mDa, mDb, mDc, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    mixture_backward_finish(
-        mDw, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        mixture_backward_kernel(
+            mDy, mW, mA, mB, mC, mDw, mDa, mDb, mDc, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        mixture_backward_finish(
+            mDw, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def mixture_backward_xla(dy, w0, w1, w2, a, b, c):

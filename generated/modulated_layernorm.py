@@ -412,19 +412,18 @@ def modulated_layernorm_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     B, N = mDy.shape[0], mDy.shape[2]
-    modulated_layernorm_backward_kernel(
-        mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster * B, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    modulated_layernorm_backward_finish(
-        mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-        N,
-    ).launch(grid=((B * N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster * B
+    if blocks > 0:
+        modulated_layernorm_backward_kernel(
+            mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (B * N + 31) // 32
+    if blocks > 0:
+        modulated_layernorm_backward_finish(
+            mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+            N,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def modulated_layernorm_backward_xla(dy, x, scale, size_n, eps):

@@ -407,18 +407,17 @@ def qk_rmsnorm_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     D = mDqOut.shape[1]
-    qk_rmsnorm_backward_kernel(
-        mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mDq, mDk, mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
-        eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    qk_rmsnorm_backward_finish(
-        mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
-    ).launch(grid=((D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        qk_rmsnorm_backward_kernel(
+            mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mDq, mDk, mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (D + 31) // 32
+    if blocks > 0:
+        qk_rmsnorm_backward_finish(
+            mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def qk_rmsnorm_backward_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_axes):

@@ -148,18 +148,17 @@ def quantize_fp8_amax_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    quantize_fp8_amax_kernel(
-        mX, mScale, mQ, mAmax, mTotalMaxParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalMaxParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    quantize_fp8_amax_finish(
-        mAmax, mTotalMaxParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalMaxParts.shape[0]
+    if blocks > 0:
+        quantize_fp8_amax_kernel(
+            mX, mScale, mQ, mAmax, mTotalMaxParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        quantize_fp8_amax_finish(
+            mAmax, mTotalMaxParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 class QuantizeFp8AmaxOutputs(NamedTuple):

@@ -357,18 +357,17 @@ def rmsnorm_rstd_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     N = mDy.shape[1]
-    rmsnorm_rstd_backward_kernel(
-        mDy, mDrstd, mRstd, mX, mWeight, mDx, mDweight, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    rmsnorm_rstd_backward_finish(
-        mDweight, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        rmsnorm_rstd_backward_kernel(
+            mDy, mDrstd, mRstd, mX, mWeight, mDx, mDweight, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        rmsnorm_rstd_backward_finish(
+            mDweight, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def rmsnorm_rstd_backward_xla(dy, drstd, rstd, x, weight, size_n, row_axes):

@@ -309,19 +309,18 @@ def rotary_backward_launch(
 ):
     S, D = mDy.shape[1], mDy.shape[4]
     pieces = (D + vec * per_row - 1) // (vec * per_row)
-    rotary_backward_kernel(
-        mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces * S, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    rotary_backward_finish(
-        mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
-        D,
-    ).launch(grid=((S * D + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces * S
+    if blocks > 0:
+        rotary_backward_kernel(
+            mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (S * D + 31) // 32
+    if blocks > 0:
+        rotary_backward_finish(
+            mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+            D,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def rotary_backward_xla(dy0, dy1, x0, x1, cos, sin):

@@ -285,19 +285,18 @@ def rotary_pairs_backward_launch(
 ):
     S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
     pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
-    rotary_pairs_backward_kernel(
-        mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    rotary_pairs_backward_finish(
-        mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
-        S, H, D,
-    ).launch(grid=(S * D, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        rotary_pairs_backward_kernel(
+            mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = S * D
+    if blocks > 0:
+        rotary_pairs_backward_finish(
+            mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+            S, H, D,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def rotary_pairs_backward_xla(dy0, dy1, x0, x1, cos, sin):

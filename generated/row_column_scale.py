@@ -277,18 +277,17 @@ def row_column_scale_backward_launch(
     exact: cutlass.Constexpr[bool],
 ):
     N = mDy.shape[1]
-    row_column_scale_backward_kernel(
-        mDy, mX, mRowScale, mColumnScale, mDx, mDrowScale, mDcolumnScale, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * cluster, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    row_column_scale_backward_finish(
-        mDcolumnScale, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        row_column_scale_backward_kernel(
+            mDy, mX, mRowScale, mColumnScale, mDx, mDrowScale, mDcolumnScale, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        row_column_scale_backward_finish(
+            mDcolumnScale, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def row_column_scale_backward_xla(dy, x, row_scale, column_scale, row_axes):

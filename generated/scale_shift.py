@@ -271,18 +271,17 @@ def scale_shift_backward_launch(
 ):
     N = mDy.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
-    scale_shift_backward_kernel(
-        mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    scale_shift_backward_finish(
-        mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        scale_shift_backward_kernel(
+            mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        scale_shift_backward_finish(
+            mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def scale_shift_backward_xla(dy, x, scale, row_axes):

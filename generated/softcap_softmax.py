@@ -390,18 +390,17 @@ def softcap_softmax_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    softcap_softmax_backward_kernel(
-        mDy, mX, mCap, mDx, mDcap, mTotalSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    softcap_softmax_backward_finish(
-        mDcap, mTotalSumParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        softcap_softmax_backward_kernel(
+            mDy, mX, mCap, mDx, mDcap, mTotalSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        softcap_softmax_backward_finish(
+            mDcap, mTotalSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def softcap_softmax_backward_xla(dy, x, cap):

@@ -277,18 +277,17 @@ def swiglu_clamped_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    swiglu_clamped_backward_kernel(
-        mDy, mX, mLimit, mDx, mDlimit, mTotalSumParts, mTotalSum2Parts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    swiglu_clamped_backward_finish(
-        mDlimit, mTotalSumParts, mTotalSum2Parts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        swiglu_clamped_backward_kernel(
+            mDy, mX, mLimit, mDx, mDlimit, mTotalSumParts, mTotalSum2Parts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        swiglu_clamped_backward_finish(
+            mDlimit, mTotalSumParts, mTotalSum2Parts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def swiglu_clamped_backward_xla(dy, x0, x1, limit):

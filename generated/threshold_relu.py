@@ -225,18 +225,17 @@ def threshold_relu_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
 ):
-    threshold_relu_backward_kernel(
-        mDy, mX, mThreshold, mUpper, mDx, mDupper, mTotalSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mTotalSumParts.shape[0], 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    threshold_relu_backward_finish(
-        mDupper, mTotalSumParts,
-    ).launch(grid=(1, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        threshold_relu_backward_kernel(
+            mDy, mX, mThreshold, mUpper, mDx, mDupper, mTotalSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        threshold_relu_backward_finish(
+            mDupper, mTotalSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def threshold_relu_backward_xla(dy, x, threshold, upper):

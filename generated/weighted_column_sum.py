@@ -131,18 +131,17 @@ def weighted_column_sum_launch(
 ):
     N = mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
-    weighted_column_sum_kernel(
-        mX, mWeight, mY, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    weighted_column_sum_finish(
-        mY, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        weighted_column_sum_kernel(
+            mX, mWeight, mY, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        weighted_column_sum_finish(
+            mY, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def weighted_column_sum_xla(x, weight, row_axes):

@@ -260,18 +260,17 @@ def weighted_row_sum_backward_launch(
 ):
     N = mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
-    weighted_row_sum_backward_kernel(
-        mDy, mX, mWeight, mDx, mDweight, mColumnSumParts,
-        vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-    ).launch(
-        grid=(mColumnSumParts.shape[0] * pieces, 1, 1),
-        block=(threads, 1, 1),
-        cluster=(cluster, 1, 1),
-        stream=stream,
-    )
-    weighted_row_sum_backward_finish(
-        mDweight, mColumnSumParts,
-    ).launch(grid=((N + 31) // 32, 1, 1), block=(256, 1, 1), stream=stream)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        weighted_row_sum_backward_kernel(
+            mDy, mX, mWeight, mDx, mDweight, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        weighted_row_sum_backward_finish(
+            mDweight, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
 
 
 def weighted_row_sum_backward_xla(dy, x, weight, row_axes):

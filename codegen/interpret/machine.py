@@ -110,14 +110,15 @@ class Machine:
         self.params = {name: launch.params[place] for name, (place, _) in self.program.params.items()}
         self.cluster = self.program.cluster or launch.cluster
         self.cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
-        self.check_cluster()
+        self.check_launch()
         x, y, z = (g // c for g, c in zip(launch.grid, self.cluster, strict=True))
         self.clusters: Dim = (x, y, z)
 
-    def check_cluster(self) -> None:
+    def check_launch(self) -> None:
         """What a launch on a GPU would refuse."""
         grid, asked, cluster = self.launch.grid, self.launch.cluster, self.cluster
         for bad, why in (
+            (0 in grid, f"has a grid of {grid}: no blocks"),
             (asked not in ((1, 1, 1), cluster), f"is launched with clusters of {asked}, but compiled for {cluster}"),
             (any(g % c for g, c in zip(grid, cluster, strict=True)), f"has a grid of {grid}, not whole clusters of {cluster}"),
             (self.cluster_size > 16, f"has clusters of {self.cluster_size} blocks, and 16 are the most"),

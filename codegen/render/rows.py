@@ -373,19 +373,21 @@ class RowContext(Context):
         return "columns > 0" if self.plan.collapsed else f"row < {self.rows_text()}"
 
     def row_loads(self) -> list[dict]:
-        """One value a row: loads at the row's place, indices of tables before them."""
+        """One value a row: loads at the row's place, indices of tables before them. Those that the row's own loads need
+        come `first`."""
         there, rows = self.there(), []
         for access in self.plan.loads:
             if access.index_of:
                 index = self.plan.view(access.index_of[0])
                 own = replace(access, array=index.array, tokens=index.tokens, index_of=None, mode="row", part=None)
                 text = f"reduce.load_one({self.tensors[index.array.name]}, {self.place(own)}, {there}, r{camel(access.name)}At)"
-                rows.append({"guard": "", "text": text, "of_row": True})
+                rows.append({"guard": "", "text": text, "of_row": True, "first": access.mode != "row"})
             if access.mode == "row":
                 assert access.array is not None
                 tensor = self.tensors[access.array.name]
                 text = f"reduce.load_one({tensor}, {self.place(access)}, {there}, {self.registers(access)})"
-                rows.append({"guard": self.guard(access), "text": text, "of_row": self.plan.of_row(access)})
+                of_row = self.plan.of_row(access)
+                rows.append({"guard": self.guard(access), "text": text, "of_row": of_row, "first": False})
         return rows
 
     def load_row(self, access: Access) -> dict:

@@ -280,6 +280,7 @@ def test_clusters_are_never_torn(monkeypatch):
 def test_launches_that_a_gpu_refuses():
     y = result(96, np.uint32)
     for blocks, cluster, directives, message in [
+        (0, (1, 1, 1), "", "made: the kernel has a grid of (0, 1, 1): no blocks"),
         (3, (2, 1, 1), "", "made: the kernel has a grid of (3, 1, 1), not whole clusters of (2, 1, 1)"),
         (32, (32, 1, 1), "", "made: the kernel has clusters of 32 blocks, and 16 are the most"),
         (

@@ -49,6 +49,7 @@ WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them
 WALK_WHOLE = 264  # where they do: two for each processor of today's largest GPUs
 WALK_ROWS = 8  # that a thread reads at once, at most
 WALK_BYTES = 128  # and of them
+WALK_ALL = 384  # with what is computed of them
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,8 @@ class Reduction:
         """Columns, or everything: each thread has its own, no row is whole in a block."""
         threads = schedule.get("threads", WALK_THREADS)
         values = any(a.mode == "row" and a.tokens for a in self.loads)  # of rows: registers for each of them
-        at_once = max(1, min(WALK_ROWS // (2 if values else 1), WALK_BYTES // held))
+        written = vec * sum(4 for a in self.stores if a.mode == "flat")
+        at_once = max(1, min(WALK_ROWS // (2 if values else 1), WALK_BYTES // held, WALK_ALL // (held + written)))
         if self.collapsed:
             width = threads * vec
             rows = -(-(extents.total or 2**40) // width)

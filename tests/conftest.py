@@ -9,6 +9,7 @@ tests/gpu        an NVIDIA GPU; skipped, here and nowhere else, where there is n
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgetful() -> Iterator[None]:
+    """What a module compiled is of no use to the next: several processes share the memory of a small machine."""
+    yield
+    if "codegen.runtime.op" in sys.modules:
+        import jax
+
+        from codegen.runtime import interpreted, kernels
+
+        jax.clear_caches()
+        kernels.binary.cache_clear()
+        interpreted.compile_call.cache_clear()
 
 
 @pytest.fixture

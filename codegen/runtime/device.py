@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Float64, Int32, Numeric, Uint8, Uint32, Uint64
+from cutlass._mlir.dialects import llvm
 
 Vector: TypeAlias = Any  # cute.TensorSSA
 Operand: TypeAlias = Any  # a Vector, or a Python number beside one
@@ -45,9 +46,18 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
     if valid >= cute.size(src):
         cute.autovec_copy(src, dst)
     else:
+        left = valid
+        if cutlass.const_expr(cute.size(src) & (cute.size(src) - 1) != 0):
+            # Parts come together: the compiler, knowing that one element is there if another is, would read past the last
+            left = unseen(Int32(valid))
         for i in cutlass.range_constexpr(cute.size(src)):
-            if i < valid:
+            if i < left:
                 dst[i] = src[i]
+
+
+def unseen(word: cutlass.Int32) -> cutlass.Int32:
+    """The same word; the compiler does not know that it is."""
+    return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True))
 
 
 def next_coordinates(

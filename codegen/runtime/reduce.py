@@ -10,7 +10,6 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, Uint32
-from cutlass._mlir.dialects import llvm
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import device
@@ -167,12 +166,7 @@ def forget(registers: cute.Tensor) -> None:
     if cute.size(registers) * registers.element_type.width % 32 == 0:
         words = cute.recast_tensor(registers, Int32)
         for i in range(cute.size(words)):
-            words[i] = unseen(words[i])
-
-
-def unseen(word: cutlass.Int32) -> cutlass.Int32:
-    """The same word; the compiler does not know that it is."""
-    return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True))
+            words[i] = device.unseen(words[i])
 
 
 def _vector(tensor: cute.Tensor, place: cutlass.Int64, count: int) -> cute.Tensor:

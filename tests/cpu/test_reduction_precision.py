@@ -94,9 +94,9 @@ def test_what_no_kernel_keeps_runs_in_jnp(monkeypatch):
 
 def test_a_gradient_that_cancels_is_no_mistake_and_one_that_lacks_a_term_is(tmp_path):
     """One column's norm hardly depends on it: what is left of two terms is their rounding."""
-    check_gradient(make_op(tmp_path, NORM.replace("REST", "")), 8)
+    check_gradient(make_op(tmp_path, NORM.replace("REST", "")), examples=8)
     with pytest.raises(Disagreement, match="the gradient of 'x' is off"):
-        check_gradient(make_op(tmp_path, NORM.replace("REST", "jax.lax.stop_gradient")), 8)
+        check_gradient(make_op(tmp_path, NORM.replace("REST", "jax.lax.stop_gradient")), examples=8)
 
 
 def test_names_of_a_kernel_s_own(tmp_path):

@@ -251,7 +251,7 @@ def check_gradient(op: Op, implementation: str | None = None, examples: int | No
 
     The backward runs in float32 over values of magnitude about one: an error of 2**-16 of the largest gradient allows for
     some hundred roundings, and a rounding to the input's type comes on top, and that of an output which the backward takes,
-    to its own type. Where larger terms cancel to a small gradient
+    to its own type: its error meets the cotangents, as in y * (dy - sum(dy * y)). Where larger terms cancel to a small gradient
     (that of a norm of one column, say), the largest gradient says nothing of these roundings: there, four times what the
     reference's own backward loses in float32 is allowed, its largest loss at eight calls nearby, for one may be lucky.
     """
@@ -280,11 +280,13 @@ def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
     saved = [derived.op.spec.array(name) for name in derived.how.saved] if isinstance(derived, Derived) else []
     dtypes = [case.types.dtype(a) for a in saved]
     kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
+    outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)
     for place, (array, g, b) in enumerate(zip(given.floating, got, given.expected, strict=True)):
         a = np.asarray(g, np.float64)
         info: Any = jnp.finfo(jnp.dtype(case.types.dtype(array)))
         eps, tiny = max(2.0**-16, float(info.eps)), max(1e-30, float(info.smallest_subnormal))
-        allowed = eps * np.abs(b) + (2.0**-16 + kept) * np.abs(b).max(initial=0) + tiny
+        largest = np.abs(b).max(initial=0)
+        allowed = eps * np.abs(b) + 2.0**-16 * largest + kept * max(largest, outer) + tiny
         if a.shape != b.shape or not _within(a, b, allowed):
             allowed = allowed + 4 * given.lost[place]
         if a.shape != b.shape or not _within(a, b, allowed):

@@ -160,6 +160,10 @@ class _Reverse:
                     if isinstance(a, Node) and id(a) in self.active]  # fmt: skip
         if node.op == "cast":  # as in JAX, the cotangent has the type that the value was rounded to
             return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
+        if node.op == "take" and set(node.args[1].dims) <= set(node.args[0].dims):  # no two indices meet in one element
+            rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
+            picked: dict[str, Node | tuple[str, ...]] = {"i": node.args[1], "g": g}
+            return [(node.args[0], self.evaluated(ast.parse(rule, mode="eval").body, picked))]
         rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
         if node.op in REDUCTIONS:
             rules = (REDUCTIONS[node.op][3],)

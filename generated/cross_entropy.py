@@ -214,11 +214,130 @@ def cross_entropy_reference(x, label, ignore_index):
     return loss, lse
 
 
+def cross_entropy_backward_chain(dloss, dlse, lse, x, label, index_n, size_n, ignore_index, approx):
+    """The chain, on one vector of each operand."""
+    t0 = device.where(label == ignore_index, 0.0, dloss)
+    dx = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + (dlse + t0) * device.exp(x - lse, approx)
+    return dx
+
+
+@cute.kernel
+def cross_entropy_backward_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mDlse: cute.Tensor,  # (rows) float32
+    mLse: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mDx: cute.Tensor,  # (rows, N) T
+    ignore_index: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDloss = cute.make_rmem_tensor((vec,), mDloss.element_type)
+    rDlse = cute.make_rmem_tensor((vec,), mDlse.element_type)
+    rLse = cute.make_rmem_tensor((vec,), mLse.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
+    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDloss.fill(mDloss[row])
+            rDlse.fill(mDlse[row])
+            rLse.fill(mLse[row])
+            cute.autovec_copy(gX, rX)
+            rLabel.fill(mLabel[row])
+            device.count_up(rIndexN, iN)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDloss.fill(mDloss[row])
+                rDlse.fill(mDlse[row])
+                rLse.fill(mLse[row])
+                rLabel.fill(mLabel[row])
+                device.count_up(rIndexN, iN)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDloss[i] = mDloss[row_i]
+                        rDlse[i] = mDlse[row_i]
+                        rLse[i] = mLse[row_i]
+                        rLabel[i] = mLabel[row_i]
+                        rIndexN[i] = iN_i
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = cross_entropy_backward_chain(
+            rDloss.load().to(cutlass.Float32),
+            rDlse.load().to(cutlass.Float32),
+            rLse.load().to(cutlass.Float32),
+            rX.load().to(cutlass.Float32),
+            rLabel.load().to(cutlass.Int32),
+            rIndexN.load().to(cutlass.Int32),
+            cute.full((vec,), N, cutlass.Int32),
+            cute.full((vec,), ignore_index, cutlass.Int32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def cross_entropy_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mDlse: cute.Tensor,
+    mLse: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mDx: cute.Tensor,
+    ignore_index: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    cross_entropy_backward_kernel(
+        mDloss, mDlse, mLse, mX, mLabel, mDx,
+        ignore_index, vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def cross_entropy_backward_xla(dloss, dlse, lse, x, label, index_n, size_n, ignore_index):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.where(label == ignore_index, 0.0, dloss)
+    dx = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (dlse + t0) * jnp.exp(x - lse)
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=cross_entropy_launch,
     xla=cross_entropy_xla,
     reference=cross_entropy_reference,
+    backward_launch=cross_entropy_backward_launch,
+    backward_xla=cross_entropy_backward_xla,
     result=CrossEntropyOutputs,
 )
 def cross_entropy(

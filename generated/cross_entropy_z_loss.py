@@ -228,11 +228,208 @@ def cross_entropy_z_loss_reference(x, label, ignore_index, z_weight):
     return loss, z_loss
 
 
+def cross_entropy_z_loss_backward_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x
+
+
+def cross_entropy_z_loss_backward_row_sum(x, row_max):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
+
+
+def cross_entropy_z_loss_backward_chain(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_max, row_sum, approx):
+    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    ignored = label == ignore_index
+    t0 = device.where(ignored, 0.0, dloss)
+    t1 = t0 + device.where(ignored, 0.0, dz_loss)
+    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    t2 = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
+    dx = t2
+    return dx, t1 * (lse * lse)
+
+
+def cross_entropy_z_loss_backward_columns(total_sum):
+    """The result."""
+    dz_weight = total_sum
+    return dz_weight
+
+
+@cute.kernel
+def cross_entropy_z_loss_backward_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mDzLoss: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mZWeight: cute.Tensor,  # (1) z_weight
+    mDx: cute.Tensor,  # (rows, N) T
+    mDzWeight: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    ignore_index: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDloss.shape[0], mX.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mTotalSumParts.shape[0] // cluster
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDloss = cute.make_rmem_tensor((1, at_once), mDloss.element_type)
+    rDzLoss = cute.make_rmem_tensor((1, at_once), mDzLoss.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+
+    reduce.meet([*sRowMax, *sRowSum], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mDloss, (row,), row < rows, rDloss[None, u])
+            reduce.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
+            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = cross_entropy_z_loss_backward_row_max(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = cross_entropy_z_loss_backward_row_sum(
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, total_sum_of = cross_entropy_z_loss_backward_chain(
+                    cute.full((vec,), rDloss[0, u], rDloss.element_type).to(cutlass.Float32),
+                    cute.full((vec,), rDzLoss[0, u], rDzLoss.element_type).to(cutlass.Float32),
+                    rX[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    cute.full((vec,), N, cutlass.Int32),
+                    cute.full((vec,), ignore_index, cutlass.Int32),
+                    cute.full((vec,), mZWeight[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                once = reduce.inside(c, cutlass.select_(columns < 1, columns, 1), vec, True, False)  # a row counts once
+                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
+                rDx.store(dx.to(mDx.element_type))
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            turn += 1
+
+    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
+    if tidx == 0:
+        mTotalSumParts[bidx] = found[0]
+
+
+@cute.kernel
+def cross_entropy_z_loss_backward_finish(
+    mDzWeight: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+):
+    # All parts of everything, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    there = tidx == 0
+    rDzWeight = cute.make_rmem_tensor((1,), mDzWeight.element_type)
+    if there:
+        dz_weight = cross_entropy_z_loss_backward_columns(
+            cute.full((1,), total_sum, cutlass.Float32),
+        )
+        rDzWeight.store(dz_weight.to(mDzWeight.element_type))
+        mDzWeight[0] = rDzWeight[0]
+
+
+@cute.jit
+def cross_entropy_z_loss_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mDzLoss: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mZWeight: cute.Tensor,
+    mDx: cute.Tensor,
+    mDzWeight: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    ignore_index: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        cross_entropy_z_loss_backward_kernel(
+            mDloss, mDzLoss, mX, mLabel, mZWeight, mDx, mDzWeight, mTotalSumParts,
+            ignore_index, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = 1
+    if blocks > 0:
+        cross_entropy_z_loss_backward_finish(
+            mDzWeight, mTotalSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def cross_entropy_z_loss_backward_xla(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    ignored = label == ignore_index
+    t0 = jnp.where(ignored, 0.0, dloss)
+    t1 = t0 + jnp.where(ignored, 0.0, dz_loss)
+    t3 = jnp.max(x, axis=-1, keepdims=True)
+    t4 = jnp.where(jnp.isfinite(t3), t3, 0.0)
+    lse = jnp.log(jnp.sum(jnp.exp(x - t4), axis=-1, keepdims=True)) + t4
+    t2 = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (t0 + 2.0 * z_weight * t1 * lse) * jnp.exp(x - lse)
+    dx = t2
+    dz_weight = jnp.sum(t1 * (lse * lse), axis=row_axes, keepdims=True)
+    return dx, dz_weight
+
+
 @runtime.op(
     SPEC,
     launch=cross_entropy_z_loss_launch,
     xla=cross_entropy_z_loss_xla,
     reference=cross_entropy_z_loss_reference,
+    backward_launch=cross_entropy_z_loss_backward_launch,
+    backward_xla=cross_entropy_z_loss_backward_xla,
     result=CrossEntropyZLossOutputs,
 )
 def cross_entropy_z_loss(

@@ -131,6 +131,20 @@ def test_no_derivative_overflows_where_the_true_value_is_finite(name, implementa
     np.testing.assert_allclose(slope, [left] * 3 + [right] * 3, rtol=1e-6, atol=1e-19)
 
 
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_the_derivative_of_picking_one_element_a_row(implementation, tmp_path):
+    """Also where the index lies outside, and is clamped."""
+    op = make_op(
+        tmp_path,
+        "op: made\nsummary: Made here.\ninputs:\n  x: float32[..., N]\n  i: int32[...]\noutputs:\n  y: float32[...]\n"
+        "chain: y = square(take(x, i, axis=N))\nreference: x[..., 0]\n",
+    )
+    assert isinstance(op.backward, Derived)
+    x, i = jnp.arange(12, dtype=jnp.float32).reshape(4, 3), jnp.asarray([1, 0, -5, 9])
+    slope = jax.grad(lambda v: op(v, i, implementation=implementation).sum())(x)
+    assert slope.tolist() == [[0, 2, 0], [6, 0, 0], [12, 0, 0], [0, 0, 22]]
+
+
 # What a spec says itself
 
 SPEC = """

@@ -12,5 +12,6 @@ def test_cross_entropy_z_loss_agrees_with_its_reference(implementation):
     check_op(cross_entropy_z_loss, implementation)
 
 
-def test_gradient_of_cross_entropy_z_loss_agrees_with_its_reference():
-    check_gradient(cross_entropy_z_loss)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_cross_entropy_z_loss_agrees_with_its_reference(implementation):
+    check_gradient(cross_entropy_z_loss, implementation)

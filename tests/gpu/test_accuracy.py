@@ -81,7 +81,7 @@ def is_activation(op) -> bool:
     arrays = (*spec.inputs, *spec.outputs)
     alike = len(arrays) == 2 and arrays[0].dims == arrays[1].dims and arrays[0].dtype == arrays[1].dtype
     plain = not spec.domain and all(p.default is not None for p in spec.params)
-    return alike and plain and "bfloat16" in spec.dtypes(arrays[0])
+    return op.plan.kind == "elementwise" and alike and plain and "bfloat16" in spec.dtypes(arrays[0])
 
 
 UNARY = [name for name in generated.__all__ if is_activation(getattr(generated, name))]

@@ -143,7 +143,7 @@ def add_layernorm_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rResidual)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -166,7 +166,7 @@ def add_layernorm_kernel(
     row_mean2 = row_mean2 / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rResidual)
 

@@ -128,7 +128,7 @@ def add_rmsnorm_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rResidual)
 

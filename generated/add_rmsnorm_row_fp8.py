@@ -150,7 +150,7 @@ def add_rmsnorm_row_fp8_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rResidual)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -175,7 +175,7 @@ def add_rmsnorm_row_fp8_kernel(
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rResidual)
 

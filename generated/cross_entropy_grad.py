@@ -155,7 +155,7 @@ def cross_entropy_grad_kernel(
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -174,7 +174,7 @@ def cross_entropy_grad_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
 
     for p in cutlass.range(passes):

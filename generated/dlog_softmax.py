@@ -100,7 +100,7 @@ def dlog_softmax_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rY)
 

@@ -128,7 +128,7 @@ def drmsnorm_x_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -156,7 +156,7 @@ def drmsnorm_x_kernel(
     row_mean2 = row_mean2 / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX)
 

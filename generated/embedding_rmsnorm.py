@@ -118,7 +118,7 @@ def embedding_rmsnorm_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rTableAtToken)
 
     for p in cutlass.range(passes):

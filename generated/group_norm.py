@@ -134,7 +134,7 @@ def group_norm_kernel(
     row_mean = row_mean / cutlass.Float32(C * S)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         if cutlass.const_expr(mWeight is not None):
             reduce.forget(rWeight)
@@ -158,7 +158,7 @@ def group_norm_kernel(
     row_mean2 = row_mean2 / cutlass.Float32(C * S)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         if cutlass.const_expr(mWeight is not None):
             reduce.forget(rWeight)

@@ -134,7 +134,7 @@ def head_rmsnorm_rotary_kernel(
     row_mean2 = row_mean2 / cutlass.Float32(D)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX0)
         reduce.forget(rX1)
         reduce.forget(rCos)

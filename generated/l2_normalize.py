@@ -98,7 +98,7 @@ def l2_normalize_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
 
     for p in cutlass.range(passes):
@@ -239,7 +239,7 @@ def l2_normalize_backward_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -263,7 +263,7 @@ def l2_normalize_backward_kernel(
     row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX)
 

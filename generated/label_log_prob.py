@@ -129,7 +129,7 @@ def label_log_prob_kernel(
     row_sum, row_max = reduce.over_row([rRowSum, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):

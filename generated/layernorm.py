@@ -128,7 +128,7 @@ def layernorm_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -148,7 +148,7 @@ def layernorm_kernel(
     row_mean2 = row_mean2 / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
 
     for p in cutlass.range(passes):

@@ -113,7 +113,7 @@ def masked_softmax_kernel(
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rMask)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -141,7 +141,7 @@ def masked_softmax_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rMask)
 
@@ -310,7 +310,7 @@ def masked_softmax_backward_kernel(
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX)
         reduce.forget(rMask)
@@ -334,7 +334,7 @@ def masked_softmax_backward_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX)
         reduce.forget(rMask)
@@ -367,7 +367,7 @@ def masked_softmax_backward_kernel(
     row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX)
         reduce.forget(rMask)

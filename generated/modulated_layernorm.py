@@ -122,7 +122,7 @@ def modulated_layernorm_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rScale)
         reduce.forget(rShift)
@@ -144,7 +144,7 @@ def modulated_layernorm_kernel(
     row_mean2 = row_mean2 / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rScale)
         reduce.forget(rShift)

@@ -130,7 +130,7 @@ def qk_rmsnorm_kernel(
     row_mean2 = row_mean2 / cutlass.Float32(D)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rQ)
         reduce.forget(rK)
 

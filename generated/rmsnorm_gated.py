@@ -113,7 +113,7 @@ def rmsnorm_gated_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
         reduce.forget(rZ)
 

@@ -123,7 +123,7 @@ def rmsnorm_group_fp8_kernel(
     row_mean = row_mean / cutlass.Float32(B * G)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
 
     for p in cutlass.range(passes):

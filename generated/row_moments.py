@@ -111,7 +111,7 @@ def row_moments_kernel(
     row_mean = row_mean / cutlass.Float32(N)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):

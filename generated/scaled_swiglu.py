@@ -241,7 +241,7 @@ def scaled_swiglu_backward_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rDy)
         reduce.forget(rX0)
         reduce.forget(rX1)

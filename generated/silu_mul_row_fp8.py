@@ -138,7 +138,7 @@ def silu_mul_row_fp8_kernel(
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX0)
         reduce.forget(rX1)
 

@@ -110,7 +110,7 @@ def softmax_entropy_kernel(
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -129,7 +129,7 @@ def softmax_entropy_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -294,7 +294,7 @@ def softmax_entropy_backward_kernel(
     row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -314,7 +314,7 @@ def softmax_entropy_backward_kernel(
     row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
@@ -341,7 +341,7 @@ def softmax_entropy_backward_kernel(
     row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
 
     for p in cutlass.range(passes):

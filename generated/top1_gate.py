@@ -110,7 +110,7 @@ def top1_gate_kernel(
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMin = reduce.accumulator(vec, "min", cutlass.Int32)
@@ -279,7 +279,7 @@ def top1_gate_backward_kernel(
     top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
     rT2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -307,7 +307,7 @@ def top1_gate_backward_kernel(
     t2, row_sum = reduce.over_row([rT2, rRowSum], ("sum", "sum"), sStage1, per_row, cluster)
 
     if cutlass.const_expr(lean):
-        first = reduce.unseen(first)
+        first = device.unseen(first)
         reduce.forget(rX)
 
     for p in cutlass.range(passes):

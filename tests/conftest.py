@@ -52,11 +52,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
+MOST_RESIDENT = 3 * 2**30  # bytes of a process that keeps what it compiled
+
+
+def resident() -> int:
+    """The bytes of memory that this process has."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forgetful() -> Iterator[None]:
-    """What a module compiled is of no use to the next: several processes share the memory of a small machine."""
+    """What a module compiled is of little use to the next, and several processes share the memory of a small machine."""
     yield
-    if "codegen.runtime.op" in sys.modules:
+    if "codegen.runtime.op" in sys.modules and resident() > MOST_RESIDENT:
         import jax
 
         from codegen.runtime import interpreted, kernels

@@ -1,8 +1,8 @@
 """Reverse mode: an op's backward as a spec and a chain of its own, in the same language.
 
-The derivative of each operation stands in its row of `ops.py`, that of a composite function below its definition in
-`prelude.txt`, that of a reduction here; `grad:` of a spec overrides. The result is text: `pipeline.py` reads, checks and
-plans it like any other op.
+The derivative of each operation and reduction stands in its row of `ops.py`, that of a composite function below its
+definition in `prelude.txt`; `grad:` of a spec overrides. The result is text: `pipeline.py` reads, checks and plans it
+like any other op.
 """
 
 from __future__ import annotations
@@ -134,8 +134,7 @@ class _Reverse:
                 found[str(node.attr), None] = total
             else:
                 for argument, value in self.pulled(node, total):
-                    if id(argument) in self.active and value is not None:
-                        contributions.setdefault(id(argument), []).append(value)
+                    contributions.setdefault(id(argument), []).append(value)
         return found
 
     def collected(self, node: Node, values: list[Node]) -> Node:
@@ -149,8 +148,8 @@ class _Reverse:
         ]
         return functools.reduce(self.algebra.add, sums)
 
-    def pulled(self, node: Node, g: Node) -> Iterable[tuple[Node, Node | None]]:
-        """What a node's adjoint adds to those of its arguments; None where the derivative is zero."""
+    def pulled(self, node: Node, g: Node) -> Iterable[tuple[Node, Node]]:
+        """What a node's adjoint adds to those of its arguments that vary, where the derivative is not zero."""
         arguments = self.arguments(node)
         if arguments is not node.args:
             call = self.calls[id(node)]
@@ -191,7 +190,8 @@ class _Reverse:
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
         inputs = [a for a in self.cotangents.values() if a.name in used]
-        kept = [a for a in self.spec.outputs if a.name in used] + self.extra_outputs(saved)
+        more = self.extra_outputs(saved)
+        kept = [a for a in self.spec.outputs if a.name in used] + more
         inputs += kept
         inputs += self.needed(used, inputs, [output for _, output in outputs])
         names = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
@@ -204,7 +204,7 @@ class _Reverse:
             grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
         )  # fmt: skip
         forward = None
-        if more := self.extra_outputs(saved):
+        if more:
             forward = replace(
                 self.spec,
                 op=f"{self.spec.op}_forward",

@@ -20,6 +20,8 @@ ATOM = 10
 BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, "pow": 9} | dict.fromkeys(
     ("lt", "le", "gt", "ge", "eq", "ne"), 1
 )
+# Where text is Python's own operators: some that a kernel calls as functions, and `~`, which binds as a sign does
+PLAIN = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,7 @@ class _Emitter:
         op = OPS[node.op]
         binding = BINDING.get(node.op, ATOM)
         if dialect.name == "jnp":
-            # operators that jnp spells so although a kernel calls a function, and the other way round
-            binding = {"div": BINDING["mul"], "not": BINDING["neg"], "pow": BINDING["pow"]}.get(node.op, binding)
+            binding = PLAIN.get(node.op, binding)
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = op.jnp
         else:
@@ -178,12 +179,9 @@ class _Emitter:
         return along == [True, False] and not node.args[1].is_const
 
     def argument(self, node: Node, binding: int, place: int) -> str:
-        """An argument's text, in parentheses where the operator around it binds tighter."""
-        text, own = self.text[id(node)], self.binding[id(node)]
-        if binding == ATOM:
-            return text
-        loose = own < binding or (own == binding and (place > 0 or binding in (BINDING["lt"], BINDING["pow"])))
-        return f"({text})" if loose else text
+        """An argument's text, as `parenthesised` beside an operator; as it is in a call."""
+        text = self.text[id(node)]
+        return text if binding == ATOM else parenthesised(text, self.binding[id(node)], binding, place)
 
     def constant_vector(self, node: Node) -> str:
         if self.dialect.name == "jnp":
@@ -207,6 +205,12 @@ class _Emitter:
             return f"runtime.cast({text}, {dtype})" + ("" if node.kind == "bool" else f".astype({target})")
         rounded = f"device.cast({text}, {dtype})"
         return rounded if node.kind == "bool" else f"{rounded}.to({target})"
+
+
+def parenthesised(text: str, own: int, binding: int, place: int) -> str:
+    """An operand, in parentheses where the operator around it binds tighter."""
+    loose = own < binding or (own == binding and (place > 0 or binding in (BINDING["lt"], BINDING["pow"])))
+    return f"({text})" if loose else text
 
 
 def axis_numbers(axes: tuple[str, ...], order: tuple[str, ...]) -> str:

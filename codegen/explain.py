@@ -22,14 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.arch import lacks
-from codegen.ir import DTYPES, Leaf, Node, Statement, dims_text, topological
+from codegen.ir import DTYPES, Leaf, Node, axes_text, dims_text, topological
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Derived, Op
 from codegen.plan import Extents, Launch, overrides
-from codegen.reductions import Reduction, RowLaunch, WalkLaunch
+from codegen.reductions import Reduction, RowLaunch, WalkLaunch, axes_of
 from codegen.sizes import Shape, array_bytes, elements, extents
 from codegen.spec import Array, Spec
-from codegen.words import axes_text, statistics_words, words
+from codegen.words import statistics_words, words
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def graph(op: Op) -> Graph:
     outputs = {a.name for a in op.spec.outputs}
     for statement in sorted(op.statements, key=lambda s: s.name in outputs):
         if statement.value.op not in NOT_COMPUTED:
-            names.setdefault(id(statement.value), _target(statement))
+            names.setdefault(id(statement.value), statement.target)
     operations: list[Operation] = []
     results: list[tuple[str, str]] = []
     for statement in op.statements:
@@ -93,22 +93,16 @@ def graph(op: Op) -> Graph:
                 name = names.setdefault(id(node), f"%{sum(o.name.startswith('%') for o in operations)}")
                 args = tuple(names[id(a)] for a in node.args)
                 if node.op in REDUCTIONS:
-                    args += (f"axis={axes_text(node)}",)
+                    args += (f"axis={axes_text(axes_of(node))}",)
                 elif node.op in ("cast", "take"):
                     args += (str(node.attr),)
                 operations.append(Operation(name, node.op, args, node.kind + dims_text(node.dims), node))
         if statement.name in outputs:
-            results.append((_target(statement), names[id(statement.value)]))
+            results.append((statement.target, names[id(statement.value)]))
     return Graph(tuple(operations), tuple(results))
 
 
-def _target(statement: Statement) -> str:
-    return statement.name if statement.part is None else f"{statement.name}[{statement.part}]"
-
-
 def _leaf(node: Node) -> str:
-    if isinstance(node.attr, Leaf):
-        return node.attr.name if node.attr.part is None else f"{node.attr.name}[{node.attr.part}]"
     if node.op in ("index", "size"):
         return f"{node.op}({node.attr})"
     return repr(node.attr) if node.is_const else str(node.attr)

@@ -80,6 +80,9 @@ class Leaf:
     name: str
     part: int | None = None
 
+    def __str__(self) -> str:
+        return part_text(self.name, self.part)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -100,6 +103,11 @@ class Statement:
     name: str
     part: int | None
     value: Node
+
+    @property
+    def target(self) -> str:
+        """What it assigns, as the chain writes it."""
+        return part_text(self.name, self.part)
 
 
 class Graph:
@@ -169,6 +177,16 @@ def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int,
     return found
 
 
+def part_text(name: str, part: int | None) -> str:
+    """x, or x[0]"""
+    return name if part is None else f"{name}[{part}]"
+
+
+def axes_text(axes: tuple[str, ...]) -> str:
+    """Axes as the language writes them: N, or (..., N)."""
+    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
+
+
 def dims_text(dims: tuple[str, ...]) -> str:
     return "[" + ", ".join(dims) + "]"
 
@@ -192,14 +210,11 @@ def print_statements(statements: Iterable[Statement]) -> str:
             attr = "" if node.attr is None else f" {_attr_text(node.attr)}"
             args = ", ".join(names[id(arg)] for arg in node.args)
             lines.append(f"{name} = {node.op}{attr}{' ' + args if args else ''} : {node.kind}{dims_text(node.dims)}")
-        target = statement.name if statement.part is None else f"{statement.name}[{statement.part}]"
-        lines.append(f"{target} = {names[id(statement.value)]}")
+        lines.append(f"{statement.target} = {names[id(statement.value)]}")
     return "\n".join(lines) + "\n"
 
 
 def _attr_text(attr: object) -> str:
-    if isinstance(attr, Leaf):
-        return attr.name if attr.part is None else f"{attr.name}[{attr.part}]"
     if isinstance(attr, tuple):
         return "(" + ", ".join(map(_attr_text, attr)) + ")"
     return str(attr)

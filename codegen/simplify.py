@@ -16,7 +16,7 @@ class Algebra:
 
     def __init__(self, graph: Graph, roots: Iterable[Node]):
         self.graph = graph
-        self.known = {id(n): n for n in topological(roots)}
+        self.known = {id(n) for n in topological(roots)}
         self.done: dict[int, Node] = {}
         self.products: dict[int, tuple[Node, ...]] = {}  # the factors of those made here
 

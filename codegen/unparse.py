@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from codegen.emit import ATOM, BINDING, literal
-from codegen.ir import Call, Leaf, Node, Statement, topological
+from codegen.emit import ATOM, BINDING, PLAIN, literal, parenthesised
+from codegen.ir import Call, Leaf, Node, Statement, axes_text, topological
 from codegen.ops import OPERATORS, OPS, REDUCTIONS
 
 WIDTH = 100  # of an expression
 SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}"}  # where jnp's text is not the language's
-TIGHT = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
 
 
 def unparse(
@@ -53,8 +52,7 @@ class _Writer:
             for node in self.reached([statement.value]):
                 if id(node) not in self.written:
                     self.write(node)
-            target = statement.name if statement.part is None else f"{statement.name}[{statement.part}]"
-            self.lines.append(f"{target} = {self.written[id(statement.value)][0]}")
+            self.lines.append(f"{statement.target} = {self.written[id(statement.value)][0]}")
         return "\n".join(self.lines) + "\n"
 
     def write(self, node: Node) -> None:
@@ -77,13 +75,14 @@ class _Writer:
             return self.leaves[id(node)], ATOM
         call = self.call(node)
         if call is not None:
-            words = [axes(a, n) if isinstance(a, tuple) else self.written[id(a)][0] for n, a in call.arguments.items()]
+            given = call.arguments.items()
+            words = [f"{n}={axes_text(a)}" if isinstance(a, tuple) else self.written[id(a)][0] for n, a in given]
             return f"{call.name}({', '.join(words)})", ATOM
         if node.is_const:
             text = constant(node)
             return text, BINDING["neg"] if text.startswith("-") else ATOM
         if isinstance(node.attr, Leaf):
-            return node.attr.name if node.attr.part is None else f"{node.attr.name}[{node.attr.part}]", ATOM
+            return str(node.attr), ATOM
         args = [self.written[id(a)] for a in node.args]
         if node.op == "param":
             return str(node.attr), ATOM
@@ -97,7 +96,7 @@ class _Writer:
             return f"cast({args[0][0]}, {node.attr})", ATOM
         if node.op in REDUCTIONS:
             assert isinstance(node.attr, tuple)
-            return f"{node.op}({args[0][0]}, {axes(node.attr)})", ATOM
+            return f"{node.op}({args[0][0]}, axis={axes_text(node.attr)})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
             # integers that are brought to float here: nothing else would say so
@@ -105,19 +104,9 @@ class _Writer:
             args[place] = f"1.0 * {parenthesised(*args[place], BINDING['mul'], 1)}", BINDING["mul"]
         if node.op not in OPERATORS:
             return f"{node.op}({', '.join(text for text, _ in args)})", ATOM
-        binding = TIGHT[node.op]
+        binding = PLAIN[node.op]
         texts = [parenthesised(*arg, binding, place) for place, arg in enumerate(args)]
         return SIGNS.get(node.op, OPS[node.op].jnp).format(*texts), binding
-
-
-def parenthesised(text: str, own: int, binding: int, place: int) -> str:
-    """An operand, in parentheses where the operator around it binds tighter."""
-    loose = own < binding or (own == binding and (place > 0 or binding in (BINDING["lt"], BINDING["pow"])))
-    return f"({text})" if loose else text
-
-
-def axes(names: tuple[str, ...], keyword: str = "axis") -> str:
-    return f"{keyword}={names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}"
 
 
 def constant(node: Node) -> str:

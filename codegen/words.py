@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from codegen.ir import ROWS, Node
+from codegen.ir import ROWS, part_text
 from codegen.plan import Access, Elementwise, Plan
 from codegen.reductions import Reduction, axes_of
 
@@ -13,12 +13,6 @@ from codegen.reductions import Reduction, axes_of
 def words(plan: Elementwise | Reduction) -> ElementwiseWords | ReductionWords:
     """What answers for a plan."""
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
-
-
-def axes_text(reduction: Node) -> str:
-    """The axes that a reduction loses, as the language writes them."""
-    axes = axes_of(reduction)
-    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
 
 
 def statistics_words(statistics: list[dict[str, Any]]) -> str:
@@ -49,7 +43,7 @@ def value_name(plan: Plan, access: Access) -> str:
     if access.array is None:
         assert access.group is not None
         return f"{access.mode}({plan.groups[access.group].axes[0]})"
-    name = access.array.name if access.part is None else f"{access.array.name}[{access.part}]"
+    name = part_text(access.array.name, access.part)
     if access.index_of:
         index, axis = access.index_of
         return f"take({name}, {index}, axis={axis})"

@@ -47,9 +47,9 @@ def render_op(op: Op) -> str:
     values |= {"kernel": kernel_text(context, values), "derived": {}}
     if isinstance(op.backward, Derived):
         found = {"forward": op.backward.forward, "backward": op.backward.op}
-        for name, context_of_it in ((n, context_of(o)) for n, o in found.items() if o is not None):
-            values["derived"][name] = made = context_of_it.values()
-            made["kernel"] = kernel_text(context_of_it, made)
+        for name, own in ((n, context_of(o)) for n, o in found.items() if o is not None):
+            values["derived"][name] = made = own.values()
+            made["kernel"] = kernel_text(own, made)
     template = environment().get_template("op.py.jinja")
     text = template.render(values, imports=context.imports(template.render(values, imports=[])))
     # The template's runs of empty lines, not the spec's

@@ -119,9 +119,9 @@ def _key(call: Call, keep_ptx: bool) -> str | None:
     source = [
         name,
         list(files.values()),
-        list(files) if keep_ptx else [],
+        list(files) if keep_ptx else [],  # PTX that is kept names its files
         constants,
-    ]  # PTX that is kept names its files
+    ]
     host = [sys.platform, platform.machine()]
     tensors = [call.inputs, call.outputs, dtypes]
     return repr([source, tensors, call.constants, call.arch, _options(keep_ptx), _compiler(call.arch), host])

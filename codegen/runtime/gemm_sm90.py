@@ -1,0 +1,326 @@
+"""The GEMM main loop for Hopper (sm_90a): acc = a @ b by TMA and WGMMA, then the epilogue.
+
+A block is three warpgroups. One warp of the last is the producer: by TMA it fills a ring of stages in shared memory with
+tiles of a and b. The first two are consumers: they multiply by WGMMA and hand accumulators to the driver of the epilogue.
+They share one tile (cooperative: 64 rows each, in turns), or have a tile each and take turns with the tensor cores
+(pingpong: the epilogue of the one runs while the other multiplies). Blocks are persistent: each walks over the tiles of
+the product, in an order that keeps what its neighbours read in the L2 cache. In a cluster of two, what both blocks read is
+loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide.
+
+What lies outside of a and b is zero to TMA, and what lies outside of the product is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.utils import LayoutEnum, hopper_helpers
+
+from codegen.hopper_tiles import Tiles
+from codegen.runtime import gemm_epilogue
+from codegen.runtime.gemm_epilogue import STAGE, Form
+
+WARPGROUP = 128  # threads
+CONSUMERS = 2  # warpgroups, the first two of a block
+TURN, MEET = 1, 3  # named barriers, one for each consumer: that it is its turn to multiply; where its warps meet
+ROW_MAJOR, COLUMN_MAJOR = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
+
+
+@cute.jit
+def launch(
+    stream: cuda.CUstream,
+    mA: cute.Tensor,  # (L, M, K)
+    mBs: tuple[cute.Tensor, ...],  # one or two of (L or 1, N, K) where b_is_nk, else (L or 1, K, N)
+    tensors: tuple[cute.Tensor, ...],  # what the epilogue reads and writes
+    epilogue: cutlass.Constexpr[Callable[..., tuple]],
+    tiles: cutlass.Constexpr[Tiles],
+    form: cutlass.Constexpr[Form],
+    b_is_nk: cutlass.Constexpr[bool],
+    row_parts: tuple[cute.Tensor, ...] = (),  # (L, M, tiles in a row), float32, one for each of form.row_ops
+    column_parts: tuple[cute.Tensor, ...] = (),  # (L, tiles in a column, N), float32, one for each of form.column_ops
+):
+    """acc = a @ b for every batch, tile by tile, into the epilogue. Extents are dynamic, 0 included; strides in memory are
+    multiples of 16 bytes."""
+    L, M, K = mA.shape
+    columns = mBs[0].shape[1] if cutlass.const_expr(b_is_nk) else mBs[0].shape[2]
+    tile = (tiles.tile_m, tiles.tile_n, tiles.tile_k)
+    part = (tiles.tile_m, tiles.tile_n // len(mBs), tiles.tile_k)  # of the tile's columns, each b's
+    a_type, b_type = mA.element_type, mBs[0].element_type
+    a_layout = hopper_helpers.make_smem_layout_a(ROW_MAJOR, tile, a_type, tiles.stages)
+    b_order = ROW_MAJOR if cutlass.const_expr(b_is_nk) else COLUMN_MAJOR
+    b_layout = hopper_helpers.make_smem_layout_b(b_order, tile, b_type, tiles.stages)
+    b_part_layout = hopper_helpers.make_smem_layout_b(b_order, part, b_type, 1)
+    b_major = OperandMajorMode.K if cutlass.const_expr(b_is_nk) else OperandMajorMode.MN
+    tiled_mma = hopper_helpers.make_trivial_tiled_mma(
+        a_type, b_type, OperandMajorMode.K, b_major, Float32 if a_type.is_float else Int32,
+        (1 if tiles.pingpong else CONSUMERS, 1, 1), tiler_mn=(64, tiles.tile_n),
+    )  # fmt: skip
+
+    # As WGMMA names modes: (M, K, L) and (N, K, L)
+    load_a, tA = _loader(mA, (1, 2, 0), a_layout, part[::2], tiles.cluster_n)
+    modes = (1, 2, 0) if cutlass.const_expr(b_is_nk) else (2, 1, 0)
+    load_bs = [_loader(mB, modes, b_part_layout, part[1:], tiles.cluster_m) for mB in mBs]
+
+    high = cute.ceil_div(cute.ceil_div(M, tiles.tile_m), tiles.cluster_m)  # in clusters
+    wide = cute.ceil_div(cute.ceil_div(columns, part[1]), tiles.cluster_n)
+    N = columns // 2 if cutlass.const_expr(form.paired == "interleaved") else columns
+    cluster = tiles.cluster_m * tiles.cluster_n
+    clusters = cutlass.min(high * wide * L, tiles.blocks // cluster)
+    if clusters > 0:
+        _kernel(
+            load_a, tA, tuple(load for load, _ in load_bs), tuple(tB for _, tB in load_bs),
+            tensors, row_parts, column_parts, (high, wide, L), (M, N, K),
+            tiled_mma, a_layout, b_layout, epilogue, tiles, form,
+        ).launch(
+            grid=(cluster * clusters, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1), cluster=(cluster, 1, 1),
+            min_blocks_per_mp=1, stream=stream,
+        )  # fmt: skip
+
+
+def _loader(
+    tensor: cute.Tensor, modes: tuple[int, ...], layout: cute.ComposedLayout, box: tuple[int, int], sharers: int
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """How TMA loads a tensor's boxes into shared memory, and the tensor, its modes permuted, as coordinates for it."""
+    tensor = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+    op = cpasync.CopyBulkTensorTileG2SOp() if sharers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    info = cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), box, num_multicast=sharers)
+    return info[0], info[1]
+
+
+@cute.kernel
+def _kernel(
+    load_a: cute.CopyAtom,
+    tA: cute.Tensor,  # (M, K, L), coordinates
+    load_bs: tuple,
+    tBs: tuple,  # (N, K, L or 1), coordinates
+    tensors: tuple,
+    row_parts: tuple,
+    column_parts: tuple,
+    clusters: tuple,  # rows and columns of clusters, batches
+    extents: tuple,  # rows and columns of the output, K
+    tiled_mma: cute.TiledMma,
+    a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
+    b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
+    epilogue: cutlass.Constexpr,
+    tiles: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+):
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    consumer = warp // 4  # which warpgroup
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    cluster = tiles.cluster_m * tiles.cluster_n
+    k_tiles = cute.ceil_div(extents[2], tiles.tile_k)
+    a_type, b_type = tiled_mma.op.a_dtype, tiled_mma.op.b_dtype
+
+    allocator = SmemAllocator()
+    sA = allocator.allocate_tensor(a_type, a_layout.outer, 1024, swizzle=a_layout.inner)
+    sB = allocator.allocate_tensor(b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
+    stage = allocator.allocate_tensor(Float32, cute.make_layout((STAGE, 4 * CONSUMERS)), 16)
+    full = allocator.allocate_array(Int64, tiles.stages)  # a stage's bytes have come
+    empty = allocator.allocate_array(Int64, tiles.stages)  # all that read a stage have read it
+
+    if warp == 0:
+        with cute.arch.elect_one():
+            readers = (4 if tiles.pingpong else 4 * CONSUMERS) * cluster
+            for i in cutlass.range_constexpr(tiles.stages):
+                cute.arch.mbarrier_init(full + i, 1)
+                cute.arch.mbarrier_init(empty + i, readers)
+        cute.arch.mbarrier_init_fence()
+    if cutlass.const_expr(cluster > 1):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+
+    if consumer == CONSUMERS:
+        cute.arch.setmaxregister_decrease(_registers(tiles)[0])
+        if warp == 4 * CONSUMERS:
+            _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
+    else:
+        cute.arch.setmaxregister_increase(_registers(tiles)[1])
+        _consume(
+            sA, sB, stage, full, empty, clusters, rank, k_tiles, consumer, extents,
+            tensors, row_parts, column_parts, tiled_mma, epilogue, tiles, form,
+        )  # fmt: skip
+
+
+def _registers(tiles: Tiles) -> tuple[int, int]:
+    """A thread's, of the producer and of the consumers: together what a multiprocessor has."""
+    return (24, 240) if tiles.accumulators >= 192 else (40, 232)
+
+
+def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
+    """Row, column and batch, in tiles, of this block's in the index-th cluster: bands of `group` rows of clusters, each
+    walked column by column."""
+    high, wide, _ = clusters
+    batch = index // (high * wide)
+    index = index % (high * wide)
+    first = index // (tiles.group * wide) * tiles.group
+    rows = cutlass.min(high - first, tiles.group)
+    index = index - first * wide
+    row, column = first + index % rows, index // rows
+    if cutlass.const_expr(tiles.cluster_m > 1):
+        row = row * tiles.cluster_m + rank
+    elif cutlass.const_expr(tiles.cluster_n > 1):
+        column = column * tiles.cluster_n + rank
+    return row, column, batch
+
+
+@cute.jit
+def _produce(
+    load_a: cute.CopyAtom,
+    tA: cute.Tensor,
+    load_bs: tuple,
+    tBs: tuple,
+    sA: cute.Tensor,
+    sB: cute.Tensor,
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    clusters: tuple,
+    rank: cutlass.Int32,
+    k_tiles: cutlass.Int32,
+    tiles: cutlass.Constexpr,
+):
+    """One warp: the tiles of this block, stage by stage, as soon as a stage is free."""
+    cpasync.prefetch_descriptor(load_a)
+    cluster = tiles.cluster_m * tiles.cluster_n
+    stages, part_n = tiles.stages, tiles.tile_n // len(tBs)
+    everyone = cutlass.Int16((1 << cluster) - 1)
+    a_mask = everyone if cutlass.const_expr(tiles.cluster_n > 1) else None
+    b_mask = everyone if cutlass.const_expr(tiles.cluster_m > 1) else None
+    gA = cute.local_tile(tA, (tiles.tile_m, tiles.tile_k), (None, None, None))
+    copies = [_partition(load_a, gA, sA, rank, tiles.cluster_n)]  # (box, stages) and (box, tiles, K tiles, L) each
+    for i in cutlass.range_constexpr(len(tBs)):
+        cpasync.prefetch_descriptor(load_bs[i])
+        gB = cute.local_tile(tBs[i], (part_n, tiles.tile_k), (None, None, None))
+        sPart = cute.local_tile(sB, (part_n, tiles.tile_k), (i, 0, None))
+        copies.append(_partition(load_bs[i], gB, sPart, rank, tiles.cluster_m))
+    b_batches = cute.size(tBs[0], mode=[2])
+    size = cute.size_in_bytes(sA.element_type, cute.select(sA.layout, mode=[0, 1])) + cute.size_in_bytes(
+        sB.element_type, cute.select(sB.layout, mode=[0, 1])
+    )
+
+    filled = Int32(0)  # stages so far
+    index = cute.arch.block_idx()[0] // cluster
+    while index < clusters[0] * clusters[1] * clusters[2]:
+        row, column, batch = _place(index, clusters, rank, tiles)
+        b_batch = cutlass.min(batch, b_batches - 1)
+        for k in cutlass.range(k_tiles, unroll=1):
+            at = filled % stages
+            cute.arch.mbarrier_wait(empty + at, (filled // stages & 1) ^ 1)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
+            src, dst = copies[0][1], copies[0][0]
+            cute.copy(load_a, src[None, row, k, batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=a_mask)
+            for i in cutlass.range_constexpr(len(tBs)):
+                src, dst = copies[1 + i][1], copies[1 + i][0]
+                cute.copy(
+                    load_bs[i], src[None, column, k, b_batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask
+                )
+            filled += 1
+        index += cute.arch.grid_dim()[0] // cluster
+    # The other block of a cluster signals this one's barriers: they must be there until it has
+    for _ in cutlass.range_constexpr(stages):
+        cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
+        filled += 1
+
+
+def _partition(
+    load: cute.CopyAtom, gX: cute.Tensor, sX: cute.Tensor, rank: cutlass.Int32, sharers: int
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """What this block loads of each box, in shared and in global memory."""
+    rank = rank if sharers > 1 else 0
+    layout = cute.make_layout(sharers)
+    found: Any = cpasync.tma_partition(load, rank, layout, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
+    return found
+
+
+@cute.jit
+def _consume(
+    sA: cute.Tensor,
+    sB: cute.Tensor,
+    stage: cute.Tensor,
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    clusters: tuple,
+    rank: cutlass.Int32,
+    k_tiles: cutlass.Int32,
+    consumer: cutlass.Int32,
+    extents: tuple,
+    tensors: tuple,
+    row_parts: tuple,
+    column_parts: tuple,
+    tiled_mma: cute.TiledMma,
+    epilogue: cutlass.Constexpr,
+    tiles: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+):
+    """One warpgroup: every tile of this block, or every second one, multiplied and handed to the epilogue."""
+    M, N, _ = extents
+    cluster, stages = tiles.cluster_m * tiles.cluster_n, tiles.stages
+    lane = cute.arch.lane_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
+    slabs = tiles.tile_m // 64 // groups
+    accumulators = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8, slabs), tiled_mma.op.acc_dtype)
+    acc = cute.make_tensor(accumulators.iterator, cute.make_layout(((2, 2, tiles.tile_n // 8), slabs, 1)))
+    acc.fill(0)  # and so it stays where K is 0
+    own = tiled_mma.get_slice((0 if cutlass.const_expr(tiles.pingpong) else consumer) * WARPGROUP)
+    tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
+    tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
+    peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
+    step = cute.arch.grid_dim()[0] // cluster
+    index = cute.arch.block_idx()[0] // cluster
+    read = Int32(0)  # stages so far, of both consumers
+    if cutlass.const_expr(tiles.pingpong):
+        if consumer == 1:
+            index += step
+            read = k_tiles
+            cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
+        step = step * CONSUMERS
+
+    while index < clusters[0] * clusters[1] * clusters[2]:
+        row, column, batch = _place(index, clusters, rank, tiles)
+        if cutlass.const_expr(tiles.pingpong):
+            cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
+        for k in cutlass.range(k_tiles, unroll=1):
+            at = read % stages
+            cute.arch.mbarrier_wait(full + at, read // stages & 1)
+            warpgroup.fence()
+            for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+                mma = cute.make_mma_atom(tiled_mma.op)
+                mma.set(warpgroup.Field.ACCUMULATE, k > 0 if cutlass.const_expr(block == 0) else True)
+                cute.gemm(mma, acc, tCrA[None, None, block, at], tCrB[None, None, block, at], acc)
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            if (lane < cluster) & (k > 0):  # the stage before is read
+                cute.arch.mbarrier_arrive(empty + (read - 1) % stages, _peer(lane, cluster))
+            read += 1
+        if cutlass.const_expr(tiles.pingpong):
+            cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
+        warpgroup.wait_group(0)
+        if (lane < cluster) & (k_tiles > 0):
+            cute.arch.mbarrier_arrive(empty + (read - 1) % stages, _peer(lane, cluster))
+
+        row0 = row * tiles.tile_m
+        column0 = column * (tiles.tile_n // form.accumulators)
+        if (row0 < M) & (column0 < N):
+            gemm_epilogue.finish(
+                accumulators, stage, warp, peer, (row0 + peer * 16, column0, batch), 64 * groups, (M, N),
+                (column, row), epilogue, tensors, row_parts, column_parts, form,
+            )  # fmt: skip
+        index += step
+        if cutlass.const_expr(tiles.pingpong):
+            read += k_tiles
+
+
+def _peer(lane: cutlass.Int32, cluster: int) -> cutlass.Int32 | None:
+    """The block of the cluster that this lane signals; None is its own."""
+    return lane if cluster > 1 else None

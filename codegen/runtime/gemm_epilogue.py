@@ -37,6 +37,7 @@ class Form:
     paired: str = ""  # "halves": a warp's columns are those of two accumulators, one after the other; "interleaved": column by column
     row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: "sum", "max", "min"
     column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
+    fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
     barrier: int = 0  # at which they meet for that
@@ -67,7 +68,7 @@ def finish(
     """Run an epilogue over what a warp holds of a tile; all its lanes take part.
 
     acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
-        lane//4 + {0, 8}. The columns of "halves" are those of the one accumulator, then those of the other.
+        lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are those of the one accumulator, then those of the other.
     stage: (STAGE, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is this one's place.
     peer: which of the `form.warps` that share its columns it is.
     place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
@@ -97,7 +98,7 @@ def finish(
             held.fill(reduce.identity(op, Float32))
         for turn in cutlass.range_constexpr(turns):
             cute.arch.sync_warp()  # what was read there before, was read
-            _write(acc[None, None, None, slab], words, lane, turn, piece, count if form.paired == "halves" else 1)
+            _write(acc[None, None, None, slab], words, lane, turn, piece, form)
             cute.arch.sync_warp()
             for step in cutlass.range_constexpr(steps):
                 values = _read(words, lane, step, piece, own, width, acc.element_type, form)
@@ -119,18 +120,21 @@ def finish(
         _store_columns(rColumns, stage, warp, peer, lane, per_row, column, N, batch, pieces[1], column_parts, form)
 
 
-@cute.jit
-def _write(acc: cute.Tensor, words, lane, turn: cutlass.Constexpr, piece: cutlass.Constexpr, parts: cutlass.Constexpr):
-    """A slab's columns of one turn to shared memory: a piece of them, or as many of each of two parts. acc: (2, 2, J)."""
+def _write(acc: cute.Tensor, words, lane, turn: int, piece: int, form: Form) -> None:
+    """A slab's columns of one turn to shared memory: a piece of them, or as many of each half. acc: (2, 2, J)."""
     stride, blocks = piece + PADDING, piece // 8
-    row, pair = lane // 4, lane % 4 * 2
+    parts = 2 if form.paired == "halves" else 1
+    row, pair = lane // 4, lane % 4 * (4 if form.fours else 2)
     places = [row * stride + (pair ^ ((row ^ far) & 1) * 4) for far in range(2)]
-    for b in cutlass.range_constexpr(blocks):
+    held = cute.make_rmem_tensor((2,), acc.element_type)
+    for b in range(blocks):
         part, inside = b // (blocks // parts), b % (blocks // parts)
         j = part * (cute.size(acc, mode=[2]) // parts) + turn * (blocks // parts) + inside
-        for half in cutlass.range_constexpr(2):
-            at = cute.assume(places[b // 4], divby=2) + (8 * half * stride + 8 * b)
-            cute.autovec_copy(acc[None, half, j], cute.make_tensor(words + at, cute.make_layout((2,))))
+        column = b // 2 * 16 + b % 2 * 2 if form.fours else b * 8
+        for half in range(2):
+            held[0], held[1] = acc[0, half, j], acc[1, half, j]
+            at = cute.assume(places[b // 4], divby=2) + (8 * half * stride + column)
+            cute.autovec_copy(held, cute.make_tensor(words + at, cute.make_layout((2,))))
 
 
 def _read(words, lane, step: int, piece: int, own: int, width: int, dtype, form: Form) -> tuple[cute.Tensor, ...]:

@@ -17,3 +17,7 @@ class Tiles:
     @property
     def accumulators(self):
         return self.tile_m * self.tile_n // 128 // (1 if self.pingpong else 2)
+
+    @property
+    def cluster(self):
+        return self.cluster_m * self.cluster_n

@@ -1,75 +1,247 @@
-"""Epilogues of GEMMs and their launchers, written by hand as the generator would: what tests and benchmarks compile."""
+"""Epilogues of GEMMs and their launchers, written by hand much as the generator writes them: what tests and benchmarks of
+the main loops compile."""
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 
-from codegen.hopper_tiles import Tiles
 from codegen.runtime import device, gemm_sm90
-from codegen.runtime.gemm_epilogue import Form
 
 
-def load(mX, place, valid, rX, ragged):
-    """A vector of an operand in memory, or what there is of it."""
-    vec = cute.size(rX)
-    gX = cute.make_tensor(mX.iterator + cute.assume(place, divby=1 if ragged else vec), cute.make_layout((vec,)))
-    if ragged:
-        device.copy_whole_or_part(gX, rX, cutlass.Int64(valid))
-    else:
-        cute.autovec_copy(gX, rX)
+def at(mX, place, vec, ragged):
+    """A vector of an array in memory."""
+    return cute.make_tensor(mX.iterator + cute.assume(place, divby=1 if ragged else vec), cute.make_layout((vec,)))
 
 
-def store(y, mY, place, valid, ragged):
-    vec = cute.size(y.shape)
+@cute.jit
+def load(mX, place, valid, vec: cutlass.Constexpr, ragged: cutlass.Constexpr):
+    """A vector of an operand, as far as it exists."""
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    if valid > 0:
+        if cutlass.const_expr(ragged):
+            device.copy_whole_or_part(at(mX, place, vec, ragged), rX, cutlass.Int64(valid))
+        else:
+            cute.autovec_copy(at(mX, place, vec, ragged), rX)
+    return rX
+
+
+@cute.jit
+def store(y, mY, place, valid, vec: cutlass.Constexpr, ragged: cutlass.Constexpr):
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
-    gY = cute.make_tensor(mY.iterator + cute.assume(place, divby=1 if ragged else vec), cute.make_layout((vec,)))
-    if ragged:
-        device.copy_whole_or_part(rY, gY, cutlass.Int64(valid))
-    else:
-        cute.autovec_copy(rY, gY)
+    if valid > 0:
+        if cutlass.const_expr(ragged):
+            device.copy_whole_or_part(rY, at(mY, place, vec, ragged), cutlass.Int64(valid))
+        else:
+            cute.autovec_copy(rY, at(mY, place, vec, ragged))
+
+
+def floats(rX):
+    return rX.load().to(cutlass.Float32)
 
 
 def offset(mX, batch, row, column):
     return (cutlass.Int64(batch) * mX.shape[1] + row) * mX.shape[2] + column
 
 
+def tanh(x):
+    return cute.math.tanh(x, fastmath=True)
+
+
 def gelu_tanh(z):
-    inner = z * (0.7978845608028654 + 0.035677408136300125 * z * z)
-    return 0.5 * z * (1.0 + cute.math.tanh(inner, fastmath=True))
+    half = 0.5 * z
+    return half + half * tanh(z * (0.7978845608028654 + 0.035677408136300125 * z * z))
+
+
+def gelu_tanh_slope(z):
+    square = z * z
+    t = tanh(z * (0.7978845608028654 + 0.035677408136300125 * square))
+    return 0.5 + 0.5 * t + (0.5 * z) * (1.0 - t * t) * (0.7978845608028654 + 0.10703222440890037 * square)
 
 
 def silu(z):
-    return z * cute.math.rcp(1.0 + cute.math.exp2(z * -1.4426950408889634, fastmath=True), approx=True, ftz=True)
+    half = 0.5 * z
+    return half + half * tanh(half)
+
+
+Static = cutlass.Constexpr
 
 
 @cute.jit
-def plain(acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr, ragged: cutlass.Constexpr):
+def read_row(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    return (load(tensors[0], column, valid, vec, ragged),)
+
+
+@cute.jit
+def read_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    return (load(tensors[0], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
+
+
+@cute.jit
+def read_row_and_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    place = offset(tensors[-1], batch, row, column)
+    return load(tensors[0], column, valid, vec, ragged), load(tensors[1], place, valid, vec, ragged)
+
+
+@cute.jit
+def plain(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    """acc, stored as it is: what a product alone costs, and what integers come to."""
     (mY,) = tensors
-    if valid > 0:
-        store(acc[0].load(), mY, offset(mY, batch, row, column), valid, ragged)
+    store(acc[0].load(), mY, offset(mY, batch, row, column), valid, vec, ragged)
     return ()
 
 
 @cute.jit
-def bias_gelu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr, ragged: cutlass.Constexpr):
-    mBias, mY = tensors
-    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
-    if valid > 0:
-        load(mBias, column, valid, rBias, ragged)
-        y = gelu_tanh(acc[0].load() + rBias.load().to(cutlass.Float32))
-        store(y, mY, offset(mY, batch, row, column), valid, ragged)
+def never(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    """Nothing is stored: what all but the stores costs."""
+    (mY,) = tensors
+    store(acc[0].load(), mY, offset(mY, batch, row, column), valid - 100, vec, ragged)
     return ()
 
 
 @cute.jit
-def bias_gelu_launch(
-    stream: cuda.CUstream,
-    mA: cute.Tensor, mB: cute.Tensor, mBias: cute.Tensor, mY: cute.Tensor,
-    b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
-    tile_m: cutlass.Constexpr[int], tile_n: cutlass.Constexpr[int], tile_k: cutlass.Constexpr[int],
-    stages: cutlass.Constexpr[int], cluster_m: cutlass.Constexpr[int], cluster_n: cutlass.Constexpr[int],
-    pingpong: cutlass.Constexpr[bool], group: cutlass.Constexpr[int], blocks: cutlass.Constexpr[int],
-):
-    tiles = Tiles(tile_m, tile_n, tile_k, stages, cluster_m, cluster_n, pingpong, group, blocks)
-    gemm_sm90.launch(stream, mA, (mB,), (mBias, mY), bias_gelu, tiles, Form(vec, ragged), b_is_nk)
+def relu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    y = device.maximum(acc[0].load() + floats(operands[0]), 0.0)
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def gelu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    y = gelu_tanh(acc[0].load() + floats(operands[0]))
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def gelu_erf(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    z = acc[0].load() + floats(operands[0])
+    y = 0.5 * z * device.erfc(-0.7071067811865476 * z, True, False)
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def residual(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    y = silu(acc[0].load() + floats(operands[0])) + floats(operands[1])
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def dgelu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    y = acc[0].load() * gelu_tanh_slope(floats(operands[0]))
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def swiglu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    mY = tensors[-1]
+    y = silu(acc[0].load()) * acc[1].load()
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    """acc, stored; its row sums, row maxima and column sums."""
+    (mY,) = tensors
+    y = acc[0].load().to(cutlass.Float32)
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return (y, y, y)
+
+
+EPILOGUES = {f.__name__: f for f in (plain, never, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums)}
+READS = {"relu": read_row, "gelu": read_row, "gelu_erf": read_row, "dgelu": read_tile, "residual": read_row_and_tile}
+
+
+@cute.jit
+def one_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+):  # fmt: skip
+    """One b, no other operand."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+    )  # fmt: skip
+
+
+@cute.jit
+def two_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB0: cute.Tensor, mB1: cute.Tensor, mY: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+):  # fmt: skip
+    """Two b."""
+    gemm_sm90.launch(
+        stream, mA, (mB0, mB1), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+    )  # fmt: skip
+
+
+@cute.jit
+def with_one_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+):  # fmt: skip
+    """One operand of the epilogue: a bias, or a tile."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+    )  # fmt: skip
+
+
+@cute.jit
+def with_two_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mX: cute.Tensor, mZ: cute.Tensor, mY: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+):  # fmt: skip
+    """Two operands of the epilogue: a bias and a tile."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+    )  # fmt: skip
+
+
+@cute.jit
+def sums_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
+    mRowSum: cute.Tensor, mRowMax: cute.Tensor, mColumnSum: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+):  # fmt: skip
+    """Statistics over rows and columns."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        row_ops=("sum", "max"), column_ops=("sum",), row_parts=(mRowSum, mRowMax), column_parts=(mColumnSum,),
+        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+    )  # fmt: skip
+
+
+# epilogue -> its launcher, and its operands beside a and b: one value a column, or a tile
+LAUNCHERS = {
+    "plain": (one_launch, ""), "never": (one_launch, ""), "sums": (sums_launch, ""),
+    "swiglu": (one_launch, ""), "swiglu_two": (two_launch, ""),
+    "relu": (with_one_launch, "r"), "gelu": (with_one_launch, "r"), "gelu_erf": (with_one_launch, "r"),
+    "dgelu": (with_one_launch, "t"), "residual": (with_two_launch, "rt"),
+}  # fmt: skip

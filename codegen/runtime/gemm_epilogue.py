@@ -5,9 +5,8 @@ through shared memory, slab by slab of 16 rows, in pieces of at most 64 columns:
 needs no barrier but its own lanes'. What the epilogue returns is folded over the rows and columns of a tile, in a fixed
 order: two runs agree to the bit.
 
-Shared memory holds a piece row by row, 8 words of padding after each, and each 16 bytes of a row change places with their
-neighbour in odd rows, and again from column 32 on: then neither the pairs that lanes write nor the 16 bytes that they
-read meet in a bank (vectors of 4, 8 or 16 columns, and pieces of 32 or 64).
+Shared memory holds a piece row by row, its 16-byte chunks permuted within a row (`_place`) so that neither the pairs that
+lanes write nor the chunks that they read meet in a bank.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from codegen.runtime.reduce import WARP
 
 ROWS = 16  # of a slab
 PIECE = 64  # columns that pass through shared memory at once
-PADDING = 8
-STAGE = ROWS * (PIECE + PADDING)  # words of shared memory that a warp needs, aligned to 16 bytes
+STAGE = ROWS * PIECE  # words of shared memory that a warp needs, aligned to 16 bytes
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,52 @@ class Form:
     row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: "sum", "max", "min"
     column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
+    ahead: int = 0  # pieces whose operands are read before their turn
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
-    barrier: int = 0  # at which they meet for that
-    threads: int = WARP  # that meet there
+    barrier: int = 0  # at which they meet for that; the block's next warps at the next one
+    threads: int = WARP  # that meet at one
 
     @property
     def accumulators(self) -> int:
         """How many an epilogue is given, each of as many columns as the output: together they are the product's."""
         return 2 if self.paired else 1
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """Where in the output the vectors are that a lane handles: one in each step of each turn of each slab."""
+
+    row: Int32
+    column: Int32
+    batch: Int32
+    M: Int32
+    N: Int32
+    lane: Int32
+    slab_step: int
+    turns: int
+    steps: int
+    rows: int
+    per_row: int
+    columns: int
+    vec: int
+
+    def place(self, slab: int, turn: int, step: int) -> tuple[Int32, Int32, Int32, Int32]:
+        """A vector's row, its first column, the columns that its row has, and how many of them are the vector's."""
+        r = self.row + slab * self.slab_step + step * self.rows + self.lane // self.per_row
+        c = self.column + turn * self.columns + self.lane % self.per_row * self.vec
+        limit = cutlass.select_(r < self.M, self.N, Int32(0))
+        return r, c, limit, cutlass.min(limit - c, Int32(self.vec))
+
+    def read(self, read: Callable | None, i: int, count: int, tensors: tuple, form: Form) -> list[tuple]:
+        """What the epilogue reads for the vectors of the i-th piece of `count`: all together, and before they are needed."""
+        if read is None or i >= count:
+            return [() for _ in range(self.steps)]
+        found = []
+        for step in range(self.steps):
+            r, c, _, valid = self.place(i // self.turns, i % self.turns, step)
+            found.append((read(r, c, self.batch, valid, tensors, self.vec, form.ragged),))
+        return found
 
 
 @cute.jit
@@ -64,6 +99,7 @@ def finish(
     row_parts: tuple,
     column_parts: tuple,
     form: cutlass.Constexpr[Form],
+    read: cutlass.Constexpr[Callable | None] = None,
 ):
     """Run an epilogue over what a warp holds of a tile; all its lanes take part.
 
@@ -93,20 +129,21 @@ def finish(
     rRows = [cute.make_rmem_tensor((steps,), Float32) for _ in form.row_ops]
     rColumns = [reduce.accumulators(vec, turns, op, Float32) for op in form.column_ops]
 
+    vectors = _Vectors(row, column, batch, M, N, lane, slab_step, turns, steps, rows, per_row, columns, vec)
+    queue = [vectors.read(read, i, slabs * turns, tensors, form) for i in range(form.ahead)]
     for slab in cutlass.range_constexpr(slabs):
         for held, op in zip(rRows, form.row_ops, strict=True):
             held.fill(reduce.identity(op, Float32))
         for turn in cutlass.range_constexpr(turns):
+            queue.append(vectors.read(read, slab * turns + turn + form.ahead, slabs * turns, tensors, form))
+            ready = queue.pop(0)
             cute.arch.sync_warp()  # what was read there before, was read
             _write(acc[None, None, None, slab], words, lane, turn, piece, form)
             cute.arch.sync_warp()
+            values = [_read(words, lane, step, piece, own, width, acc.element_type, form) for step in range(steps)]
             for step in cutlass.range_constexpr(steps):
-                values = _read(words, lane, step, piece, own, width, acc.element_type, form)
-                r = row + slab * slab_step + step * rows + lane // per_row
-                c = column + turn * columns + lane % per_row * vec
-                limit = cutlass.select_(r < M, N, Int32(0))
-                valid = cutlass.min(limit - c, Int32(vec))
-                found = epilogue(values, r, c, batch, valid, tensors, vec, form.ragged)
+                r, c, limit, valid = vectors.place(slab, turn, step)
+                found = epilogue(values[step], r, c, batch, valid, tensors, vec, form.ragged, *ready[step])
                 if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                     inside = reduce.inside(c, limit, vec, form.ragged, False)
                     _fold(found, inside, step, turn, rRows, rColumns, form)
@@ -120,35 +157,45 @@ def finish(
         _store_columns(rColumns, stage, warp, peer, lane, per_row, column, N, batch, pieces[1], column_parts, form)
 
 
+def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:
+    """Where a chunk of 4 words of a row lies. Linear in the bits of its arguments: the place of a sum, where no bit is carried,
+    is the places' XOR. Bits 2 to 4 alone depend on more than one of them."""
+    swizzle = ((row & 3) * 2) ^ (row & 1) ^ ((chunk >> 3) & 1)
+    return row * piece + (chunk ^ (swizzle & (piece // 4 - 1))) * 4
+
+
+def _shifted(place: Int32, constant: int) -> Int32:
+    """The place of a sum whose one part is a constant's, mostly a constant's distance away."""
+    return (place ^ (constant & 28)) + (constant & ~28)
+
+
 def _write(acc: cute.Tensor, words, lane, turn: int, piece: int, form: Form) -> None:
     """A slab's columns of one turn to shared memory: a piece of them, or as many of each half. acc: (2, 2, J)."""
-    stride, blocks = piece + PADDING, piece // 8
-    parts = 2 if form.paired == "halves" else 1
-    row, pair = lane // 4, lane % 4 * (4 if form.fours else 2)
-    places = [row * stride + (pair ^ ((row ^ far) & 1) * 4) for far in range(2)]
+    blocks, parts = piece // 8, 2 if form.paired == "halves" else 1
+    row, quad = lane // 4, lane % 4
+    # A pair of columns is half a chunk
+    place = _place(row, quad, piece) if form.fours else _place(row, quad // 2, piece) + quad % 2 * 2
     held = cute.make_rmem_tensor((2,), acc.element_type)
     for b in range(blocks):
         part, inside = b // (blocks // parts), b % (blocks // parts)
         j = part * (cute.size(acc, mode=[2]) // parts) + turn * (blocks // parts) + inside
-        column = b // 2 * 16 + b % 2 * 2 if form.fours else b * 8
         for half in range(2):
             held[0], held[1] = acc[0, half, j], acc[1, half, j]
-            at = cute.assume(places[b // 4], divby=2) + (8 * half * stride + column)
+            at = _shifted(place, _place(8 * half, b // 2 * 4 if form.fours else 2 * b, piece))
+            at = cute.assume(at + (b % 2 * 2 if form.fours else 0), divby=2)
             cute.autovec_copy(held, cute.make_tensor(words + at, cute.make_layout((2,))))
 
 
 def _read(words, lane, step: int, piece: int, own: int, width: int, dtype, form: Form) -> tuple[cute.Tensor, ...]:
     """A lane's vector of each accumulator: (vec,) registers."""
     per_row = own // width
-    row = lane // per_row
+    place = _place(lane // per_row, lane % per_row * (width // 4), piece)
     found = []
     for part in range(piece // own):
         held = cute.make_rmem_tensor((width,), dtype)
         for i in range(width // 4):
-            chunk = lane % per_row * (width // 4) + (i + part * (own // 4))
-            at = row * (piece + PADDING) + (chunk ^ (((chunk >> 3) ^ row) & 1)) * 4
-            at = cute.assume(at, divby=4) + step * (WARP // per_row) * (piece + PADDING)
-            src = cute.make_tensor(words + at, cute.make_layout((4,)))
+            at = _shifted(place, _place(step * (WARP // per_row), part * (own // 4) + i, piece))
+            src = cute.make_tensor(words + cute.assume(at, divby=4), cute.make_layout((4,)))
             cute.autovec_copy(src, cute.make_tensor(held.iterator + 4 * i, cute.make_layout((4,))))
         found.append(held)
     if form.paired == "interleaved":
@@ -200,7 +247,7 @@ def _store_columns(
                 total = _over_rows(rColumns[k][i, turn], form.column_ops[k], per_row)
                 if lane < per_row:
                     (words + (warp * STAGE + k * span + (turn * per_row + lane) * vec + i)).store(total)
-    _meet(form)
+    _meet(warp, form)
     if peer == 0:
         for k in cutlass.range_constexpr(len(form.column_ops)):
             for c in cutlass.range_constexpr(0, span, WARP):
@@ -208,7 +255,7 @@ def _store_columns(
                 if (at < span) & (column + at < N):
                     first = words + (warp * STAGE + k * span + at)
                     column_parts[k][batch, piece, column + at] = _over_peers(first, form.column_ops[k], form)
-    _meet(form)  # the next tile may overwrite them
+    _meet(warp, form)  # the next tile may overwrite them
 
 
 def _over_rows(value: cutlass.Float32, op: str, per_row: int) -> cutlass.Float32:
@@ -229,8 +276,9 @@ def _over_peers(first, op: str, form: Form) -> cutlass.Float32:
     return total[0]
 
 
-def _meet(form: Form) -> None:
+def _meet(warp: Int32, form: Form) -> None:
     if form.warps == 1:
         cute.arch.sync_warp()
     else:
-        cute.arch.barrier(barrier_id=form.barrier, number_of_threads=form.threads)
+        set_of_warps = warp // (form.threads // WARP)
+        cute.arch.barrier(barrier_id=form.barrier + set_of_warps, number_of_threads=form.threads)

@@ -33,54 +33,82 @@ TURN, MEET = 1, 3  # named barriers, one for each consumer: that it is its turn 
 ROW_MAJOR, COLUMN_MAJOR = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
 
 
-@cute.jit
 def launch(
     stream: cuda.CUstream,
-    mA: cute.Tensor,  # (L, M, K)
-    mBs: tuple[cute.Tensor, ...],  # one or two of (L or 1, N, K) where b_is_nk, else (L or 1, K, N)
-    tensors: tuple[cute.Tensor, ...],  # what the epilogue reads and writes
-    epilogue: cutlass.Constexpr[Callable[..., tuple]],
-    tiles: cutlass.Constexpr[Tiles],
-    form: cutlass.Constexpr[Form],
-    b_is_nk: cutlass.Constexpr[bool],
-    row_parts: tuple[cute.Tensor, ...] = (),  # (L, M, tiles in a row), float32, one for each of form.row_ops
-    column_parts: tuple[cute.Tensor, ...] = (),  # (L, tiles in a column, N), float32, one for each of form.column_ops
-):
-    """acc = a @ b for every batch, tile by tile, into the epilogue. Extents are dynamic, 0 included; strides in memory are
-    multiples of 16 bytes."""
-    L, M, K = mA.shape
-    columns = mBs[0].shape[1] if cutlass.const_expr(b_is_nk) else mBs[0].shape[2]
-    tile = (tiles.tile_m, tiles.tile_n, tiles.tile_k)
-    part = (tiles.tile_m, tiles.tile_n // len(mBs), tiles.tile_k)  # of the tile's columns, each b's
+    mA: cute.Tensor,
+    mBs: tuple[cute.Tensor, ...],
+    tensors: tuple[cute.Tensor, ...],
+    epilogue: Callable[..., tuple],
+    *,
+    b_is_nk: bool,
+    paired: str = "",
+    vec: int,
+    ragged: bool,
+    row_ops: tuple[str, ...] = (),
+    column_ops: tuple[str, ...] = (),
+    row_parts: tuple[cute.Tensor, ...] = (),
+    column_parts: tuple[cute.Tensor, ...] = (),
+    read: Callable[..., Any] | None = None,
+    ahead: int = 0,
+    **config: int | bool,
+) -> None:
+    """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
+
+    mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
+    multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
+    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
+    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
+    config: the fields of `Tiles`.
+    """
+    tiles = Tiles(**config)
+    together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
+    form = Form(
+        vec, ragged, paired, row_ops, column_ops, ahead=ahead,
+        warps=together, step=1, barrier=MEET, threads=32 * together,
+    )  # fmt: skip
+    parts = len(mBs)
+    assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"
     a_type, b_type = mA.element_type, mBs[0].element_type
+    tile, box = (tiles.tile_m, tiles.tile_n, tiles.tile_k), (tiles.tile_m, tiles.tile_n // parts, tiles.tile_k)
+    b_order, b_major = (ROW_MAJOR, OperandMajorMode.K) if b_is_nk else (COLUMN_MAJOR, OperandMajorMode.MN)
     a_layout = hopper_helpers.make_smem_layout_a(ROW_MAJOR, tile, a_type, tiles.stages)
-    b_order = ROW_MAJOR if cutlass.const_expr(b_is_nk) else COLUMN_MAJOR
     b_layout = hopper_helpers.make_smem_layout_b(b_order, tile, b_type, tiles.stages)
-    b_part_layout = hopper_helpers.make_smem_layout_b(b_order, part, b_type, 1)
-    b_major = OperandMajorMode.K if cutlass.const_expr(b_is_nk) else OperandMajorMode.MN
+    b_part = hopper_helpers.make_smem_layout_b(b_order, box, b_type, 1)
     tiled_mma = hopper_helpers.make_trivial_tiled_mma(
         a_type, b_type, OperandMajorMode.K, b_major, Float32 if a_type.is_float else Int32,
         (1 if tiles.pingpong else CONSUMERS, 1, 1), tiler_mn=(64, tiles.tile_n),
     )  # fmt: skip
 
     # As WGMMA names modes: (M, K, L) and (N, K, L)
-    load_a, tA = _loader(mA, (1, 2, 0), a_layout, part[::2], tiles.cluster_n)
-    modes = (1, 2, 0) if cutlass.const_expr(b_is_nk) else (2, 1, 0)
-    load_bs = [_loader(mB, modes, b_part_layout, part[1:], tiles.cluster_m) for mB in mBs]
+    load_a, tA = _loader(mA, (1, 2, 0), a_layout, box[::2], tiles.cluster_n)
+    loads = [_loader(mB, (1, 2, 0) if b_is_nk else (2, 1, 0), b_part, box[1:], tiles.cluster_m) for mB in mBs]
 
+    L, M, K = mA.shape
+    columns = mBs[0].shape[1 if b_is_nk else 2]
     high = cute.ceil_div(cute.ceil_div(M, tiles.tile_m), tiles.cluster_m)  # in clusters
-    wide = cute.ceil_div(cute.ceil_div(columns, part[1]), tiles.cluster_n)
-    N = columns // 2 if cutlass.const_expr(form.paired == "interleaved") else columns
-    cluster = tiles.cluster_m * tiles.cluster_n
-    clusters = cutlass.min(high * wide * L, tiles.blocks // cluster)
-    if clusters > 0:
+    wide = cute.ceil_div(cute.ceil_div(columns, box[1]), tiles.cluster_n)
+    N = columns // 2 if paired == "interleaved" else columns
+    _launch(
+        stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
+        tensors, row_parts, column_parts, (high, wide, L), (M, N, K),
+        tiled_mma, a_layout, b_layout, epilogue, read, tiles, form,
+    )  # fmt: skip
+
+
+@cute.jit
+def _launch(
+    stream, load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents, tiled_mma, a_layout, b_layout,
+    epilogue: cutlass.Constexpr, read: cutlass.Constexpr, tiles: cutlass.Constexpr, form: cutlass.Constexpr,
+):  # fmt: skip
+    """The kernel, where there is something to do."""
+    count = cutlass.min(clusters[0] * clusters[1] * clusters[2], tiles.blocks // tiles.cluster)
+    if count > 0:
         _kernel(
-            load_a, tA, tuple(load for load, _ in load_bs), tuple(tB for _, tB in load_bs),
-            tensors, row_parts, column_parts, (high, wide, L), (M, N, K),
-            tiled_mma, a_layout, b_layout, epilogue, tiles, form,
+            load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents,
+            tiled_mma, a_layout, b_layout, epilogue, read, tiles, form,
         ).launch(
-            grid=(cluster * clusters, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1), cluster=(cluster, 1, 1),
-            min_blocks_per_mp=1, stream=stream,
+            grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+            cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
         )  # fmt: skip
 
 
@@ -109,13 +137,13 @@ def _kernel(
     a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
     b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
     epilogue: cutlass.Constexpr,
+    read: cutlass.Constexpr,
     tiles: cutlass.Constexpr,
     form: cutlass.Constexpr,
 ):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    cluster = tiles.cluster_m * tiles.cluster_n
     k_tiles = cute.ceil_div(extents[2], tiles.tile_k)
     a_type, b_type = tiled_mma.op.a_dtype, tiled_mma.op.b_dtype
 
@@ -128,12 +156,13 @@ def _kernel(
 
     if warp == 0:
         with cute.arch.elect_one():
-            readers = (4 if tiles.pingpong else 4 * CONSUMERS) * cluster
+            warps = 4 if tiles.pingpong else 4 * CONSUMERS
+            readers = warps * (tiles.cluster_m + tiles.cluster_n - 1)  # of blocks that share a row or a column of tiles
             for i in cutlass.range_constexpr(tiles.stages):
                 cute.arch.mbarrier_init(full + i, 1)
                 cute.arch.mbarrier_init(empty + i, readers)
         cute.arch.mbarrier_init_fence()
-    if cutlass.const_expr(cluster > 1):
+    if cutlass.const_expr(tiles.cluster > 1):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
     else:
@@ -147,7 +176,7 @@ def _kernel(
         cute.arch.setmaxregister_increase(_registers(tiles)[1])
         _consume(
             sA, sB, stage, full, empty, clusters, rank, k_tiles, consumer, extents,
-            tensors, row_parts, column_parts, tiled_mma, epilogue, tiles, form,
+            tensors, row_parts, column_parts, tiled_mma, epilogue, read, tiles, form,
         )  # fmt: skip
 
 
@@ -166,11 +195,7 @@ def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Ti
     rows = cutlass.min(high - first, tiles.group)
     index = index - first * wide
     row, column = first + index % rows, index // rows
-    if cutlass.const_expr(tiles.cluster_m > 1):
-        row = row * tiles.cluster_m + rank
-    elif cutlass.const_expr(tiles.cluster_n > 1):
-        column = column * tiles.cluster_n + rank
-    return row, column, batch
+    return row * tiles.cluster_m + rank % tiles.cluster_m, column * tiles.cluster_n + rank // tiles.cluster_m, batch
 
 
 @cute.jit
@@ -190,25 +215,27 @@ def _produce(
 ):
     """One warp: the tiles of this block, stage by stage, as soon as a stage is free."""
     cpasync.prefetch_descriptor(load_a)
-    cluster = tiles.cluster_m * tiles.cluster_n
     stages, part_n = tiles.stages, tiles.tile_n // len(tBs)
-    everyone = cutlass.Int16((1 << cluster) - 1)
-    a_mask = everyone if cutlass.const_expr(tiles.cluster_n > 1) else None
-    b_mask = everyone if cutlass.const_expr(tiles.cluster_m > 1) else None
+    high, wide = tiles.cluster_m, tiles.cluster_n
+    a_mask = b_mask = None  # the blocks that this one's part of a tile goes to: of its row, and of its column
+    if cutlass.const_expr(wide > 1):
+        a_mask = cutlass.Int16(sum(1 << high * i for i in range(wide)) << rank % high)
+    if cutlass.const_expr(high > 1):
+        b_mask = cutlass.Int16((1 << high) - 1 << rank // high * high)
     gA = cute.local_tile(tA, (tiles.tile_m, tiles.tile_k), (None, None, None))
-    copies = [_partition(load_a, gA, sA, rank, tiles.cluster_n)]  # (box, stages) and (box, tiles, K tiles, L) each
+    copies = [_partition(load_a, gA, sA, rank // high, wide)]  # (box, stages) and (box, tiles, K tiles, L) each
     for i in cutlass.range_constexpr(len(tBs)):
         cpasync.prefetch_descriptor(load_bs[i])
         gB = cute.local_tile(tBs[i], (part_n, tiles.tile_k), (None, None, None))
         sPart = cute.local_tile(sB, (part_n, tiles.tile_k), (i, 0, None))
-        copies.append(_partition(load_bs[i], gB, sPart, rank, tiles.cluster_m))
+        copies.append(_partition(load_bs[i], gB, sPart, rank % high, high))
     b_batches = cute.size(tBs[0], mode=[2])
     size = cute.size_in_bytes(sA.element_type, cute.select(sA.layout, mode=[0, 1])) + cute.size_in_bytes(
         sB.element_type, cute.select(sB.layout, mode=[0, 1])
     )
 
     filled = Int32(0)  # stages so far
-    index = cute.arch.block_idx()[0] // cluster
+    index = cute.arch.block_idx()[0] // tiles.cluster
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
         b_batch = cutlass.min(batch, b_batches - 1)
@@ -225,7 +252,7 @@ def _produce(
                     load_bs[i], src[None, column, k, b_batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask
                 )
             filled += 1
-        index += cute.arch.grid_dim()[0] // cluster
+        index += cute.arch.grid_dim()[0] // tiles.cluster
     # The other block of a cluster signals this one's barriers: they must be there until it has
     for _ in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
@@ -259,13 +286,17 @@ def _consume(
     column_parts: tuple,
     tiled_mma: cute.TiledMma,
     epilogue: cutlass.Constexpr,
+    read: cutlass.Constexpr,
     tiles: cutlass.Constexpr,
     form: cutlass.Constexpr,
 ):
     """One warpgroup: every tile of this block, or every second one, multiplied and handed to the epilogue."""
     M, N, _ = extents
-    cluster, stages = tiles.cluster_m * tiles.cluster_n, tiles.stages
+    stages, high = tiles.stages, tiles.cluster_m
     lane = cute.arch.lane_idx()
+    # A lane tells a block that this warp has read a stage: those that share a row or a column of tiles
+    signals = (lane < tiles.cluster) & ((lane % high == rank % high) | (lane // high == rank // high))
+    target = lane if cutlass.const_expr(tiles.cluster > 1) else None
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
     slabs = tiles.tile_m // 64 // groups
@@ -276,13 +307,13 @@ def _consume(
     tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
     tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
     peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
-    step = cute.arch.grid_dim()[0] // cluster
-    index = cute.arch.block_idx()[0] // cluster
-    read = Int32(0)  # stages so far, of both consumers
+    step = cute.arch.grid_dim()[0] // tiles.cluster
+    index = cute.arch.block_idx()[0] // tiles.cluster
+    used = Int32(0)  # stages so far, by both consumers
     if cutlass.const_expr(tiles.pingpong):
         if consumer == 1:
             index += step
-            read = k_tiles
+            used = k_tiles
             cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
         step = step * CONSUMERS
 
@@ -291,8 +322,8 @@ def _consume(
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
         for k in cutlass.range(k_tiles, unroll=1):
-            at = read % stages
-            cute.arch.mbarrier_wait(full + at, read // stages & 1)
+            at = used % stages
+            cute.arch.mbarrier_wait(full + at, used // stages & 1)
             warpgroup.fence()
             for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
                 mma = cute.make_mma_atom(tiled_mma.op)
@@ -300,27 +331,22 @@ def _consume(
                 cute.gemm(mma, acc, tCrA[None, None, block, at], tCrB[None, None, block, at], acc)
             warpgroup.commit_group()
             warpgroup.wait_group(1)
-            if (lane < cluster) & (k > 0):  # the stage before is read
-                cute.arch.mbarrier_arrive(empty + (read - 1) % stages, _peer(lane, cluster))
-            read += 1
+            if signals & (k > 0):  # the stage before is read
+                cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
+            used += 1
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
         warpgroup.wait_group(0)
-        if (lane < cluster) & (k_tiles > 0):
-            cute.arch.mbarrier_arrive(empty + (read - 1) % stages, _peer(lane, cluster))
+        if signals & (k_tiles > 0):
+            cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
 
         row0 = row * tiles.tile_m
         column0 = column * (tiles.tile_n // form.accumulators)
         if (row0 < M) & (column0 < N):
             gemm_epilogue.finish(
                 accumulators, stage, warp, peer, (row0 + peer * 16, column0, batch), 64 * groups, (M, N),
-                (column, row), epilogue, tensors, row_parts, column_parts, form,
+                (column, row), epilogue, tensors, row_parts, column_parts, form, read,
             )  # fmt: skip
         index += step
         if cutlass.const_expr(tiles.pingpong):
-            read += k_tiles
-
-
-def _peer(lane: cutlass.Int32, cluster: int) -> cutlass.Int32 | None:
-    """The block of the cluster that this lane signals; None is its own."""
-    return lane if cluster > 1 else None
+            used += k_tiles

@@ -5,35 +5,13 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 
-from codegen.runtime import device, gemm_sm90
+from codegen.runtime import device, gemm_sm90, vectors
 
 
-def at(mX, place, vec, ragged):
-    """A vector of an array in memory."""
-    return cute.make_tensor(mX.iterator + cute.assume(place, divby=1 if ragged else vec), cute.make_layout((vec,)))
-
-
-@cute.jit
-def load(mX, place, valid, vec: cutlass.Constexpr, ragged: cutlass.Constexpr):
-    """A vector of an operand, as far as it exists."""
-    rX = cute.make_rmem_tensor((vec,), mX.element_type)
-    if valid > 0:
-        if cutlass.const_expr(ragged):
-            device.copy_whole_or_part(at(mX, place, vec, ragged), rX, cutlass.Int64(valid))
-        else:
-            cute.autovec_copy(at(mX, place, vec, ragged), rX)
-    return rX
-
-
-@cute.jit
-def store(y, mY, place, valid, vec: cutlass.Constexpr, ragged: cutlass.Constexpr):
+def store(y, mY, place, valid, vec, ragged):
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
-    if valid > 0:
-        if cutlass.const_expr(ragged):
-            device.copy_whole_or_part(rY, at(mY, place, vec, ragged), cutlass.Int64(valid))
-        else:
-            cute.autovec_copy(rY, at(mY, place, vec, ragged))
+    vectors.store(rY, mY, place, valid, ragged)
 
 
 def floats(rX):
@@ -69,18 +47,18 @@ Static = cutlass.Constexpr
 
 @cute.jit
 def read_row(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    return (load(tensors[0], column, valid, vec, ragged),)
+    return (vectors.load(tensors[0], column, valid, vec, ragged),)
 
 
 @cute.jit
 def read_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    return (load(tensors[0], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
+    return (vectors.load(tensors[0], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
 
 
 @cute.jit
 def read_row_and_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
     place = offset(tensors[-1], batch, row, column)
-    return load(tensors[0], column, valid, vec, ragged), load(tensors[1], place, valid, vec, ragged)
+    return vectors.load(tensors[0], column, valid, vec, ragged), vectors.load(tensors[1], place, valid, vec, ragged)
 
 
 @cute.jit

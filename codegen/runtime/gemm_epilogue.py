@@ -18,7 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from codegen.runtime import reduce
+from codegen.runtime import device, reduce
 from codegen.runtime.reduce import WARP
 
 ROWS = 16  # of a slab
@@ -66,22 +66,25 @@ class _Vectors:
     columns: int
     vec: int
 
-    def place(self, slab: int, turn: int, step: int) -> tuple[Int32, Int32, Int32, Int32]:
-        """A vector's row, its first column, the columns that its row has, and how many of them are the vector's."""
-        r = self.row + slab * self.slab_step + step * self.rows + self.lane // self.per_row
-        c = self.column + turn * self.columns + self.lane % self.per_row * self.vec
-        limit = cutlass.select_(r < self.M, self.N, Int32(0))
-        return r, c, limit, cutlass.min(limit - c, Int32(self.vec))
+    def places(self, i: int) -> list[tuple[Int32, Int32, Int32, Int32]]:
+        """Of each vector of the i-th piece: its row, its first column, the columns that its row has, and how many of them
+        are the vector's."""
+        lane = device.unseen(self.lane)  # or places of all pieces were computed at once, and kept in registers
+        slab, turn = i // self.turns, i % self.turns
+        found = []
+        for step in range(self.steps):
+            r = self.row + slab * self.slab_step + step * self.rows + lane // self.per_row
+            c = self.column + turn * self.columns + lane % self.per_row * self.vec
+            limit = cutlass.select_(r < self.M, self.N, Int32(0))
+            found.append((r, c, limit, cutlass.min(limit - c, Int32(self.vec))))
+        return found
 
     def read(self, read: Callable | None, i: int, count: int, tensors: tuple, form: Form) -> list[tuple]:
         """What the epilogue reads for the vectors of the i-th piece of `count`: all together, and before they are needed."""
         if read is None or i >= count:
             return [() for _ in range(self.steps)]
-        found = []
-        for step in range(self.steps):
-            r, c, _, valid = self.place(i // self.turns, i % self.turns, step)
-            found.append((read(r, c, self.batch, valid, tensors, self.vec, form.ragged),))
-        return found
+        places = self.places(i)
+        return [(read(r, c, self.batch, valid, tensors, self.vec, form.ragged),) for r, c, _, valid in places]
 
 
 @cute.jit
@@ -135,14 +138,15 @@ def finish(
         for held, op in zip(rRows, form.row_ops, strict=True):
             held.fill(reduce.identity(op, Float32))
         for turn in cutlass.range_constexpr(turns):
-            queue.append(vectors.read(read, slab * turns + turn + form.ahead, slabs * turns, tensors, form))
-            ready = queue.pop(0)
+            now = slab * turns + turn
             cute.arch.sync_warp()  # what was read there before, was read
             _write(acc[None, None, None, slab], words, lane, turn, piece, form)
+            queue.append(vectors.read(read, now + form.ahead, slabs * turns, tensors, form))
+            ready, places = queue.pop(0), vectors.places(now)
             cute.arch.sync_warp()
             values = [_read(words, lane, step, piece, own, width, acc.element_type, form) for step in range(steps)]
             for step in cutlass.range_constexpr(steps):
-                r, c, limit, valid = vectors.place(slab, turn, step)
+                r, c, limit, valid = places[step]
                 found = epilogue(values[step], r, c, batch, valid, tensors, vec, form.ragged, *ready[step])
                 if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                     inside = reduce.inside(c, limit, vec, form.ragged, False)
@@ -172,6 +176,7 @@ def _shifted(place: Int32, constant: int) -> Int32:
 def _write(acc: cute.Tensor, words, lane, turn: int, piece: int, form: Form) -> None:
     """A slab's columns of one turn to shared memory: a piece of them, or as many of each half. acc: (2, 2, J)."""
     blocks, parts = piece // 8, 2 if form.paired == "halves" else 1
+    lane = device.unseen(lane)  # or the compiler keeps all places, of every piece, in registers
     row, quad = lane // 4, lane % 4
     # A pair of columns is half a chunk
     place = _place(row, quad, piece) if form.fours else _place(row, quad // 2, piece) + quad % 2 * 2

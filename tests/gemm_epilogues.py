@@ -46,19 +46,14 @@ Static = cutlass.Constexpr
 
 
 @cute.jit
-def read_row(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    return (vectors.load(tensors[0], column, valid, vec, ragged),)
+def read_row(column, batch, tensors: tuple, vec: Static, ragged: Static):
+    mX = tensors[0]
+    return (vectors.load(mX, column, mX.shape[0] - column, vec, ragged),)
 
 
 @cute.jit
 def read_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    return (vectors.load(tensors[0], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
-
-
-@cute.jit
-def read_row_and_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    place = offset(tensors[-1], batch, row, column)
-    return vectors.load(tensors[0], column, valid, vec, ragged), vectors.load(tensors[1], place, valid, vec, ragged)
+    return (vectors.load(tensors[-2], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
 
 
 @cute.jit
@@ -127,6 +122,26 @@ def swiglu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, r
 
 
 @cute.jit
+def relu1(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    mX, mY = tensors
+    bias = vectors.load(mX, column, mX.shape[0] - column, vec, ragged, True)
+    y = device.maximum(acc[0].load() + floats(bias), 0.0)
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def residual1(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    mX, mZ, mY = tensors
+    place = offset(mY, batch, row, column)
+    bias = vectors.load(mX, column, mX.shape[0] - column, vec, ragged, True)
+    skip = vectors.load(mZ, place, valid, vec, ragged, True)
+    y = silu(acc[0].load() + floats(bias)) + floats(skip)
+    store(y, mY, place, valid, vec, ragged)
+    return ()
+
+
+@cute.jit
 def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
     """acc, stored; its row sums, row maxima and column sums."""
     (mY,) = tensors
@@ -135,21 +150,24 @@ def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, rag
     return (y, y, y)
 
 
-EPILOGUES = {f.__name__: f for f in (plain, never, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums)}
-READS = {"relu": read_row, "gelu": read_row, "gelu_erf": read_row, "dgelu": read_tile, "residual": read_row_and_tile}
+EPILOGUES = {f.__name__: f for f in (plain, never, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums, relu1, residual1)}
+READS = {
+    "relu": (read_row, None), "gelu": (read_row, None), "gelu_erf": (read_row, None),
+    "dgelu": (None, read_tile), "residual": (read_row, read_tile),
+}  # fmt: skip
 
 
 @cute.jit
 def one_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
 ):  # fmt: skip
     """One b, no other operand."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
     )  # fmt: skip
 
@@ -158,13 +176,13 @@ def one_launch(
 def two_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB0: cute.Tensor, mB1: cute.Tensor, mY: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
 ):  # fmt: skip
     """Two b."""
     gemm_sm90.launch(
         stream, mA, (mB0, mB1), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
     )  # fmt: skip
 
@@ -173,13 +191,13 @@ def two_launch(
 def with_one_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
 ):  # fmt: skip
     """One operand of the epilogue: a bias, or a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
     )  # fmt: skip
 
@@ -188,13 +206,13 @@ def with_one_launch(
 def with_two_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mX: cute.Tensor, mZ: cute.Tensor, mY: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
 ):  # fmt: skip
     """Two operands of the epilogue: a bias and a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
     )  # fmt: skip
 
@@ -204,14 +222,14 @@ def sums_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
     mRowSum: cute.Tensor, mRowMax: cute.Tensor, mColumnSum: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    ahead: Static[int], tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
 ):  # fmt: skip
     """Statistics over rows and columns."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         row_ops=("sum", "max"), column_ops=("sum",), row_parts=(mRowSum, mRowMax), column_parts=(mColumnSum,),
-        read=READS.get(name), ahead=ahead, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
     )  # fmt: skip
 
@@ -221,5 +239,5 @@ LAUNCHERS = {
     "plain": (one_launch, ""), "never": (one_launch, ""), "sums": (sums_launch, ""),
     "swiglu": (one_launch, ""), "swiglu_two": (two_launch, ""),
     "relu": (with_one_launch, "r"), "gelu": (with_one_launch, "r"), "gelu_erf": (with_one_launch, "r"),
-    "dgelu": (with_one_launch, "t"), "residual": (with_two_launch, "rt"),
+    "dgelu": (with_one_launch, "t"), "residual": (with_two_launch, "rt"), "residual1": (with_two_launch, "rt"), "relu1": (with_one_launch, "r"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ def divisor(extent: int, most: int) -> int:
     return next(d for d in (16, 8, 4, 2, 1) if d <= most and extent % d == 0)
 
 
-def call_of(name: str, inputs, outputs, tiles: Tiles, b_is_nk: bool, paired: str, arch: str, ahead: int = 0) -> kernels.Call:
+def call_of(name: str, inputs, outputs, tiles: Tiles, b_is_nk: bool, paired: str, arch: str) -> kernels.Call:
     """The launcher's call for arrays of these shapes and dtypes. The last input or output decides the vectors."""
     y = outputs[0]
     vec = 16 // max(1, y.dtype.itemsize)
@@ -30,7 +30,7 @@ def call_of(name: str, inputs, outputs, tiles: Tiles, b_is_nk: bool, paired: str
         return (x.dtype.name, (*(1 for _ in x.shape[:-1]), divisor(x.shape[-1], max(most, vec))), 16)
 
     constants = {"name": name.removesuffix("_two"), "b_is_nk": b_is_nk, "paired": paired, "vec": vec,
-                 "ragged": y.shape[-1] % vec != 0, "ahead": ahead} | dataclasses.asdict(tiles)  # fmt: skip
+                 "ragged": y.shape[-1] % vec != 0} | dataclasses.asdict(tiles)  # fmt: skip
     launcher, _ = LAUNCHERS[name]
     return kernels.Call(
         launcher, tuple(map(described, inputs)), tuple(map(described, outputs)), tuple(constants.items()), arch
@@ -74,16 +74,17 @@ def _jitted(call: kernels.Call, outputs: tuple):
     return jax.jit(lambda *operands: kernels.launch(call, operands, shapes, {}))
 
 
-def run(name: str, a, bs, others, tiles: Tiles, b_is_nk: bool, paired: str, dtype, arch: str = "sm_90a", ahead: int = 0):
+def run(name: str, a, bs, others, tiles: Tiles, b_is_nk: bool, paired: str, dtype, arch: str = "sm_90a"):
     """The kernel, on a GPU: its outputs."""
     shapes = outputs_of(name, a, bs, tiles, b_is_nk, paired, dtype)
     inputs = [a, *bs, *others]
-    call = call_of(name, inputs, shapes, tiles, b_is_nk, paired, arch, ahead)
+    call = call_of(name, inputs, shapes, tiles, b_is_nk, paired, arch)
     return _jitted(call, tuple((s.shape, s.dtype) for s in shapes))(*inputs)
 
 
 def expected(name: str, a, bs, others, b_is_nk: bool, paired: str) -> list[np.ndarray]:
     """The outputs in float64."""
+    name = name.removesuffix("1")
     a, *rest = (np.asarray(x.astype(jnp.float32), np.float64) for x in (a, *bs, *others))
     bs, others = rest[: len(bs)], rest[len(bs) :]
     accs = [a @ (np.swapaxes(b, 1, 2) if b_is_nk else b) for b in bs]

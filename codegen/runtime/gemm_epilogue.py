@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -36,7 +37,6 @@ class Form:
     row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: "sum", "max", "min"
     column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
-    ahead: int = 0  # pieces whose operands are read before their turn
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
     barrier: int = 0  # at which they meet for that; the block's next warps at the next one
@@ -49,42 +49,48 @@ class Form:
 
 
 @dataclass(frozen=True)
-class _Vectors:
-    """Where in the output the vectors are that a lane handles: one in each step of each turn of each slab."""
+class _Pieces:
+    """How a lane walks over its warp's accumulators: from piece to piece, each `rows` rows of a slab and `width` columns, and
+    in each piece from vector to vector. All pieces of the same columns come one after another."""
 
-    row: Int32
+    row: Int32  # of the output, where the warp's accumulators begin, as `column` and `batch`
     column: Int32
     batch: Int32
     M: Int32
     N: Int32
-    lane: Int32
     slab_step: int
-    turns: int
-    steps: int
+    slabs: int
+    turns: int  # pieces in a row
+    width: int  # accumulators in a row of a piece
     rows: int
-    per_row: int
-    columns: int
+    per_row: int  # lanes that share a row
     vec: int
+    columns: int  # of the output, in a row of a piece
 
-    def places(self, i: int) -> list[tuple[Int32, Int32, Int32, Int32]]:
-        """Of each vector of the i-th piece: its row, its first column, the columns that its row has, and how many of them
-        are the vector's."""
-        lane = device.unseen(self.lane)  # or places of all pieces were computed at once, and kept in registers
-        slab, turn = i // self.turns, i % self.turns
-        found = []
-        for step in range(self.steps):
-            r = self.row + slab * self.slab_step + step * self.rows + lane // self.per_row
-            c = self.column + turn * self.columns + lane % self.per_row * self.vec
-            limit = cutlass.select_(r < self.M, self.N, Int32(0))
-            found.append((r, c, limit, cutlass.min(limit - c, Int32(self.vec))))
-        return found
+    @property
+    def steps(self) -> int:
+        """Vectors of a lane in a piece."""
+        return self.rows * self.per_row // WARP
 
-    def read(self, read: Callable | None, i: int, count: int, tensors: tuple, form: Form) -> list[tuple]:
-        """What the epilogue reads for the vectors of the i-th piece of `count`: all together, and before they are needed."""
-        if read is None or i >= count:
-            return [() for _ in range(self.steps)]
-        places = self.places(i)
-        return [(read(r, c, self.batch, valid, tensors, self.vec, form.ragged),) for r, c, _, valid in places]
+    @property
+    def buffers(self) -> int:
+        """In shared memory: one is written while another is read."""
+        return ROWS // self.rows
+
+    @property
+    def order(self) -> list[tuple[int, int, int]]:
+        """The pieces: turn, slab, and which rows of it."""
+        return [(t, s, p) for t in range(self.turns) for s in range(self.slabs) for p in range(ROWS // self.rows)]
+
+    def first_column(self, turn: int, lane: Int32) -> Int32:
+        """Of a lane's vectors in a turn."""
+        return self.column + turn * self.columns + lane % self.per_row * self.vec
+
+    def place(self, slab: int, part: int, step: int, lane: Int32, column: Int32) -> tuple[Int32, Int32, Int32]:
+        """Of a vector: its row, the columns that its row has, and how many of them are the vector's."""
+        r = self.row + slab * self.slab_step + part * self.rows + step * (WARP // self.per_row) + lane // self.per_row
+        limit = cutlass.select_(r < self.M, self.N, Int32(0))
+        return r, limit, cutlass.min(limit - column, Int32(self.vec))
 
 
 @cute.jit
@@ -102,7 +108,7 @@ def finish(
     row_parts: tuple,
     column_parts: tuple,
     form: cutlass.Constexpr[Form],
-    read: cutlass.Constexpr[Callable | None] = None,
+    reads: cutlass.Constexpr[tuple] = (None, None),
 ):
     """Run an epilogue over what a warp holds of a tile; all its lanes take part.
 
@@ -114,51 +120,68 @@ def finish(
     extents: rows and columns of the output.
     pieces: where row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one tensor for each fold, take what
         this warp's columns, and these warps' rows, come to.
+    reads: two functions, or None each, that read operands before they are needed: columns(column, batch, tensors, vec,
+        ragged), called once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged). The epilogue's last
+        argument is what they return, one tuple, where there is one of them.
     """
-    row, column, batch = place
-    M, N = extents
     lane = cute.arch.lane_idx()
-    blocks, slabs = cute.size(acc, mode=[2]), cute.size(acc, mode=[3])
-    vec, count = form.vec, form.accumulators
-    piece = next(p for p in (PIECE, PIECE // 2, PIECE // 4) if 8 * blocks % p == 0)
-    own = piece // count if form.paired == "halves" else piece  # of one accumulator
-    width = 2 * vec if form.paired == "interleaved" else vec  # words that a lane reads of it
-    per_row = own // width  # lanes that share a row
-    rows = WARP // per_row  # that are read at once
-    columns = piece // count  # of the output
-    assert per_row >= 2, f"a warp's {8 * blocks} columns are too few for vectors of {vec}"
+    walk = _walk(acc, place, extents, slab_step, form)
     words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * STAGE
-    turns, steps = 8 * blocks // piece, ROWS // rows
-    rRows = [cute.make_rmem_tensor((steps,), Float32) for _ in form.row_ops]
-    rColumns = [reduce.accumulators(vec, turns, op, Float32) for op in form.column_ops]
+    rRows = [cute.make_rmem_tensor((ROWS * walk.slabs * walk.per_row // WARP,), Float32) for _ in form.row_ops]
+    for k in cutlass.range_constexpr(len(form.row_ops)):
+        rRows[k].fill(reduce.identity(form.row_ops[k], Float32))
+    rColumns = [reduce.accumulators(form.vec, walk.turns, op, Float32) for op in form.column_ops]
 
-    vectors = _Vectors(row, column, batch, M, N, lane, slab_step, turns, steps, rows, per_row, columns, vec)
-    queue = [vectors.read(read, i, slabs * turns, tensors, form) for i in range(form.ahead)]
-    for slab in cutlass.range_constexpr(slabs):
-        for held, op in zip(rRows, form.row_ops, strict=True):
-            held.fill(reduce.identity(op, Float32))
-        for turn in cutlass.range_constexpr(turns):
-            now = slab * turns + turn
-            cute.arch.sync_warp()  # what was read there before, was read
-            _write(acc[None, None, None, slab], words, lane, turn, piece, form)
-            queue.append(vectors.read(read, now + form.ahead, slabs * turns, tensors, form))
-            ready, places = queue.pop(0), vectors.places(now)
-            cute.arch.sync_warp()
-            values = [_read(words, lane, step, piece, own, width, acc.element_type, form) for step in range(steps)]
-            for step in cutlass.range_constexpr(steps):
-                r, c, limit, valid = places[step]
-                found = epilogue(values[step], r, c, batch, valid, tensors, vec, form.ragged, *ready[step])
-                if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
-                    inside = reduce.inside(c, limit, vec, form.ragged, False)
-                    _fold(found, inside, step, turn, rRows, rColumns, form)
-        for k in cutlass.range_constexpr(len(form.row_ops)):
-            for step in cutlass.range_constexpr(steps):
-                r = row + slab * slab_step + step * rows + lane // per_row
-                total = reduce.over_lanes(cute.full((1,), rRows[k][step], Float32), form.row_ops[k], per_row)
-                if (lane % per_row == 0) & (r < M):
-                    row_parts[k][batch, r, pieces[0]] = total[0]
+    order = walk.order
+    cute.arch.sync_warp()  # the tile before is read
+    _write(acc, words, lane, order[0], 0, walk, form)
+    for i in cutlass.range_constexpr(len(order)):
+        turn, slab, part = order[i]
+        lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
+        if cutlass.const_expr(slab + part == 0):
+            c = walk.first_column(turn, lane)
+            fixed = _operands(reads[0], c, walk.batch, tensors, form.vec, form.ragged)
+        places = [walk.place(slab, part, step, lane, c) for step in range(walk.steps)]
+        operands = [_operands(reads[1], r, c, walk.batch, v, tensors, form.vec, form.ragged) for r, _, v in places]
+        cute.arch.sync_warp()
+        values = [_read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)]
+        if cutlass.const_expr(i + 1 < len(order)):
+            if cutlass.const_expr(walk.buffers == 1):
+                cute.arch.sync_warp()
+            _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
+        for step in cutlass.range_constexpr(walk.steps):
+            r, limit, valid = places[step]
+            given = ((*fixed, *operands[step]),) if cutlass.const_expr(any(reads)) else ()
+            found = epilogue(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
+                inside = reduce.inside(c, limit, form.vec, form.ragged, False)
+                at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
+                _fold(found, inside, at, turn, rRows, rColumns, form)
+
+    for k in cutlass.range_constexpr(len(form.row_ops)):
+        for at in cutlass.range_constexpr(cute.size(rRows[k])):
+            slab, rest = at // (cute.size(rRows[k]) // walk.slabs), at % (cute.size(rRows[k]) // walk.slabs)
+            r, _, _ = walk.place(slab, 0, rest, lane, Int32(0))
+            total = reduce.over_lanes(cute.full((1,), rRows[k][at], Float32), form.row_ops[k], walk.per_row)
+            if (lane % walk.per_row == 0) & (r < walk.M):
+                row_parts[k][walk.batch, r, pieces[0]] = total[0]
     if cutlass.const_expr(len(form.column_ops) > 0):
-        _store_columns(rColumns, stage, warp, peer, lane, per_row, column, N, batch, pieces[1], column_parts, form)
+        _store_columns(
+            rColumns, stage, warp, peer, lane, walk.per_row, walk.column, walk.N, walk.batch, pieces[1], column_parts, form
+        )
+
+
+def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
+    columns, slabs, count = 8 * cute.size(acc, mode=[2]), cute.size(acc, mode=[3]), form.accumulators
+    width = next(p for p in (PIECE, PIECE // 2, PIECE // 4) if columns % p == 0)
+    per_row = width // (count * form.vec)
+    assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
+    rows = max(ROWS // 2, WARP // per_row)
+    return _Pieces(*place, *extents, slab_step, slabs, columns // width, width, rows, per_row, form.vec, width // count)
+
+
+def _operands(read: Callable | None, *arguments: Any) -> tuple:
+    return () if read is None else tuple(read(*arguments))
 
 
 def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:
@@ -173,33 +196,38 @@ def _shifted(place: Int32, constant: int) -> Int32:
     return (place ^ (constant & 28)) + (constant & ~28)
 
 
-def _write(acc: cute.Tensor, words, lane, turn: int, piece: int, form: Form) -> None:
-    """A slab's columns of one turn to shared memory: a piece of them, or as many of each half. acc: (2, 2, J)."""
-    blocks, parts = piece // 8, 2 if form.paired == "halves" else 1
-    lane = device.unseen(lane)  # or the compiler keeps all places, of every piece, in registers
+def _write(
+    acc: cute.Tensor, words, lane: Int32, piece: tuple[int, int, int], buffer: int, walk: _Pieces, form: Form
+) -> None:
+    """A piece of accumulators to shared memory; of "halves", as many columns of each. acc: (2, 2, J, I)."""
+    turn, slab, part = piece
+    blocks, parts = walk.width // 8, 2 if form.paired == "halves" else 1
+    halves = [part] if walk.rows < ROWS else [0, 1]
     row, quad = lane // 4, lane % 4
     # A pair of columns is half a chunk
-    place = _place(row, quad, piece) if form.fours else _place(row, quad // 2, piece) + quad % 2 * 2
+    place = _place(row, quad, walk.width) if form.fours else _place(row, quad // 2, walk.width) + quad % 2 * 2
+    place += buffer * (STAGE // 2)
     held = cute.make_rmem_tensor((2,), acc.element_type)
     for b in range(blocks):
-        part, inside = b // (blocks // parts), b % (blocks // parts)
-        j = part * (cute.size(acc, mode=[2]) // parts) + turn * (blocks // parts) + inside
-        for half in range(2):
-            held[0], held[1] = acc[0, half, j], acc[1, half, j]
-            at = _shifted(place, _place(8 * half, b // 2 * 4 if form.fours else 2 * b, piece))
+        which, inside = b // (blocks // parts), b % (blocks // parts)
+        j = which * (cute.size(acc, mode=[2]) // parts) + turn * (blocks // parts) + inside
+        for i, half in enumerate(halves):
+            held[0], held[1] = acc[0, half, j, slab], acc[1, half, j, slab]
+            at = _shifted(place, _place(8 * i, b // 2 * 4 if form.fours else 2 * b, walk.width))
             at = cute.assume(at + (b % 2 * 2 if form.fours else 0), divby=2)
             cute.autovec_copy(held, cute.make_tensor(words + at, cute.make_layout((2,))))
 
 
-def _read(words, lane, step: int, piece: int, own: int, width: int, dtype, form: Form) -> tuple[cute.Tensor, ...]:
+def _read(words, lane: Int32, buffer: int, step: int, walk: _Pieces, dtype, form: Form) -> tuple[cute.Tensor, ...]:
     """A lane's vector of each accumulator: (vec,) registers."""
-    per_row = own // width
-    place = _place(lane // per_row, lane % per_row * (width // 4), piece)
+    own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
+    count = own // walk.per_row  # of them, a lane's
+    place = _place(lane // walk.per_row, lane % walk.per_row * (count // 4), walk.width) + buffer * (STAGE // 2)
     found = []
-    for part in range(piece // own):
-        held = cute.make_rmem_tensor((width,), dtype)
-        for i in range(width // 4):
-            at = _shifted(place, _place(step * (WARP // per_row), part * (own // 4) + i, piece))
+    for part in range(walk.width // own):
+        held = cute.make_rmem_tensor((count,), dtype)
+        for i in range(count // 4):
+            at = _shifted(place, _place(step * (WARP // walk.per_row), part * (own // 4) + i, walk.width))
             src = cute.make_tensor(words + cute.assume(at, divby=4), cute.make_layout((4,)))
             cute.autovec_copy(src, cute.make_tensor(held.iterator + 4 * i, cute.make_layout((4,))))
         found.append(held)
@@ -213,15 +241,15 @@ def _read(words, lane, step: int, piece: int, own: int, width: int, dtype, form:
     return tuple(found)
 
 
-def _fold(found: tuple, inside, step: int, turn: int, rRows: list, rColumns: list, form: Form) -> None:
+def _fold(found: tuple, inside, at: int, turn: int, rRows: list, rColumns: list, form: Form) -> None:
     """What the epilogue returned for one vector, into the statistics of its row and its columns."""
     ops = form.row_ops + form.column_ops
     assert len(found) == len(ops), f"an epilogue returned {len(found)} vectors to be folded by {ops}"
     for k, op in enumerate(form.row_ops):
         one = reduce.accumulator(form.vec, op, Float32)
         reduce.accumulate([one], (op,), found[k], inside)
-        total = cute.full((1,), rRows[k][step], Float32)
-        rRows[k][step] = reduce.combine(op, total, reduce.over_vector(one, op))[0]
+        total = cute.full((1,), rRows[k][at], Float32)
+        rRows[k][at] = reduce.combine(op, total, reduce.over_vector(one, op))[0]
     reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
 
 

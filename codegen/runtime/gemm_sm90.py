@@ -48,8 +48,7 @@ def launch(
     column_ops: tuple[str, ...] = (),
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
-    read: Callable[..., Any] | None = None,
-    ahead: int = 0,
+    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
     **config: int | bool,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
@@ -63,7 +62,7 @@ def launch(
     tiles = Tiles(**config)
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
-        vec, ragged, paired, row_ops, column_ops, ahead=ahead,
+        vec, ragged, paired, row_ops, column_ops,
         warps=together, step=1, barrier=MEET, threads=32 * together,
     )  # fmt: skip
     parts = len(mBs)
@@ -91,21 +90,21 @@ def launch(
     _launch(
         stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
         tensors, row_parts, column_parts, (high, wide, L), (M, N, K),
-        tiled_mma, a_layout, b_layout, epilogue, read, tiles, form,
+        tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
     )  # fmt: skip
 
 
 @cute.jit
 def _launch(
     stream, load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents, tiled_mma, a_layout, b_layout,
-    epilogue: cutlass.Constexpr, read: cutlass.Constexpr, tiles: cutlass.Constexpr, form: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr, reads: cutlass.Constexpr, tiles: cutlass.Constexpr, form: cutlass.Constexpr,
 ):  # fmt: skip
     """The kernel, where there is something to do."""
     count = cutlass.min(clusters[0] * clusters[1] * clusters[2], tiles.blocks // tiles.cluster)
     if count > 0:
         _kernel(
             load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents,
-            tiled_mma, a_layout, b_layout, epilogue, read, tiles, form,
+            tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
         ).launch(
             grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
             cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
@@ -137,7 +136,7 @@ def _kernel(
     a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
     b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
     epilogue: cutlass.Constexpr,
-    read: cutlass.Constexpr,
+    reads: cutlass.Constexpr,
     tiles: cutlass.Constexpr,
     form: cutlass.Constexpr,
 ):
@@ -176,7 +175,7 @@ def _kernel(
         cute.arch.setmaxregister_increase(_registers(tiles)[1])
         _consume(
             sA, sB, stage, full, empty, clusters, rank, k_tiles, consumer, extents,
-            tensors, row_parts, column_parts, tiled_mma, epilogue, read, tiles, form,
+            tensors, row_parts, column_parts, tiled_mma, epilogue, reads, tiles, form,
         )  # fmt: skip
 
 
@@ -286,7 +285,7 @@ def _consume(
     column_parts: tuple,
     tiled_mma: cute.TiledMma,
     epilogue: cutlass.Constexpr,
-    read: cutlass.Constexpr,
+    reads: cutlass.Constexpr,
     tiles: cutlass.Constexpr,
     form: cutlass.Constexpr,
 ):
@@ -345,7 +344,7 @@ def _consume(
         if (row0 < M) & (column0 < N):
             gemm_epilogue.finish(
                 accumulators, stage, warp, peer, (row0 + peer * 16, column0, batch), 64 * groups, (M, N),
-                (column, row), epilogue, tensors, row_parts, column_parts, form, read,
+                (column, row), epilogue, tensors, row_parts, column_parts, form, reads,
             )  # fmt: skip
         index += step
         if cutlass.const_expr(tiles.pingpong):

@@ -17,7 +17,9 @@ from codegen.runtime import device
 _SUFFIX = {1: "b32", 2: "v2.b32", 4: "v4.b32"}
 
 
-def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool) -> cute.Tensor:
+def load(
+    src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool, constant: bool = False
+) -> cute.Tensor:
     """The `vec` elements from `place` on of a compact tensor, or as many as are `valid`: (vec,) registers. Where not
     `ragged`, all or none are, and `place` is a multiple of `vec`."""
     dst = cute.make_rmem_tensor((vec,), src.element_type)
@@ -26,7 +28,7 @@ def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged:
     else:
         address, words = (src.iterator + place).toint(), cute.recast_tensor(dst, Uint32)
         for first, count in _accesses(cute.size(words)):
-            for i, word in enumerate(_load_words(address + 4 * first, count, valid > 0)):
+            for i, word in enumerate(_load_words(address + 4 * first, count, valid > 0, constant)):
                 words[first + i] = word
     return dst
 
@@ -65,18 +67,18 @@ def _store_some(src: cute.Tensor, dst: cute.Tensor, place: cutlass.Int64, valid:
         device.copy_whole_or_part(src, gX, Int64(valid))
 
 
-def _load_words(address: Int64, count: int, there: Boolean) -> list[Uint32]:
-    names = ", ".join(f"${i}" for i in range(count))
+def _load_words(address: Int64, count: int, there: Boolean, constant: bool) -> list[Uint32]:
+    names, path = ", ".join(f"${i}" for i in range(count)), ".nc" if constant else ""
     zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(count))
-    text = f"{zeros} @${count} ld.global.{_SUFFIX[count]} {{{names}}}, [${count + 1}];"
+    text = f"{zeros} @${count} ld.global{path}.{_SUFFIX[count]} {{{names}}}, [${count + 1}];"
     operands = [there.ir_value(), address.ir_value()]
     outputs = ",".join(["=&r"] * count)
     word = Uint32.mlir_type
     if count == 1:
         text = text.replace("{$0}", "$0")
-        return [Uint32(llvm.inline_asm(word, operands, text, f"{outputs},b,l", has_side_effects=True))]
+        return [Uint32(llvm.inline_asm(word, operands, text, f"{outputs},b,l", has_side_effects=not constant))]
     struct = llvm.StructType.get_literal([word] * count)
-    found = llvm.inline_asm(struct, operands, text, f"{outputs},b,l", has_side_effects=True)
+    found = llvm.inline_asm(struct, operands, text, f"{outputs},b,l", has_side_effects=not constant)
     return [Uint32(llvm.extractvalue(word, found, ir.DenseI64ArrayAttr.get([i]))) for i in range(count)]
 
 

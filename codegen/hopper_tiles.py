@@ -13,6 +13,9 @@ class Tiles:
     pingpong: bool = False
     group: int = 8
     blocks: int = 132
+    piece: int = 64
+    ahead: bool = True
+    prefetch: bool = True
 
     @property
     def accumulators(self):

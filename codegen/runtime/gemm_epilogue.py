@@ -23,8 +23,8 @@ from codegen.runtime import device, reduce
 from codegen.runtime.reduce import WARP
 
 ROWS = 16  # of a slab
-PIECE = 64  # columns that pass through shared memory at once
-STAGE = ROWS * PIECE  # words of shared memory that a warp needs, aligned to 16 bytes
+PIECE = 64  # columns that pass through shared memory at once, at most
+STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,17 @@ class Form:
     row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: "sum", "max", "min"
     column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
+    piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
+    ahead: bool = True  # whether operands are read a piece before they are needed
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
     barrier: int = 0  # at which they meet for that; the block's next warps at the next one
     threads: int = WARP  # that meet at one
+
+    @property
+    def stage(self) -> int:
+        """Words of shared memory that a warp needs, aligned to 16 bytes."""
+        return ROWS * self.piece
 
     @property
     def accumulators(self) -> int:
@@ -114,7 +121,7 @@ def finish(
 
     acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
         lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are those of the one accumulator, then those of the other.
-    stage: (STAGE, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is this one's place.
+    stage: (form.stage, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is this one's place.
     peer: which of the `form.warps` that share its columns it is.
     place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
     extents: rows and columns of the output.
@@ -126,7 +133,7 @@ def finish(
     """
     lane = cute.arch.lane_idx()
     walk = _walk(acc, place, extents, slab_step, form)
-    words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * STAGE
+    words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * form.stage
     rRows = [cute.make_rmem_tensor((ROWS * walk.slabs * walk.per_row // WARP,), Float32) for _ in form.row_ops]
     for k in cutlass.range_constexpr(len(form.row_ops)):
         rRows[k].fill(reduce.identity(form.row_ops[k], Float32))
@@ -135,23 +142,26 @@ def finish(
     order = walk.order
     cute.arch.sync_warp()  # the tile before is read
     _write(acc, words, lane, order[0], 0, walk, form)
+    operands = _operands(walk, 0, lane, (), reads, tensors, form)
+    cute.arch.sync_warp()
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
         lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
-        if cutlass.const_expr(slab + part == 0):
-            c = walk.first_column(turn, lane)
-            fixed = _operands(reads[0], c, walk.batch, tensors, form.vec, form.ragged)
-        places = [walk.place(slab, part, step, lane, c) for step in range(walk.steps)]
-        operands = [_operands(reads[1], r, c, walk.batch, v, tensors, form.vec, form.ragged) for r, _, v in places]
-        cute.arch.sync_warp()
+        if cutlass.const_expr(i > 0 and not form.ahead):
+            operands = _operands(walk, i, lane, operands, reads, tensors, form)
+        now = operands
         values = [_read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)]
         if cutlass.const_expr(i + 1 < len(order)):
             if cutlass.const_expr(walk.buffers == 1):
                 cute.arch.sync_warp()
             _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
+            if cutlass.const_expr(form.ahead):
+                operands = _operands(walk, i + 1, lane, now, reads, tensors, form)
+            cute.arch.sync_warp()
+        c = walk.first_column(turn, lane)
         for step in cutlass.range_constexpr(walk.steps):
-            r, limit, valid = places[step]
-            given = ((*fixed, *operands[step]),) if cutlass.const_expr(any(reads)) else ()
+            r, limit, valid = walk.place(slab, part, step, lane, c)
+            given = (now[step][0] + now[step][1],) if cutlass.const_expr(any(reads)) else ()
             found = epilogue(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
             if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                 inside = reduce.inside(c, limit, form.vec, form.ragged, False)
@@ -173,15 +183,28 @@ def finish(
 
 def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
     columns, slabs, count = 8 * cute.size(acc, mode=[2]), cute.size(acc, mode=[3]), form.accumulators
-    width = next(p for p in (PIECE, PIECE // 2, PIECE // 4) if columns % p == 0)
+    width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
     per_row = width // (count * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
     rows = max(ROWS // 2, WARP // per_row)
     return _Pieces(*place, *extents, slab_step, slabs, columns // width, width, rows, per_row, form.vec, width // count)
 
 
-def _operands(read: Callable | None, *arguments: Any) -> tuple:
-    return () if read is None else tuple(read(*arguments))
+def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, reads: tuple, tensors: tuple, form: Form) -> list[tuple]:
+    """What the epilogue reads for the vectors of the i-th piece, given what it read for those of the piece before."""
+    columns, tiles = reads
+    turn, slab, part = walk.order[i]
+    c = walk.first_column(turn, lane)
+    if slab + part > 0:  # the columns are as before
+        fixed = before[0][0]
+    else:
+        fixed = () if columns is None else tuple(columns(c, walk.batch, tensors, form.vec, form.ragged))
+    found = []
+    for step in range(walk.steps):
+        r, _, valid = walk.place(slab, part, step, lane, c)
+        own = () if tiles is None else tuple(tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged))
+        found.append((fixed, own))
+    return found
 
 
 def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:
@@ -206,7 +229,7 @@ def _write(
     row, quad = lane // 4, lane % 4
     # A pair of columns is half a chunk
     place = _place(row, quad, walk.width) if form.fours else _place(row, quad // 2, walk.width) + quad % 2 * 2
-    place += buffer * (STAGE // 2)
+    place += buffer * (form.stage // 2)
     held = cute.make_rmem_tensor((2,), acc.element_type)
     for b in range(blocks):
         which, inside = b // (blocks // parts), b % (blocks // parts)
@@ -222,7 +245,7 @@ def _read(words, lane: Int32, buffer: int, step: int, walk: _Pieces, dtype, form
     """A lane's vector of each accumulator: (vec,) registers."""
     own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
     count = own // walk.per_row  # of them, a lane's
-    place = _place(lane // walk.per_row, lane % walk.per_row * (count // 4), walk.width) + buffer * (STAGE // 2)
+    place = _place(lane // walk.per_row, lane % walk.per_row * (count // 4), walk.width) + buffer * (form.stage // 2)
     found = []
     for part in range(walk.width // own):
         held = cute.make_rmem_tensor((count,), dtype)
@@ -272,21 +295,21 @@ def _store_columns(
     words = cute.recast_ptr(stage.iterator, dtype=Float32)
     vec, turns = form.vec, cute.size(rColumns[0], mode=[1])
     span = turns * per_row * vec  # columns of the output
-    assert len(form.column_ops) * span <= STAGE, f"{len(form.column_ops)} statistics of {span} columns are too many"
+    assert len(form.column_ops) * span <= form.stage, f"{len(form.column_ops)} statistics of {span} columns are too many"
     cute.arch.sync_warp()
     for k in cutlass.range_constexpr(len(form.column_ops)):
         for turn in cutlass.range_constexpr(turns):
             for i in cutlass.range_constexpr(vec):
                 total = _over_rows(rColumns[k][i, turn], form.column_ops[k], per_row)
                 if lane < per_row:
-                    (words + (warp * STAGE + k * span + (turn * per_row + lane) * vec + i)).store(total)
+                    (words + (warp * form.stage + k * span + (turn * per_row + lane) * vec + i)).store(total)
     _meet(warp, form)
     if peer == 0:
         for k in cutlass.range_constexpr(len(form.column_ops)):
             for c in cutlass.range_constexpr(0, span, WARP):
                 at = c + lane
                 if (at < span) & (column + at < N):
-                    first = words + (warp * STAGE + k * span + at)
+                    first = words + (warp * form.stage + k * span + at)
                     column_parts[k][batch, piece, column + at] = _over_peers(first, form.column_ops[k], form)
     _meet(warp, form)  # the next tile may overwrite them
 
@@ -304,7 +327,7 @@ def _over_peers(first, op: str, form: Form) -> cutlass.Float32:
     """Folded over the warps that share a column, in their order."""
     total = cute.full((1,), reduce.identity(op, Float32), Float32)
     for p in range(form.warps):
-        value = (first + p * (form.step * STAGE)).load()
+        value = (first + p * (form.step * form.stage)).load()
         total = reduce.combine(op, total, cute.full((1,), value, Float32))
     return total[0]
 

@@ -24,8 +24,8 @@ from cutlass.memory import SmemAllocator
 from cutlass.utils import LayoutEnum, hopper_helpers
 
 from codegen.hopper_tiles import Tiles
-from codegen.runtime import gemm_epilogue
-from codegen.runtime.gemm_epilogue import STAGE, Form
+from codegen.runtime import gemm_epilogue, vectors
+from codegen.runtime.gemm_epilogue import Form
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block
@@ -49,6 +49,7 @@ def launch(
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
+    tile_operands: tuple[cute.Tensor, ...] = (),
     **config: int | bool,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
@@ -56,13 +57,15 @@ def launch(
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
+    tile_operands: tensors (L, M, N) whose rows are whole multiples of 16 bytes, that the epilogue reads: they are on their
+        way from memory while a tile is multiplied.
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
     config: the fields of `Tiles`.
     """
     tiles = Tiles(**config)
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
-        vec, ragged, paired, row_ops, column_ops,
+        vec, ragged, paired, row_ops, column_ops, piece=tiles.piece, ahead=tiles.ahead,
         warps=together, step=1, barrier=MEET, threads=32 * together,
     )  # fmt: skip
     parts = len(mBs)
@@ -89,21 +92,21 @@ def launch(
     N = columns // 2 if paired == "interleaved" else columns
     _launch(
         stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
-        tensors, row_parts, column_parts, (high, wide, L), (M, N, K),
+        tensors, tile_operands, row_parts, column_parts, (high, wide, L), (M, N, K),
         tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
     )  # fmt: skip
 
 
 @cute.jit
 def _launch(
-    stream, load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents, tiled_mma, a_layout, b_layout,
+    stream, load_a, tA, load_bs, tBs, tensors, tile_operands, row_parts, column_parts, clusters, extents, tiled_mma, a_layout, b_layout,
     epilogue: cutlass.Constexpr, reads: cutlass.Constexpr, tiles: cutlass.Constexpr, form: cutlass.Constexpr,
 ):  # fmt: skip
     """The kernel, where there is something to do."""
     count = cutlass.min(clusters[0] * clusters[1] * clusters[2], tiles.blocks // tiles.cluster)
     if count > 0:
         _kernel(
-            load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents,
+            load_a, tA, load_bs, tBs, tensors, tile_operands, row_parts, column_parts, clusters, extents,
             tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
         ).launch(
             grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
@@ -128,6 +131,7 @@ def _kernel(
     load_bs: tuple,
     tBs: tuple,  # (N, K, L or 1), coordinates
     tensors: tuple,
+    tile_operands: tuple,
     row_parts: tuple,
     column_parts: tuple,
     clusters: tuple,  # rows and columns of clusters, batches
@@ -149,7 +153,7 @@ def _kernel(
     allocator = SmemAllocator()
     sA = allocator.allocate_tensor(a_type, a_layout.outer, 1024, swizzle=a_layout.inner)
     sB = allocator.allocate_tensor(b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
-    stage = allocator.allocate_tensor(Float32, cute.make_layout((STAGE, 4 * CONSUMERS)), 16)
+    stage = allocator.allocate_tensor(Float32, cute.make_layout((form.stage, 4 * CONSUMERS)), 16)
     full = allocator.allocate_array(Int64, tiles.stages)  # a stage's bytes have come
     empty = allocator.allocate_array(Int64, tiles.stages)  # all that read a stage have read it
 
@@ -170,7 +174,7 @@ def _kernel(
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(_registers(tiles)[0])
         if warp == 4 * CONSUMERS:
-            _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
+            _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tile_operands, tiles, form)
     else:
         cute.arch.setmaxregister_increase(_registers(tiles)[1])
         _consume(
@@ -210,7 +214,9 @@ def _produce(
     clusters: tuple,
     rank: cutlass.Int32,
     k_tiles: cutlass.Int32,
+    tile_operands: tuple,
     tiles: cutlass.Constexpr,
+    form: cutlass.Constexpr,
 ):
     """One warp: the tiles of this block, stage by stage, as soon as a stage is free."""
     cpasync.prefetch_descriptor(load_a)
@@ -238,6 +244,8 @@ def _produce(
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
         b_batch = cutlass.min(batch, b_batches - 1)
+        for mX in tile_operands:
+            _prefetch(mX, row * tiles.tile_m, column * (tiles.tile_n // form.accumulators), batch, tiles, form)
         for k in cutlass.range(k_tiles, unroll=1):
             at = filled % stages
             cute.arch.mbarrier_wait(empty + at, (filled // stages & 1) ^ 1)
@@ -256,6 +264,26 @@ def _produce(
     for _ in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
         filled += 1
+
+
+@cute.jit
+def _prefetch(
+    mX: cute.Tensor,
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tiles: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+):
+    """A tile of an operand of the epilogue into the L2 cache, by one warp."""
+    _, M, N = mX.shape
+    size = mX.element_type.width // 8
+    length = cutlass.min(N - column, tiles.tile_n // form.accumulators) * size
+    for i in cutlass.range_constexpr(tiles.tile_m // 32):
+        r = row + i * 32 + cute.arch.lane_idx()
+        if (r < M) & (length > 0):
+            place = (Int64(batch) * M + r) * N + column
+            vectors.prefetch(mX, place, length)
 
 
 def _partition(

@@ -163,7 +163,7 @@ def one_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[bool], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
 ):  # fmt: skip
     """One b, no other operand."""
     gemm_sm90.launch(
@@ -180,7 +180,7 @@ def two_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[bool], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
 ):  # fmt: skip
     """Two b."""
     gemm_sm90.launch(
@@ -197,7 +197,7 @@ def with_one_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[bool], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
 ):  # fmt: skip
     """One operand of the epilogue: a bias, or a tile."""
     gemm_sm90.launch(
@@ -214,7 +214,7 @@ def with_two_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[bool], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
 ):  # fmt: skip
     """Two operands of the epilogue: a bias and a tile."""
     gemm_sm90.launch(
@@ -232,7 +232,7 @@ def sums_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[bool], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
 ):  # fmt: skip
     """Statistics over rows and columns."""
     gemm_sm90.launch(

@@ -38,7 +38,7 @@ class Form:
     column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
-    ahead: bool = True  # whether operands are read a piece before they are needed
+    ahead: int = 1  # pieces by which operands are read before they are needed
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
     barrier: int = 0  # at which they meet for that; the block's next warps at the next one
@@ -142,21 +142,24 @@ def finish(
     order = walk.order
     cute.arch.sync_warp()  # the tile before is read
     _write(acc, words, lane, order[0], 0, walk, form)
-    operands = _operands(walk, 0, lane, (), reads, tensors, form)
+    operands = [None]  # of the pieces that come next, the one before first
+    for i in cutlass.range_constexpr(min(form.ahead, len(order))):
+        operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
     cute.arch.sync_warp()
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
         lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
-        if cutlass.const_expr(i > 0 and not form.ahead):
-            operands = _operands(walk, i, lane, operands, reads, tensors, form)
-        now = operands
+        if cutlass.const_expr(form.ahead == 0):
+            operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
+        operands.pop(0)
+        now = operands[0]
         values = [_read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)]
         if cutlass.const_expr(i + 1 < len(order)):
             if cutlass.const_expr(walk.buffers == 1):
                 cute.arch.sync_warp()
             _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
-            if cutlass.const_expr(form.ahead):
-                operands = _operands(walk, i + 1, lane, now, reads, tensors, form)
+            if cutlass.const_expr(form.ahead > 0 and i + form.ahead < len(order)):
+                operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
             cute.arch.sync_warp()
         c = walk.first_column(turn, lane)
         for step in cutlass.range_constexpr(walk.steps):

@@ -174,12 +174,12 @@ def _kernel(
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(_registers(tiles)[0])
         if warp == 4 * CONSUMERS:
-            _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tile_operands, tiles, form)
+            _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
     else:
         cute.arch.setmaxregister_increase(_registers(tiles)[1])
         _consume(
             sA, sB, stage, full, empty, clusters, rank, k_tiles, consumer, extents,
-            tensors, row_parts, column_parts, tiled_mma, epilogue, reads, tiles, form,
+            tensors, tile_operands, row_parts, column_parts, tiled_mma, epilogue, reads, tiles, form,
         )  # fmt: skip
 
 
@@ -214,9 +214,7 @@ def _produce(
     clusters: tuple,
     rank: cutlass.Int32,
     k_tiles: cutlass.Int32,
-    tile_operands: tuple,
     tiles: cutlass.Constexpr,
-    form: cutlass.Constexpr,
 ):
     """One warp: the tiles of this block, stage by stage, as soon as a stage is free."""
     cpasync.prefetch_descriptor(load_a)
@@ -244,8 +242,6 @@ def _produce(
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
         b_batch = cutlass.min(batch, b_batches - 1)
-        for mX in tile_operands:
-            _prefetch(mX, row * tiles.tile_m, column * (tiles.tile_n // form.accumulators), batch, tiles, form)
         for k in cutlass.range(k_tiles, unroll=1):
             at = filled % stages
             cute.arch.mbarrier_wait(empty + at, (filled // stages & 1) ^ 1)
@@ -264,26 +260,6 @@ def _produce(
     for _ in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
         filled += 1
-
-
-@cute.jit
-def _prefetch(
-    mX: cute.Tensor,
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    tiles: cutlass.Constexpr,
-    form: cutlass.Constexpr,
-):
-    """A tile of an operand of the epilogue into the L2 cache, by one warp."""
-    _, M, N = mX.shape
-    size = mX.element_type.width // 8
-    length = cutlass.min(N - column, tiles.tile_n // form.accumulators) * size
-    for i in cutlass.range_constexpr(tiles.tile_m // 32):
-        r = row + i * 32 + cute.arch.lane_idx()
-        if (r < M) & (length > 0):
-            place = (Int64(batch) * M + r) * N + column
-            vectors.prefetch(mX, place, length)
 
 
 def _partition(
@@ -309,6 +285,7 @@ def _consume(
     consumer: cutlass.Int32,
     extents: tuple,
     tensors: tuple,
+    tile_operands: tuple,
     row_parts: tuple,
     column_parts: tuple,
     tiled_mma: cute.TiledMma,
@@ -348,6 +325,9 @@ def _consume(
         row, column, batch = _place(index, clusters, rank, tiles)
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
+        row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
+        for mX in tile_operands:
+            _prefetch(mX, row0, column0, batch, tiles.tile_n // form.accumulators, slabs, 64 * groups)
         for k in cutlass.range(k_tiles, unroll=1):
             at = used % stages
             cute.arch.mbarrier_wait(full + at, used // stages & 1)
@@ -367,13 +347,31 @@ def _consume(
         if signals & (k_tiles > 0):
             cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
 
-        row0 = row * tiles.tile_m
-        column0 = column * (tiles.tile_n // form.accumulators)
-        if (row0 < M) & (column0 < N):
+        if (row * tiles.tile_m < M) & (column0 < N):
             gemm_epilogue.finish(
-                accumulators, stage, warp, peer, (row0 + peer * 16, column0, batch), 64 * groups, (M, N),
+                accumulators, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
                 (column, row), epilogue, tensors, row_parts, column_parts, form, reads,
             )  # fmt: skip
         index += step
         if cutlass.const_expr(tiles.pingpong):
             used += k_tiles
+
+
+@cute.jit
+def _prefetch(
+    mX: cute.Tensor,
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    columns: cutlass.Constexpr[int],
+    slabs: cutlass.Constexpr[int],
+    slab_step: cutlass.Constexpr[int],
+):
+    """What a warp's slabs need of an operand of the epilogue, on its way to the L2 cache."""
+    _, M, N = mX.shape
+    lane, line = cute.arch.lane_idx(), 128 * 8 // mX.element_type.width  # elements
+    for slab in cutlass.range_constexpr(slabs):
+        for i in cutlass.range_constexpr(0, columns, 2 * line):
+            r, c = row + slab * slab_step + lane % 16, column + i + lane // 16 * line
+            if (r < M) & (c < N) & (c < column + columns):
+                vectors.prefetch(mX, (Int64(batch) * M + r) * N + c)

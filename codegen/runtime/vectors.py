@@ -43,10 +43,10 @@ def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32
             _store_words(address + 4 * first, [words[first + i] for i in range(count)], valid > 0)
 
 
-def prefetch(src: cute.Tensor, place: Int64, size: cutlass.Int32) -> None:
-    """Bring `size` bytes of a tensor, from the element at `place` on, to the L2 cache: whole multiples of 16 bytes."""
-    operands = [(src.iterator + place).toint().ir_value(), size.ir_value()]
-    llvm.inline_asm(None, operands, "cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", has_side_effects=True)
+def prefetch(src: cute.Tensor, place: Int64) -> None:
+    """Bring the 128 bytes around an element to the L2 cache."""
+    address = (src.iterator + place).toint().ir_value()
+    llvm.inline_asm(None, [address], "prefetch.global.L2 [$0];", "l", has_side_effects=True)
 
 
 def _whole_words(registers: cute.Tensor) -> bool:

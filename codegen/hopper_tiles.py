@@ -1,9 +1,10 @@
 """The Hopper GEMM's tiles: what fits on a multiprocessor, and which to take for a product. Plain Python, without a GPU.
 
-Times are in cycles of a multiprocessor. For 32 bytes along K, a tile's tensor cores work tile_m/64 * tile_n/2 cycles, while
-shared memory, 128 bytes a cycle, takes what TMA writes, (tile_m + tile_n) * 32 bytes, and gives what WGMMA reads: for each
-64 rows, a's part and all of b's. The epilogue's share is measured (one H100): a warp alone on its scheduler issues an
-instruction every three to five cycles, the slower the fewer registers the accumulators leave.
+Times are in cycles of a multiprocessor, fitted to what one H100 took. For 32 bytes along K its tensor cores work on a tile
+for tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, as power allows
+no more. Small tiles wait for shared memory, which in 128 bytes a cycle takes what TMA writes, (tile_m + tile_n) * 32 bytes,
+and gives what WGMMA reads: for each 64 rows a's part and all of b's. A warp that runs an epilogue beside another's main
+loop issues an instruction every three to five cycles, the slower the fewer registers the accumulators leave it.
 """
 
 from __future__ import annotations
@@ -87,3 +88,53 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
     if tiles.shared(a, b) > SHARED:
         return f"{tiles.stages} stages need {tiles.shared(a, b)} bytes of shared memory; a block has {SHARED}"
     return ""
+
+
+# What measured best somewhere. Tiles of 128 x 192 load the least a product; those of 128 x 128 divide small products better
+# and leave registers to long epilogues; where an epilogue reads tiles, reading far ahead needs smaller pieces or those.
+WIDE, SQUARE = Tiles(128, 192, 64, 4, 2, pingpong=True), Tiles(128, 128, 64, 6, 2, pingpong=True, ahead=2)
+TABLE = (
+    WIDE,
+    Tiles(128, 160, 64, 5, 2, pingpong=True, ahead=2),
+    SQUARE,
+    Tiles(128, 256, 64, 4, 2, ahead=2),
+    Tiles(256, 128, 64, 4, 2, ahead=2),
+    Tiles(128, 64, 64, 8, 2, pingpong=True, ahead=2),
+    Tiles(64, 256, 64, 4, pingpong=True, ahead=2),
+    Tiles(64, 128, 64, 8, pingpong=True, ahead=2),
+    Tiles(64, 64, 64, 10, pingpong=True, ahead=2),
+)
+
+
+def choose(
+    M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
+    paired: str = "", multiprocessors: int = 132, work: int = 12, reads_tiles: bool = False,
+) -> Tiles | None:  # fmt: skip
+    """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
+    the epilogue for each accumulator; `reads_tiles`: whether it reads arrays of the output's shape."""
+    columns = N if not paired else 2 * N
+    size = DTYPES[a].size
+    found: dict[Tiles, float] = {}
+    for tiles in TABLE:
+        if reads_tiles and tiles == WIDE:
+            tiles = replace(tiles, stages=5, piece=32, ahead=3)
+        tiles = replace(tiles, tile_k=tiles.tile_k * 2 // size, blocks=multiprocessors)
+        held = 2 * N if paired == "interleaved" else N
+        if not refusal(tiles, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
+            found[tiles] = cycles(tiles, M, columns, K * size, L, work)
+    return min(found, key=lambda t: found[t], default=None)
+
+
+def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
+    """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
+    slabs, steps = tiles.tile_m // 64, -(-row_bytes // 32)
+    tensor_cores = slabs * tiles.tile_n / 2 * 1.15
+    shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128 * 0.9
+    main = steps * max(tensor_cores, shared_memory)
+    epilogue = tiles.accumulators * work * (2.9 if not tiles.pingpong else 4.6 if tiles.accumulators > 160 else 3.4)
+    # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer
+    each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + 500 + epilogue
+    high = -(-(-(-M // tiles.tile_m)) // tiles.cluster_m)
+    wide = -(-(-(-columns // tiles.tile_n)) // tiles.cluster_n)
+    turns = -(-high * wide * L // max(tiles.blocks // tiles.cluster, 1))
+    return turns * each + epilogue

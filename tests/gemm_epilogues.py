@@ -122,26 +122,6 @@ def swiglu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, r
 
 
 @cute.jit
-def relu1(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    mX, mY = tensors
-    bias = vectors.load(mX, column, mX.shape[0] - column, vec, ragged, True)
-    y = device.maximum(acc[0].load() + floats(bias), 0.0)
-    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
-    return ()
-
-
-@cute.jit
-def residual1(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    mX, mZ, mY = tensors
-    place = offset(mY, batch, row, column)
-    bias = vectors.load(mX, column, mX.shape[0] - column, vec, ragged, True)
-    skip = vectors.load(mZ, place, valid, vec, ragged, True)
-    y = silu(acc[0].load() + floats(bias)) + floats(skip)
-    store(y, mY, place, valid, vec, ragged)
-    return ()
-
-
-@cute.jit
 def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
     """acc, stored; its row sums, row maxima and column sums."""
     (mY,) = tensors
@@ -150,7 +130,7 @@ def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, rag
     return (y, y, y)
 
 
-EPILOGUES = {f.__name__: f for f in (plain, never, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums, relu1, residual1)}
+EPILOGUES = {f.__name__: f for f in (plain, never, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums)}
 READS = {
     "relu": (read_row, None), "gelu": (read_row, None), "gelu_erf": (read_row, None),
     "dgelu": (None, read_tile), "residual": (read_row, read_tile),
@@ -163,14 +143,14 @@ def one_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int],
 ):  # fmt: skip
     """One b, no other operand."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, prefetch=prefetch,
+        piece=piece, ahead=ahead,
     )  # fmt: skip
 
 
@@ -180,14 +160,14 @@ def two_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int],
 ):  # fmt: skip
     """Two b."""
     gemm_sm90.launch(
         stream, mA, (mB0, mB1), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, prefetch=prefetch,
+        piece=piece, ahead=ahead,
     )  # fmt: skip
 
 
@@ -197,14 +177,14 @@ def with_one_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int],
 ):  # fmt: skip
     """One operand of the epilogue: a bias, or a tile."""
     gemm_sm90.launch(
-        stream, mA, (mB,), (mX, mY), EPILOGUES[name], tile_operands=(mX,) if prefetch and not ragged and name == "dgelu" else (), b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, prefetch=prefetch,
+        piece=piece, ahead=ahead,
     )  # fmt: skip
 
 
@@ -214,14 +194,14 @@ def with_two_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int],
 ):  # fmt: skip
     """Two operands of the epilogue: a bias and a tile."""
     gemm_sm90.launch(
-        stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], tile_operands=(mZ,) if prefetch and not ragged else (), b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, prefetch=prefetch,
+        piece=piece, ahead=ahead,
     )  # fmt: skip
 
 
@@ -232,7 +212,7 @@ def sums_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], prefetch: Static[bool],
+    piece: Static[int], ahead: Static[int],
 ):  # fmt: skip
     """Statistics over rows and columns."""
     gemm_sm90.launch(
@@ -240,7 +220,7 @@ def sums_launch(
         row_ops=("sum", "max"), column_ops=("sum",), row_parts=(mRowSum, mRowMax), column_parts=(mColumnSum,),
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, prefetch=prefetch,
+        piece=piece, ahead=ahead,
     )  # fmt: skip
 
 
@@ -249,5 +229,5 @@ LAUNCHERS = {
     "plain": (one_launch, ""), "never": (one_launch, ""), "sums": (sums_launch, ""),
     "swiglu": (one_launch, ""), "swiglu_two": (two_launch, ""),
     "relu": (with_one_launch, "r"), "gelu": (with_one_launch, "r"), "gelu_erf": (with_one_launch, "r"),
-    "dgelu": (with_one_launch, "t"), "residual": (with_two_launch, "rt"), "residual1": (with_two_launch, "rt"), "relu1": (with_one_launch, "r"),
+    "dgelu": (with_one_launch, "t"), "residual": (with_two_launch, "rt"),
 }  # fmt: skip

@@ -84,7 +84,6 @@ def run(name: str, a, bs, others, tiles: Tiles, b_is_nk: bool, paired: str, dtyp
 
 def expected(name: str, a, bs, others, b_is_nk: bool, paired: str) -> list[np.ndarray]:
     """The outputs in float64."""
-    name = name.removesuffix("1")
     a, *rest = (np.asarray(x.astype(jnp.float32), np.float64) for x in (a, *bs, *others))
     bs, others = rest[: len(bs)], rest[len(bs) :]
     accs = [a @ (np.swapaxes(b, 1, 2) if b_is_nk else b) for b in bs]

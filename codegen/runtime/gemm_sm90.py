@@ -24,7 +24,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.utils import LayoutEnum, hopper_helpers
 
 from codegen.hopper_tiles import Tiles
-from codegen.runtime import gemm_epilogue, vectors
+from codegen.runtime import gemm_epilogue
 from codegen.runtime.gemm_epilogue import Form
 
 WARPGROUP = 128  # threads
@@ -49,7 +49,6 @@ def launch(
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
-    tile_operands: tuple[cute.Tensor, ...] = (),
     **config: int | bool,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
@@ -57,8 +56,6 @@ def launch(
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
-    tile_operands: tensors (L, M, N) whose rows are whole multiples of 16 bytes, that the epilogue reads: they are on their
-        way from memory while a tile is multiplied.
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
     config: the fields of `Tiles`.
     """
@@ -92,21 +89,21 @@ def launch(
     N = columns // 2 if paired == "interleaved" else columns
     _launch(
         stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
-        tensors, tile_operands, row_parts, column_parts, (high, wide, L), (M, N, K),
+        tensors, row_parts, column_parts, (high, wide, L), (M, N, K),
         tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
     )  # fmt: skip
 
 
 @cute.jit
 def _launch(
-    stream, load_a, tA, load_bs, tBs, tensors, tile_operands, row_parts, column_parts, clusters, extents, tiled_mma, a_layout, b_layout,
+    stream, load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents, tiled_mma, a_layout, b_layout,
     epilogue: cutlass.Constexpr, reads: cutlass.Constexpr, tiles: cutlass.Constexpr, form: cutlass.Constexpr,
 ):  # fmt: skip
     """The kernel, where there is something to do."""
     count = cutlass.min(clusters[0] * clusters[1] * clusters[2], tiles.blocks // tiles.cluster)
     if count > 0:
         _kernel(
-            load_a, tA, load_bs, tBs, tensors, tile_operands, row_parts, column_parts, clusters, extents,
+            load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents,
             tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
         ).launch(
             grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
@@ -131,7 +128,6 @@ def _kernel(
     load_bs: tuple,
     tBs: tuple,  # (N, K, L or 1), coordinates
     tensors: tuple,
-    tile_operands: tuple,
     row_parts: tuple,
     column_parts: tuple,
     clusters: tuple,  # rows and columns of clusters, batches
@@ -172,20 +168,15 @@ def _kernel(
         cute.arch.sync_threads()
 
     if consumer == CONSUMERS:
-        cute.arch.setmaxregister_decrease(_registers(tiles)[0])
+        cute.arch.setmaxregister_decrease(tiles.registers[0])
         if warp == 4 * CONSUMERS:
             _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
     else:
-        cute.arch.setmaxregister_increase(_registers(tiles)[1])
+        cute.arch.setmaxregister_increase(tiles.registers[1])
         _consume(
             sA, sB, stage, full, empty, clusters, rank, k_tiles, consumer, extents,
-            tensors, tile_operands, row_parts, column_parts, tiled_mma, epilogue, reads, tiles, form,
+            tensors, row_parts, column_parts, tiled_mma, epilogue, reads, tiles, form,
         )  # fmt: skip
-
-
-def _registers(tiles: Tiles) -> tuple[int, int]:
-    """A thread's, of the producer and of the consumers: together what a multiprocessor has."""
-    return (24, 240) if tiles.accumulators >= 192 else (40, 232)
 
 
 def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
@@ -285,7 +276,6 @@ def _consume(
     consumer: cutlass.Int32,
     extents: tuple,
     tensors: tuple,
-    tile_operands: tuple,
     row_parts: tuple,
     column_parts: tuple,
     tiled_mma: cute.TiledMma,
@@ -326,8 +316,6 @@ def _consume(
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
         row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
-        for mX in tile_operands:
-            _prefetch(mX, row0, column0, batch, tiles.tile_n // form.accumulators, slabs, 64 * groups)
         for k in cutlass.range(k_tiles, unroll=1):
             at = used % stages
             cute.arch.mbarrier_wait(full + at, used // stages & 1)
@@ -355,23 +343,3 @@ def _consume(
         index += step
         if cutlass.const_expr(tiles.pingpong):
             used += k_tiles
-
-
-@cute.jit
-def _prefetch(
-    mX: cute.Tensor,
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    columns: cutlass.Constexpr[int],
-    slabs: cutlass.Constexpr[int],
-    slab_step: cutlass.Constexpr[int],
-):
-    """What a warp's slabs need of an operand of the epilogue, on its way to the L2 cache."""
-    _, M, N = mX.shape
-    lane, line = cute.arch.lane_idx(), 128 * 8 // mX.element_type.width  # elements
-    for slab in cutlass.range_constexpr(slabs):
-        for i in cutlass.range_constexpr(0, columns, 2 * line):
-            r, c = row + slab * slab_step + lane % 16, column + i + lane // 16 * line
-            if (r < M) & (c < N) & (c < column + columns):
-                vectors.prefetch(mX, (Int64(batch) * M + r) * N + c)

@@ -17,9 +17,7 @@ from codegen.runtime import device
 _SUFFIX = {1: "b32", 2: "v2.b32", 4: "v4.b32"}
 
 
-def load(
-    src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool, constant: bool = False
-) -> cute.Tensor:
+def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool) -> cute.Tensor:
     """The `vec` elements from `place` on of a compact tensor, or as many as are `valid`: (vec,) registers. Where not
     `ragged`, all or none are, and `place` is a multiple of `vec`."""
     dst = cute.make_rmem_tensor((vec,), src.element_type)
@@ -28,7 +26,7 @@ def load(
     else:
         address, words = (src.iterator + place).toint(), cute.recast_tensor(dst, Uint32)
         for first, count in _accesses(cute.size(words)):
-            for i, word in enumerate(_load_words(address + 4 * first, count, valid > 0, constant)):
+            for i, word in enumerate(_load_words(address + 4 * first, count, valid > 0)):
                 words[first + i] = word
     return dst
 
@@ -41,12 +39,6 @@ def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32
         address, words = (dst.iterator + place).toint(), cute.recast_tensor(src, Uint32)
         for first, count in _accesses(cute.size(words)):
             _store_words(address + 4 * first, [words[first + i] for i in range(count)], valid > 0)
-
-
-def prefetch(src: cute.Tensor, place: Int64) -> None:
-    """Bring the 128 bytes around an element to the L2 cache."""
-    address = (src.iterator + place).toint().ir_value()
-    llvm.inline_asm(None, [address], "prefetch.global.L2 [$0];", "l", has_side_effects=True)
 
 
 def _whole_words(registers: cute.Tensor) -> bool:
@@ -73,18 +65,18 @@ def _store_some(src: cute.Tensor, dst: cute.Tensor, place: cutlass.Int64, valid:
         device.copy_whole_or_part(src, gX, Int64(valid))
 
 
-def _load_words(address: Int64, count: int, there: Boolean, constant: bool) -> list[Uint32]:
-    names, path = ", ".join(f"${i}" for i in range(count)), ".nc" if constant else ""
+def _load_words(address: Int64, count: int, there: Boolean) -> list[Uint32]:
+    names = ", ".join(f"${i}" for i in range(count))
     zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(count))
-    text = f"{zeros} @${count} ld.global{path}.{_SUFFIX[count]} {{{names}}}, [${count + 1}];"
+    text = f"{zeros} @${count} ld.global.{_SUFFIX[count]} {{{names}}}, [${count + 1}];"
     operands = [there.ir_value(), address.ir_value()]
     outputs = ",".join(["=&r"] * count)
     word = Uint32.mlir_type
     if count == 1:
         text = text.replace("{$0}", "$0")
-        return [Uint32(llvm.inline_asm(word, operands, text, f"{outputs},b,l", has_side_effects=not constant))]
+        return [Uint32(llvm.inline_asm(word, operands, text, f"{outputs},b,l", has_side_effects=True))]
     struct = llvm.StructType.get_literal([word] * count)
-    found = llvm.inline_asm(struct, operands, text, f"{outputs},b,l", has_side_effects=not constant)
+    found = llvm.inline_asm(struct, operands, text, f"{outputs},b,l", has_side_effects=True)
     return [Uint32(llvm.extractvalue(word, found, ir.DenseI64ArrayAttr.get([i]))) for i in range(count)]
 
 

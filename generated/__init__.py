@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from generated.daffine import daffine as daffine
     from generated.dbias_gelu import dbias_gelu as dbias_gelu
     from generated.dchannel_affine import dchannel_affine as dchannel_affine
+    from generated.dense_gelu import dense_gelu as dense_gelu
+    from generated.dense_swiglu import dense_swiglu as dense_swiglu
     from generated.dequantize_fp8 import dequantize_fp8 as dequantize_fp8
     from generated.dequantize_int8 import dequantize_int8 as dequantize_int8
     from generated.dgeglu import dgeglu as dgeglu
@@ -241,6 +243,8 @@ __all__ = [
     "daffine",
     "dbias_gelu",
     "dchannel_affine",
+    "dense_gelu",
+    "dense_swiglu",
     "dequantize_fp8",
     "dequantize_int8",
     "dgeglu",

@@ -84,13 +84,19 @@ class Op(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R], text: str, parts: dict[str, Any]):
         functools.update_wrapper(self, function)
-        self._text = text
-        self._launch, self._xla, self._reference = parts["launch"], parts["xla"], parts["reference"]
-        self._result = parts.get("result")
-        self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._text, self._reference, self._result = text, parts["reference"], parts.get("result")
         self._typed = functools.lru_cache(maxsize=None)(lambda key, out: partition.typed(self._functions(key), out))
-        self._xla_extra = list(inspect.signature(self._xla).parameters)
-        self._backward = Backward(self, parts) if "backward_launch" in parts else None
+        self._begin(parts.get("launch"), parts.get("xla"))
+        self._backward = self._backward_of(parts) if "backward_launch" in parts else None
+
+    def _begin(self, launch: Callable[..., None] | None, xla: Callable[..., Any] | None) -> None:
+        """What every generated kernel has: its launcher, its jnp form, and the functions behind its calls."""
+        self._launch, self._xla = launch, xla
+        self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._xla_extra = [] if xla is None else list(inspect.signature(xla).parameters)
+
+    def _backward_of(self, parts: dict[str, Any]) -> Backward:
+        return Backward(self, parts)
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -121,6 +127,11 @@ class Op(Generic[P, R]):
     def statements(self):
         """The chain as a typed graph."""
         return self._op.statements
+
+    @property
+    def multiplied(self) -> frozenset[str]:
+        """The inputs that are factors of a contraction."""
+        return frozenset()
 
     def __repr__(self) -> str:
         return f"<codegen op {self.__name__}>"  # type: ignore[attr-defined]
@@ -159,6 +170,8 @@ class Op(Generic[P, R]):
                 given[array.name] = array.default
             elif DTYPES[key.types.dtype(array)].kind == "float":
                 given[array.name] = jnp.asarray(value).astype(compute)
+            elif array.name in self.multiplied:
+                given[array.name] = jnp.asarray(value).astype(jnp.int32)
             else:
                 given[array.name] = jnp.asarray(value)
         given.update(key.static)
@@ -234,7 +247,8 @@ class Op(Generic[P, R]):
 
     # The function behind a key
 
-    def _make(self, key: Key) -> Callable[..., tuple]:
+    def _run(self, key: Key) -> Callable[..., tuple]:
+        """A call by the implementation that is asked for, not yet differentiable."""
         xla = functools.partial(self.jnp_form, key)
 
         @functools.cache
@@ -256,6 +270,10 @@ class Op(Generic[P, R]):
                 return xla(*operands)
             return choose(cute, xla, *operands)
 
+        return run
+
+    def _make(self, key: Key) -> Callable[..., tuple]:
+        run, xla = self._run(key), functools.partial(self.jnp_form, key)
         batched = jax.custom_batching.custom_vmap(lambda *operands: partition.varying(run(*operands), operands))
 
         @batched.def_vmap
@@ -419,10 +437,8 @@ class _Derived(Op):
     def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
         self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]
         self.origin, self._which = forward, which
-        self._launch, self._xla = parts[f"{which}_launch"], parts[f"{which}_xla"]
         self._backward = self._result = None
-        self._functions = functools.lru_cache(maxsize=None)(self._make)
-        self._xla_extra = list(inspect.signature(self._xla).parameters)
+        self._begin(parts.get(f"{which}_launch"), parts.get(f"{which}_xla"))
 
     @functools.cached_property
     def derived(self) -> pipeline.Derived:
@@ -459,15 +475,24 @@ class Backward(_Derived):
     def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
         """The gradient of each operand of the forward; None where it is zero."""
         how = self.derived.how
+        names = [*how.saved, *how.inputs, *(p.name for p in self._dynamic)]
+        values = dict(zip(names, (*residuals[0], *residuals[1]), strict=True))
+        return self.ordered(key, self.gradients(key, values, cotangents))
+
+    def gradients(self, key: Key, values: dict[str, Any], cotangents: tuple) -> dict[str, jax.Array]:
+        """The gradients that the kernel gives, by the names of what they are of. `values` are what it takes besides the
+        cotangents; None is an input that is left out."""
+        how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
-        names = [*(dy for _, dy in how.cotangents), *how.saved, *how.inputs, *(p.name for p in self._dynamic)]
-        values = (*(outer[y] for y, _ in how.cotangents), *residuals[0], *residuals[1])
-        there = {name: x for name, x in zip(names, values, strict=True) if x is not None}
+        there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
         arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
         own = Key(key.implementation, key.types, arrays, static)
         made = self._functions(own)(*(there[name] for name in (*arrays, *(p.name for p in self._dynamic))))
-        gradients = {name: dx for (name, _), dx in zip(how.gradients, made, strict=True)}
+        return {name: dx for (name, _), dx in zip(how.gradients, made, strict=True)}
+
+    def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:
+        """Gradients in the order of the forward's operands; None where there is none."""
         scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
         return tuple(
             gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
@@ -482,5 +507,10 @@ class Backward(_Derived):
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Makes the decorated declaration an op. `text` is the spec; `launch`, `xla` and `reference` are the generated
     launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel,
-    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives; `result` is the NamedTuple of several outputs."""
+    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives; an op that contracts
+    has `epilogue_launch` and `epilogue_xla`; `result` is the NamedTuple of several outputs."""
+    if "epilogue_launch" in parts:
+        from codegen.runtime.gemm_op import GemmOp
+
+        return lambda function: GemmOp(function, text, parts)
     return lambda function: Op(function, text, parts)

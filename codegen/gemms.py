@@ -7,6 +7,7 @@ element-wise, a GEMM kernel can do it tile by tile, before anything is written (
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, Leaf, Node, Statement, topological
 from codegen.plan import Elementwise, tile_plan
 from codegen.scope import make_scope
-from codegen.spec import Array, Axis, Spec
-from codegen.statements import read_lines
+from codegen.spec import Array, Spec
+from codegen.statements import Placed, read_lines
 from codegen.text import Scalar, Source
 from codegen.unparse import unparse
 
@@ -113,9 +114,11 @@ class _Splitter:
 
     def place(self, node: Node, mistake: Mistake) -> Diagnostic:
         lines, _ = read_lines(self.spec.chain)
-        holding = [s for s in self.statements if any(n is node for n in topological([s.value]))]
-        span = lines[self.statements.index(holding[0])].span if holding else self.spec.chain.span
-        return self.spec.source.diagnostic(span, mistake.message, mistake.hint)
+        holding = (any(n is node for n in topological([s.value])) for s in self.statements)
+        line = next(line for line, holds in zip(lines, holding, strict=True) if holds)
+        assert isinstance(line.tree, ast.Assign)
+        found = [n for n in ast.walk(line.tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult)]
+        return line.diagnostic(Placed(found[0] if found else line.tree.value, mistake))
 
     def leaf(self, node: Node) -> str:
         """What the epilogue calls a contraction."""
@@ -176,7 +179,7 @@ class _Splitter:
         text = unparse(assigned, self.scope.graph.calls, names, leaves)
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
-        used |= {n.attr for n in nodes if n.op == "param"}
+        used |= {str(n.attr) for n in nodes if n.op == "param"}
         params = tuple(p for p in spec.params if p.name in used)
         inputs = (*(p.acc for p in self.found.values()), *(a for a in spec.inputs if a.name in used))
         source = Source(f"{spec.path} (epilogue)", text, tuple(text.split("\n")))

@@ -126,7 +126,9 @@ class TileContext(ElementwiseContext):
     # Where the vector is
 
     def extent_source(self, group: int) -> str:
-        needed = [a for a in (*self.spec.outputs, *self.spec.inputs) if a.default is None and a.name not in self.gemm.accs]
+        needed = [
+            a for a in (*self.spec.outputs, *self.spec.inputs) if a.default is None and a.name not in self.gemm.accs
+        ]
         for array in needed:
             tokens = self.plan.view(array.name).tokens
             if group in tokens:
@@ -140,10 +142,9 @@ class TileContext(ElementwiseContext):
         return batch, rows
 
     def extents(self) -> list[str]:
-        needed = [i for found in self.split_groups() for i in found[1:]]
-        if self.flat_tiles():
-            needed = range(1, len(self.groups))
-        needed = sorted({*needed, len(self.groups) - 1, *self.needed_extents()} - {0})
+        inner = [i for found in self.split_groups() for i in found[1:]]
+        every = range(1, len(self.groups)) if self.flat_tiles() else ()
+        needed = sorted({*inner, *every, len(self.groups) - 1, *self.needed_extents()} - {0})
         names, sources = [self.groups[i].name for i in needed], [self.extent_source(i) for i in needed]
         return [f"{', '.join(names)} = {', '.join(sources)}"]
 
@@ -182,9 +183,7 @@ class TileContext(ElementwiseContext):
                 continue
             done.add(name)
             row = {"guard": self.guard(access), "in_row": whole[name]}
-            if access.mode == "index":
-                row["elements"] = [whole[name]]
-            elif access.mode == "scalar":
+            if access.mode == "index" or access.mode == "scalar":
                 row["elements"] = [whole[name]]
             else:
                 assert access.array is not None
@@ -220,7 +219,13 @@ class TileContext(ElementwiseContext):
                 arguments = f"{parts} * start, {parts} * {place}, {parts} * ({left}), {parts} * valid, {LANES}"
                 spot = self.at(replace(access, part=-1), "")
                 element = f"{tensor}[{spot.replace(place, f'{place} + i // {parts}').replace('-1', f'i % {parts}')}] = {name}[i]"
-                rows.append({"wide": f"device.store_anywhere({name}, {tensor}, {arguments})", "count": f"{parts} * vec", "element": element})
+                rows.append(
+                    {
+                        "wide": f"device.store_anywhere({name}, {tensor}, {arguments})",
+                        "count": f"{parts} * vec",
+                        "element": element,
+                    }
+                )
                 continue
             wide = "device.first_bits(valid, vec)"
             if access.mode == "tile":

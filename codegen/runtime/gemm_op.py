@@ -67,10 +67,10 @@ class GemmOp(Op[P, R]):
                 whole = all(DTYPES[x.dtype.name].kind == "int" for x in factors)
                 wide = "int64" if whole else "float64"
                 exact = [jax.numpy.asarray(x.astype(wide)) for x in factors]
-                made[p.acc.name] = np.asarray(product(p, *exact, axes, wide))
+                made[p.acc.name] = np.asarray(product(p, exact[0], exact[1], axes, wide))
                 finite = [jax.numpy.where(jax.numpy.isfinite(x), abs(x), 0) for x in exact]
                 rounded = self.spec.math != "precise" and any(x.dtype == np.float32 for x in factors)
-                size = np.asarray(product(p, *finite, axes, wide))
+                size = np.asarray(product(p, finite[0], finite[1], axes, wide))
                 sizes[p.acc.name] = size, axes.extents[p.axis], rounded
         return made, sizes
 
@@ -187,4 +187,3 @@ class GemmBackward(Backward):
 
         (found,) = jax.vjp(of, {name: wide[name] for name in own})[1](inner)
         return {name: value.astype(arrays[name].dtype) for name, value in found.items()}
-

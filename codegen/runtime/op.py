@@ -91,7 +91,8 @@ class Op(Generic[P, R]):
 
     def _begin(self, launch: Callable[..., None] | None, xla: Callable[..., Any] | None) -> None:
         """What every generated kernel has: its launcher, its jnp form, and the functions behind its calls."""
-        self._launch, self._xla = launch, xla
+        self._launch: Any = launch
+        self._xla: Any = xla
         self._functions = functools.lru_cache(maxsize=None)(self._make)
         self._xla_extra = [] if xla is None else list(inspect.signature(xla).parameters)
 

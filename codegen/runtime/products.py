@@ -26,9 +26,7 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
     right, other = _split(found.b, b, axes, names)
     _, result = _split(found.acc, None, axes, names)
     precision = jax.lax.Precision.HIGHEST if exact and a.dtype == jnp.float32 else None
-    made = jnp.einsum(
-        left, own, right, other, result, precision=precision, preferred_element_type=jnp.dtype(dtype)
-    )
+    made = jnp.einsum(left, own, right, other, result, precision=precision, preferred_element_type=jnp.dtype(dtype))
     return made.reshape(user_shape(found.acc, axes))
 
 

@@ -176,8 +176,8 @@ def error_bounds(
         if access.array is not None and access.array.name in sizes and spec.kind(access.array) == "float":
             size, count, rounded = sizes[access.array.name]
             with jax.default_device(jax.devices("cpu")[0]):
-                own = {access.array.name: jnp.asarray(size)}
-                size = np.asarray(views.jnp_value(plan, access, own, case.axes, "float64", "int64"))
+                made = {access.array.name: jnp.asarray(size)}
+                size = np.asarray(views.jnp_value(plan, access, made, case.axes, "float64", "int64"))
             key = access_key(plan, access)
             leaves[key] = analysis.contraction(leaves[key], size, count, rounded)
     bounds = analysis.statements(op.statements, leaves)

@@ -41,6 +41,20 @@ class Product:
 
 
 @dataclass(frozen=True)
+class GemmLaunch:
+    """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
+
+    vec: int
+    ragged: bool
+    config: str  # "sm_80(tile_m=128, ...)"
+
+    @property
+    def constants(self) -> dict[str, int | bool | str]:
+        """What the launcher takes of it."""
+        return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
+
+
+@dataclass(frozen=True)
 class Tile:
     """What a GEMM kernel does to a tile of the products: the epilogue's element-wise plan, its axes in three."""
 
@@ -50,6 +64,27 @@ class Tile:
     column: str  # the axis of b
     b_is_nk: bool  # b's columns before the contracted axis
     paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
+    accs: tuple[str, ...]  # the epilogue's inputs that hold products
+
+    def launch(self, dtypes: Mapping[str, str], a: str, extents: Mapping[str, int | None], precise: bool) -> GemmLaunch:
+        """The launch for arrays of these dtypes (by name), `a` that of the factors, and these extents: M, N, and what
+        divides N where that is not known. Raises `Mistake` where there is none."""
+        if DTYPES[a].kind != "int" and DTYPES[a].size not in (2, 4):
+            raise Mistake(f"no main loop for {a}")
+        if DTYPES[a].kind == "int" and a != "int8":
+            raise Mistake(f"no main loop for {a}")
+        widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
+        vec = min(8, 16 // max(widths))
+        inner = extents["N"]
+        small = all(n is not None and n <= 64 for n in (extents["M"], extents["N"]))
+        tile = 64 if small else 128
+        options = {
+            "tile_m": tile, "tile_n": tile, "tile_k": 64 // DTYPES[a].size, "warps_m": 2, "warps_n": 2, "stages": 4,
+        }  # fmt: skip
+        if DTYPES[a].size == 4:
+            options["precise"] = precise
+        text = ", ".join(f"{name}={value}" for name, value in options.items())
+        return GemmLaunch(vec, inner is None or inner % vec != 0, f"sm_80({text})")
 
 
 @dataclass(frozen=True)
@@ -223,7 +258,8 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     paired = "two" if len(products) == 2 else ""
     if parts is not None:
         paired = "halves" if parts.parts_first else "interleaved"
-    return Tile(plan, batch, rows, column, b.axes[-1] == first.axis, paired)
+    accs = tuple(p.acc.name for p in products)
+    return Tile(plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs)
 
 
 # The backward

@@ -2,6 +2,8 @@
 # then run `codegen build`.
 """Queries times keys, scaled, plus a bias for each pair of positions."""
 
+import functools
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -38,16 +40,15 @@ def attention_scores_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    scale: cutlass.Constexpr[float],
 ):
     (
         mBias,  # (S, P) T
         mScores,  # (B, S, P) T
     ) = tensors
-    scale, = settings
-    S, P = mScores.shape[1], mScores.shape[2]
+    P = mScores.shape[2]
     iB = batch
     iS = row
     iP = column
@@ -110,8 +111,7 @@ def attention_scores_launch(
         mQ,
         (mK,),
         (mBias, mScores,),
-        attention_scores_tile,
-        (scale,),
+        functools.partial(attention_scores_tile, scale=scale),
         batched=True,
         b_is_nk=True,
         paired="",

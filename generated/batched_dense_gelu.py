@@ -36,7 +36,6 @@ def batched_dense_gelu_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -44,7 +43,7 @@ def batched_dense_gelu_tile(
         mBias,  # (E, N) T
         mY,  # (E, M, N) T
     ) = tensors
-    M, N = mY.shape[1], mY.shape[2]
+    N = mY.shape[2]
     iE = batch
     iM = row
     iN = column
@@ -101,7 +100,6 @@ def batched_dense_gelu_launch(
         (mW,),
         (mBias, mY,),
         batched_dense_gelu_tile,
-        (),
         batched=True,
         b_is_nk=False,
         paired="",
@@ -221,7 +219,6 @@ def batched_dense_gelu_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -230,7 +227,7 @@ def batched_dense_gelu_forward_tile(
         mY,  # (E, M, N) T
         mAccKept,  # (E, M, N) T
     ) = tensors
-    M, N = mY.shape[1], mY.shape[2]
+    N = mY.shape[2]
     iE = batch
     iM = row
     iN = column
@@ -296,7 +293,6 @@ def batched_dense_gelu_forward_launch(
         (mW,),
         (mBias, mY, mAccKept,),
         batched_dense_gelu_forward_tile,
-        (),
         batched=True,
         b_is_nk=False,
         paired="",

@@ -41,7 +41,6 @@ def dense_geglu_weights_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -95,7 +94,6 @@ def dense_geglu_weights_launch(
         (mWg, mWu),
         (mY,),
         dense_geglu_weights_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="two",
@@ -205,7 +203,6 @@ def dense_geglu_weights_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -279,7 +276,6 @@ def dense_geglu_weights_forward_launch(
         (mWg, mWu),
         (mY, mGKept, mUKept,),
         dense_geglu_weights_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="two",

@@ -44,7 +44,6 @@ def dense_gelu_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -114,7 +113,6 @@ def dense_gelu_launch(
         (mW,),
         (mBias, mY,),
         dense_gelu_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -237,7 +235,6 @@ def dense_gelu_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -317,7 +314,6 @@ def dense_gelu_forward_launch(
         (mW,),
         (mBias, mY, mZ,),
         dense_gelu_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

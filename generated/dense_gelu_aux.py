@@ -45,7 +45,6 @@ def dense_gelu_aux_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -125,7 +124,6 @@ def dense_gelu_aux_launch(
         (mW,),
         (mBias, mY, mZ,),
         dense_gelu_aux_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -267,7 +265,6 @@ def dense_gelu_aux_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -357,7 +354,6 @@ def dense_gelu_aux_forward_launch(
         (mW,),
         (mBias, mY, mZ, mT0,),
         dense_gelu_aux_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

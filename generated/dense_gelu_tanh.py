@@ -43,7 +43,6 @@ def dense_gelu_tanh_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -113,7 +112,6 @@ def dense_gelu_tanh_launch(
         (mW,),
         (mBias, mY,),
         dense_gelu_tanh_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -244,7 +242,6 @@ def dense_gelu_tanh_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -324,7 +321,6 @@ def dense_gelu_tanh_forward_launch(
         (mW,),
         (mBias, mY, mZ,),
         dense_gelu_tanh_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

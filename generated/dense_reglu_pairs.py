@@ -41,7 +41,6 @@ def dense_reglu_pairs_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -92,7 +91,6 @@ def dense_reglu_pairs_launch(
         (mW,),
         (mY,),
         dense_reglu_pairs_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="interleaved",
@@ -195,7 +193,6 @@ def dense_reglu_pairs_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -259,7 +256,6 @@ def dense_reglu_pairs_forward_launch(
         (mW,),
         (mY, mAccKept,),
         dense_reglu_pairs_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="interleaved",

@@ -44,7 +44,6 @@ def dense_relu_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -112,7 +111,6 @@ def dense_relu_launch(
         (mW,),
         (mBias, mY,),
         dense_relu_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -233,7 +231,6 @@ def dense_relu_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -311,7 +308,6 @@ def dense_relu_forward_launch(
         (mW,),
         (mBias, mY, mZ,),
         dense_relu_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

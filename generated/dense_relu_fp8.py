@@ -40,7 +40,6 @@ def dense_relu_fp8_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -115,7 +114,6 @@ def dense_relu_fp8_launch(
         (mW,),
         (mScale, mBias, mY,),
         dense_relu_fp8_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

@@ -37,7 +37,6 @@ def dense_residual_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -112,7 +111,6 @@ def dense_residual_launch(
         (mW,),
         (mResidual, mBias, mY,),
         dense_residual_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

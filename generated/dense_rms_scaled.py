@@ -42,7 +42,6 @@ def dense_rms_scaled_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -112,7 +111,6 @@ def dense_rms_scaled_launch(
         (mW,),
         (mRstd, mWeight, mY,),
         dense_rms_scaled_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -245,7 +243,6 @@ def dense_rms_scaled_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -325,7 +322,6 @@ def dense_rms_scaled_forward_launch(
         (mW,),
         (mRstd, mWeight, mY, mAccKept,),
         dense_rms_scaled_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

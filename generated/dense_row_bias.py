@@ -36,7 +36,6 @@ def dense_row_bias_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -92,7 +91,6 @@ def dense_row_bias_launch(
         (mW,),
         (mBias, mY,),
         dense_row_bias_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -208,7 +206,6 @@ def dense_row_bias_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -274,7 +271,6 @@ def dense_row_bias_forward_launch(
         (mW,),
         (mBias, mY, mAccKept,),
         dense_row_bias_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

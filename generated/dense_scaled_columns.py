@@ -39,7 +39,6 @@ def dense_scaled_columns_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -128,7 +127,6 @@ def dense_scaled_columns_launch(
         (mW,),
         (mC, mAlpha, mBeta, mBias, mY,),
         dense_scaled_columns_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -271,7 +269,6 @@ def dense_scaled_columns_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -370,7 +367,6 @@ def dense_scaled_columns_forward_launch(
         (mW,),
         (mC, mAlpha, mBeta, mBias, mY, mAccKept,),
         dense_scaled_columns_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

@@ -40,7 +40,6 @@ def dense_silu_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -110,7 +109,6 @@ def dense_silu_launch(
         (mW,),
         (mBias, mY,),
         dense_silu_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -236,7 +234,6 @@ def dense_silu_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -316,7 +313,6 @@ def dense_silu_forward_launch(
         (mW,),
         (mBias, mY, mZ,),
         dense_silu_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

@@ -45,7 +45,6 @@ def dense_silu_residual_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -122,7 +121,6 @@ def dense_silu_residual_launch(
         (mW,),
         (mResidual, mBias, mY,),
         dense_silu_residual_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -255,7 +253,6 @@ def dense_silu_residual_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -342,7 +339,6 @@ def dense_silu_residual_forward_launch(
         (mW,),
         (mResidual, mBias, mY, mZ,),
         dense_silu_residual_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

@@ -2,6 +2,8 @@
 # then run `codegen build`.
 """A product, softly capped."""
 
+import functools
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -39,14 +41,13 @@ def dense_softcap_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    cap: cutlass.Constexpr[float],
 ):
     (
         mY,  # (rows, N) T
     ) = tensors
-    cap, = settings
     N = mY.shape[1]
     iN = column
     valid = cutlass.Int64(valid)
@@ -93,8 +94,7 @@ def dense_softcap_launch(
         mX,
         (mW,),
         (mY,),
-        dense_softcap_tile,
-        (cap,),
+        functools.partial(dense_softcap_tile, cap=cap),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -196,15 +196,14 @@ def dense_softcap_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    cap: cutlass.Constexpr[float],
 ):
     (
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    cap, = settings
     N = mY.shape[1]
     iN = column
     valid = cutlass.Int64(valid)
@@ -260,8 +259,7 @@ def dense_softcap_forward_launch(
         mX,
         (mW,),
         (mY, mAccKept,),
-        dense_softcap_forward_tile,
-        (cap,),
+        functools.partial(dense_softcap_forward_tile, cap=cap),
         batched=False,
         b_is_nk=False,
         paired="",

@@ -35,7 +35,6 @@ def dense_squared_relu_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -85,7 +84,6 @@ def dense_squared_relu_launch(
         (mW,),
         (mY,),
         dense_squared_relu_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -185,7 +183,6 @@ def dense_squared_relu_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -245,7 +242,6 @@ def dense_squared_relu_forward_launch(
         (mW,),
         (mY, mAccKept,),
         dense_squared_relu_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

@@ -42,7 +42,6 @@ def dense_swiglu_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -95,7 +94,6 @@ def dense_swiglu_launch(
         (mW,),
         (mY,),
         dense_swiglu_tile,
-        (),
         batched=False,
         b_is_nk=True,
         paired="halves",
@@ -214,7 +212,6 @@ def dense_swiglu_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -285,7 +282,6 @@ def dense_swiglu_forward_launch(
         (mW,),
         (mY, mAccKept,),
         dense_swiglu_forward_tile,
-        (),
         batched=False,
         b_is_nk=True,
         paired="halves",

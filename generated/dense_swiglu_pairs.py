@@ -48,7 +48,6 @@ def dense_swiglu_pairs_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -101,7 +100,6 @@ def dense_swiglu_pairs_launch(
         (mW,),
         (mY,),
         dense_swiglu_pairs_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="interleaved",
@@ -209,7 +207,6 @@ def dense_swiglu_pairs_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -275,7 +272,6 @@ def dense_swiglu_pairs_forward_launch(
         (mW,),
         (mY, mAccKept,),
         dense_swiglu_pairs_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="interleaved",

@@ -39,7 +39,6 @@ def dense_transposed_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -107,7 +106,6 @@ def dense_transposed_launch(
         (mW,),
         (mBias, mY,),
         dense_transposed_tile,
-        (),
         batched=False,
         b_is_nk=True,
         paired="",

@@ -43,7 +43,6 @@ def gemm_linear_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -124,7 +123,6 @@ def gemm_linear_launch(
         (mW,),
         (mC, mBias, mAlpha, mBeta, mY,),
         gemm_linear_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",
@@ -256,7 +254,6 @@ def gemm_linear_forward_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -347,7 +344,6 @@ def gemm_linear_forward_launch(
         (mW,),
         (mC, mBias, mAlpha, mBeta, mY, mAccKept,),
         gemm_linear_forward_tile,
-        (),
         batched=False,
         b_is_nk=False,
         paired="",

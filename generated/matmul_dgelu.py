@@ -48,7 +48,6 @@ def matmul_dgelu_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -111,7 +110,6 @@ def matmul_dgelu_launch(
         (mW,),
         (mZ, mDz,),
         matmul_dgelu_tile,
-        (),
         batched=False,
         b_is_nk=True,
         paired="",

@@ -38,7 +38,6 @@ def matmul_dsilu_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -101,7 +100,6 @@ def matmul_dsilu_launch(
         (mW,),
         (mZ, mDz,),
         matmul_dsilu_tile,
-        (),
         batched=False,
         b_is_nk=True,
         paired="",

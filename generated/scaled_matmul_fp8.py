@@ -45,7 +45,6 @@ def scaled_matmul_fp8_tile(
     batch: cutlass.Int32,
     valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    settings: cutlass.Constexpr[tuple],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
 ):
@@ -127,7 +126,6 @@ def scaled_matmul_fp8_launch(
         (mB,),
         (mScaleA, mScaleB, mBias, mY,),
         scaled_matmul_fp8_tile,
-        (),
         batched=False,
         b_is_nk=True,
         paired="",

@@ -226,11 +226,13 @@ class Context:
 
     def imports(self, body: str) -> list[str]:
         """What the module's body uses."""
-        lines = ["from typing import NamedTuple", ""] if len(self.spec.outputs) > 1 else []
+        lines = ["import functools"] if "functools." in body else []
+        lines += ["from typing import NamedTuple"] if len(self.spec.outputs) > 1 else []
+        lines += [""] if lines else []
         lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
         lines += ["import jax.numpy as jnp"] if re.search(r"\bjnp\.", body) else []
         lines += ["", "from codegen import runtime"]
-        used = [name for name in ("device", "gemm", "reduce") if re.search(rf"\b{name}\.", body)]
+        used = [name for name in ("device", "gemm", "reduce") if re.search(rf"(?<!/)\b{name}\.", body)]
         return [*lines, f"from codegen.runtime import {', '.join(used)}"] if used else lines
 
     def result_class(self) -> dict | None:

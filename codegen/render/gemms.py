@@ -70,6 +70,7 @@ class TileContext(ElementwiseContext):
         chain = self.chain()
         return {
             "op": self.name,
+            "epilogue": self.epilogue_text(),
             "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
             "byte_tensors": [self.tensors[a.name] for a in self.spec.arrays if self.spec.kind(a) == "bool"],
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
@@ -87,6 +88,11 @@ class TileContext(ElementwiseContext):
             "stores": self.stores(),
             "ragged_stores": self.ragged_stores(),
         }
+
+    def epilogue_text(self) -> str:
+        """The epilogue as the launcher passes it on: what is compiled in, bound."""
+        bound = ", ".join(f"{p.name}={p.name}" for p in self.static)
+        return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
 
     def acc_tensors(self) -> set[str]:
         return {self.tensors[name] for name in self.gemm.accs}
@@ -142,11 +148,15 @@ class TileContext(ElementwiseContext):
         return batch, rows
 
     def extents(self) -> list[str]:
-        inner = [i for found in self.split_groups() for i in found[1:]]
+        inner = [i for found in self.split_groups() for i in found[1:]]  # what a flattened coordinate is divided by
         every = range(1, len(self.groups)) if self.flat_tiles() else ()
-        needed = sorted({*inner, *every, len(self.groups) - 1, *self.needed_extents()} - {0})
+        needed = sorted({*inner, *every, len(self.groups) - 1, *self.sizes()} - {0})
         names, sources = [self.groups[i].name for i in needed], [self.extent_source(i) for i in needed]
         return [f"{', '.join(names)} = {', '.join(sources)}"]
+
+    def sizes(self) -> set[int]:
+        """The groups whose size the chain asks for."""
+        return {a.group for a in self.plan.loads if a.mode == "size" and a.group is not None}
 
     def coordinates(self) -> list[str]:
         lines = []

@@ -8,6 +8,7 @@ generated backward gives.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,14 +17,17 @@ import jax
 import numpy as np
 
 from codegen import pipeline
-from codegen.gemms import Gemm
+from codegen.errors import Mistake
+from codegen.gemms import Gemm, GemmLaunch
 from codegen.ir import DTYPES
 from codegen.plan import access_key
-from codegen.runtime import arguments, views
-from codegen.runtime.arguments import Axes
+from codegen.runtime import arguments, partition, unsigned, views
+from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.evaluate import evaluate
-from codegen.runtime.op import Backward, Key, Op, P, R, _Derived
+from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
+from codegen.runtime.platform import choose
 from codegen.runtime.products import product
+from codegen.spec import Array
 
 
 class GemmOp(Op[P, R]):
@@ -96,12 +100,106 @@ class GemmOp(Op[P, R]):
         own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
         return self.epilogue.jnp_form(own, *values, sizes=sizes)
 
+    # One kernel
+
+    def launch_for(self, types: Types, axes: Axes) -> GemmLaunch:
+        """The kernel's launch for these types and extents. Raises `Mistake` where there is none."""
+        tile = self.plan.tile
+        if isinstance(tile, Mistake):
+            raise tile
+        dtypes = {a.name: types.dtype(a) for a in self.plan.epilogue.spec.arrays}
+        rows = math.prod(axes.shape(tile.rows))
+        extents = {"M": rows if isinstance(rows, int) else None, "N": views.divisor(axes.extents[tile.column])}
+        return tile.launch(dtypes, types.dtype(self.plan.products[0].a), extents, self.spec.math == "precise")
+
+    def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
+        """What the launcher is called with: the factors, the epilogue's operands, its outputs."""
+        spec, tile = self.plan.epilogue.spec, self.plan.tile
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(self.spec, arrays)
+        how = self.launch_for(key.types, axes)
+        products = self.plan.products
+        factors = [products[0].a, *(p.b for p in products)]
+        own = [a for a in spec.inputs if a.name not in self.plan.accs]
+
+        def factor(array: Array) -> Tensor:
+            """Batch axes are one mode, and so are rows."""
+            shape: list[Any] = [math.prod(axes.shape(tile.batch))] if tile.batch else []
+            shape += [math.prod(axes.shape(tile.rows))] if array is products[0].a else []
+            for dim in array.dims:
+                if not set(dim.names) & {*tile.batch, *tile.rows}:
+                    extent = [axes.extents[dim.names[0]]]
+                    parts = [] if dim.parts is None else [dim.parts]
+                    shape += [*parts, *extent] if dim.parts_first else [*extent, *parts]
+            divisors = (*(1 for _ in shape[:-1]), views.power_of_two(shape[-1], 16))
+            if array is not products[0].a and not tile.b_is_nk and tile.paired == "interleaved":
+                divisors = (*divisors[:-2], views.power_of_two(shape[-2], 16), 2)
+            return Tensor(tuple(shape), key.types.dtype(array), divisors, 256)
+
+        def operand(array: Array) -> Tensor:
+            shape, dtype = views.kernel_shape(tile.plan, array, axes), key.types.dtype(array)
+            return Tensor(
+                shape, dtype, views.divisibility(tile.plan, array, how), views.alignment(tile.plan, array, dtype)
+            )
+
+        dynamic = [p for p in spec.params if not p.static]
+        kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
+        inputs = (
+            *map(factor, factors), *map(operand, own), *(Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds)
+        )  # fmt: skip
+        outputs = tuple(map(operand, spec.outputs))
+        params = self.parameters(key, operands)
+        static = {p.name: params[p.name] for p in spec.params if p.static}
+        return KernelCall(
+            unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
+            (
+                *(arrays[a.name] for a in factors),
+                *(arrays.get(a.name) for a in own),
+                *(params[p.name] for p in dynamic),
+            ),
+            inputs,
+            outputs,
+            tuple(views.user_shape(a, axes) for a in spec.outputs),
+            how,
+            {**static, **how.constants},
+        )
+
+    def _tensor_names(self) -> list[str]:
+        spec, products = self.plan.epilogue.spec, self.plan.products
+        own = [a.name for a in spec.inputs if a.name not in self.plan.accs]
+        dynamic = [p.name for p in spec.params if not p.static]
+        return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *(a.name for a in spec.outputs)]
+
+    def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
+        """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
+        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        try:
+            self.launch_for(key.types, axes)
+        except Mistake:
+            return False
+        return key.implementation in ("cute", "interpret")
+
     def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
+        if self._fuses(key, operands):
+            return super()._run_interpret(key, *operands, parts=parts)
         own, values = self.epilogue_call(key, operands)
         return self.epilogue._run_interpret(own, *values, parts=parts)
 
     def _run(self, key: Key) -> Callable[..., tuple]:
-        return functools.partial(self.composed, key)
+        composed = functools.partial(self.composed, key)
+
+        @functools.cache
+        def cute(donated):
+            return partition.partitioned(self, key, functools.partial(self._run_cute, key, donated))
+
+        def run(*operands):
+            if key.implementation == "xla" or not self._fuses(key, operands):
+                return composed(*operands)
+            if key.implementation == "interpret":
+                return self._run_interpret(key, *operands)
+            return choose(cute, composed, *operands)
+
+        return run
 
 
 class Epilogue(_Derived):

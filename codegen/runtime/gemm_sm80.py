@@ -281,7 +281,9 @@ def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, i
     size = mX.element_type.width // 8
     known = [cute.get_divisibility(x) * size for x in (mX.stride[0], mX.stride[1], mX.shape[2])]
     chunks = Chunks(panels, size, math.gcd(16, mX.iterator.alignment, *known), threads, along_k)
-    assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, f"{threads} threads cannot share {chunks}"
+    assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, (
+        f"{threads} threads cannot share {chunks}"
+    )
     return chunks
 
 
@@ -348,7 +350,14 @@ def _lane_of_b(lane: Int32, column: Int32, panels: Panels, size: int) -> Int32:
 
 
 def _fragments(
-    base: Int32, a: Int32, b: Int32, step: int, rA: cute.Tensor, rB: cute.Tensor, panels: list[Panels], starts: list[int]
+    base: Int32,
+    a: Int32,
+    b: Int32,
+    step: int,
+    rA: cute.Tensor,
+    rB: cute.Tensor,
+    panels: list[Panels],
+    starts: list[int],
 ) -> None:
     """The fragments of one step along K, from the stage at `base`: rA (4, I), rB (2, J) words. `panels` and `starts` are
     those of a and of each b."""
@@ -381,7 +390,9 @@ def _pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) ->
     if panels.kind == "halves":
         return words
     # Two rows of k a word, and in each two columns: what lies together must be four rows of one column
-    return [tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)]
+    return [
+        tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)
+    ]
 
 
 def _multiply(dtype: type[Numeric], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool) -> None:

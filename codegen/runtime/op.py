@@ -26,6 +26,7 @@ import numpy as np
 from codegen import pipeline
 from codegen.arch import lacks
 from codegen.errors import Mistake
+from codegen.gemms import GemmLaunch
 from codegen.ir import DTYPES
 from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
@@ -68,7 +69,7 @@ class KernelCall:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them; of parts, as they are
-    how: Launch | RowLaunch | WalkLaunch
+    how: Launch | RowLaunch | WalkLaunch | GemmLaunch
     constants: dict[str, Any]
 
     def compiled_for(self, arch: str) -> kernels.Call:
@@ -358,9 +359,7 @@ class Op(Generic[P, R]):
         """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
         call = self._kernel_call(key, operands)
         described = call.compiled_for(current_arch() or interpreted.DEFAULT_ARCH)
-        dynamic = [p.name for p in self._dynamic]
-        folded = [f"{s.name} parts" for s in self.plan.columns]
-        names = [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
+        names = self._tensor_names()
         count = len(call.shapes) if parts else len(self.spec.outputs)
         present = [x for x in call.operands if x is not None]
 
@@ -377,6 +376,12 @@ class Op(Generic[P, R]):
             return tuple(map(jnp.asarray, on_host(*present)))
         shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))[:count]
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
+
+    def _tensor_names(self) -> list[str]:
+        """What a kernel's tensors are called in messages: inputs, dynamic parameters, outputs, parts."""
+        dynamic = [p.name for p in self._dynamic]
+        folded = [f"{s.name} parts" for s in self.plan.columns]
+        return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
         """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold, and
@@ -425,7 +430,7 @@ class Op(Generic[P, R]):
                 problem = f"{mistake.message}; implementation='xla' runs without"
         return problem
 
-    def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch:
+    def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
         """The launch for these types and extents."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         arch = current_arch()

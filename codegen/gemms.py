@@ -76,10 +76,12 @@ class Tile:
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = min(8, 16 // max(widths))
         inner = extents["N"]
-        small = all(n is not None and n <= 64 for n in (extents["M"], extents["N"]))
-        tile = 64 if small else 128
+        rows = extents["M"]
+        few = rows is not None and inner is not None and rows * inner <= 512 * 512
+        tile_m, tile_n = (32, 64 if self.paired else 32) if few else (128, 128)
         options = {
-            "tile_m": tile, "tile_n": tile, "tile_k": 64 // DTYPES[a].size, "warps_m": 2, "warps_n": 2, "stages": 4,
+            "tile_m": tile_m, "tile_n": tile_n, "tile_k": 64 // DTYPES[a].size, "warps_m": 2, "warps_n": 1 if few else 2,
+            "stages": 2 if few else 4,
         }  # fmt: skip
         if DTYPES[a].size == 4:
             options["precise"] = precise

@@ -31,6 +31,8 @@ reference: |
   swiglu = lambda v: jax.nn.silu(v[..., 0::2]) * v[..., 1::2]
   dz = jax.vjp(swiglu, z)[1](dy @ w.T)[0]
 grad: none
+domain:
+  z: finite
 bench:
   - {...: 8192, K: 4096, N: 14336}
   - {...: 8192, K: 1024, N: 8192}

@@ -67,7 +67,6 @@ def logits_logsumexp_epilogue_stage0(acc, label, index_n):
 def logits_logsumexp_epilogue_row_sum(acc, t0):
     """What is folded into row_sum (sum), on one vector of each operand."""
     z = acc - device.where(device.isfinite(t0), t0, 0.0)
-    logits = acc
     return device.exp(z, False)
 
 

@@ -37,8 +37,9 @@ EXAMPLES = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else "8"))
 
 
 def default_examples(op: Op) -> int:
-    """Calls a test: fewer of ops that reduce, nearly each of which has a row length, so a kernel to compile, of its own."""
-    return EXAMPLES if op.plan.kind == "elementwise" else max(1, EXAMPLES * 2 // 3)
+    """Calls a test: fewer of ops that reduce, nearly each of which has a row length, so a kernel to compile, of its own; and
+    of those that contract, which take long to compile."""
+    return {"elementwise": EXAMPLES, "gemm": max(1, EXAMPLES // 2)}.get(op.plan.kind, max(1, EXAMPLES * 2 // 3))
 
 
 @functools.cache

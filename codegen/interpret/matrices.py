@@ -133,5 +133,3 @@ def from_tf32(words: np.ndarray) -> np.ndarray:
 
 def from_s8(words: np.ndarray) -> np.ndarray:
     return words.view(np.int8).astype(np.int32)
-
-

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int8, Int32, Int64, Numeric, Uint8, Uint16, Uint32
+from cutlass import Boolean, Float32, Int8, Int32, Int64, Numeric, Uint8, Uint16, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import gemm_epilogue, tensorcore
@@ -121,10 +121,11 @@ def launch(
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
-    the batch shares them; bfloat16, float16, float32 (as tf32; `precise`: as two of them, within a few ulp) or int8
-    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved".
+        the batch shares them; bfloat16, float16, float32 or int8 (summed in int32). Two give two accumulators ("halves");
+        one with 2N columns too, if "interleaved".
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
     blocks: that a multiprocessor should hold at once.
+    precise: float32 as two of tf32 instead of one. Where an operand is infinite, the sum may be NaN then.
     """
     tiling = Tiling(tile_m, tile_n, tile_k, warps_m, warps_n, stages, group, precise)
     form = Form(
@@ -169,6 +170,7 @@ def _kernel(
     L, M, K = mA.shape
     N = _columns(mBs, b_is_nk)
     tiles_m, tiles_n = cute.ceil_div(M, tile_m), cute.ceil_div(N, tile_n)
+    some = tiles_m * tiles_n * L > 0  # else there is one block, and nothing for it to do
     batch, m, n = _tile(tiles_m, tiles_n, tiling.group)
 
     # The operands' tiles in a stage, and what this thread copies and reads of them
@@ -181,9 +183,10 @@ def _kernel(
     )
     shared = buffer.iterator.toint()
     along_k = [(0, tile_k)] + [(0, tile_k) if b_is_nk else (tile_k, 0)] * parts
-    first = [(m * tile_m, Int32(0))] + [(n * tile_n, Int32(0)) if b_is_nk else (Int32(0), n * tile_n)] * parts
+    place_b = (batch, n * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), n * tile_n)
+    places = [(batch, m * tile_m, Int32(0))] + [place_b] * parts
     chunks = [_chunks(mX, p, threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
-    sources = [_source(mX, batch, *f, tidx, c) for mX, f, c in zip((mA, *mBs), first, chunks, strict=True)]
+    sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
     own_a = _lane_of_a(lane, warp_m * warp_rows, panels[0])
     own_b = _lane_of_b(lane, warp_n * warp_columns, panels[1], size)
 
@@ -225,7 +228,6 @@ def _kernel(
     words = cute.make_tensor(
         cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((gemm_epilogue.STAGE, tiling.warps))
     )
-    some = tiles_m * tiles_n * L > 0  # else there is one block, and nothing for it to do
     extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, N * parts // form.accumulators, Int32(0)))
     column = (n * tiling.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
     gemm_epilogue.finish(
@@ -281,19 +283,23 @@ def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, i
     size = mX.element_type.width // 8
     known = [cute.get_divisibility(x) * size for x in (mX.stride[0], mX.stride[1], mX.shape[2])]
     chunks = Chunks(panels, size, math.gcd(16, mX.iterator.alignment, *known), threads, along_k)
-    assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, f"{threads} threads cannot share {chunks}"
+    assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, (
+        f"{threads} threads cannot share {chunks}"
+    )
     return chunks
 
 
-def _source(mX: cute.Tensor, batch: Int32, row: Int32, column: Int32, tidx: Int32, chunks: Chunks) -> tuple:
-    """What a thread copies of an operand's first tile: the address of its first chunk and the stride of rows, in bytes;
-    the chunk's row and column, and how many of each there are."""
+def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, tidx: Int32, chunks: Chunks) -> tuple:
+    """What a thread copies of the operand's tile at this batch, row and column: the address of its first chunk and the
+    stride of rows, in bytes; the chunk's row and column, and how many of each there are (unless `some`: none)."""
+    batch, row, column = place
     stride = Int64(mX.stride[1])
     row = row + tidx // chunks.per_row
     column = column + tidx % chunks.per_row * (chunks.chunk // chunks.size)
     batch = cutlass.select_(mX.shape[0] == 1, Int32(0), batch)
+    rows = cutlass.select_(some, Int32(mX.shape[1]), Int32(0))
     first = Int64(batch) * mX.stride[0] + Int64(row) * stride + Int64(column)
-    return mX.iterator.toint() + first * chunks.size, stride * chunks.size, row, column, mX.shape[1], mX.shape[2]
+    return mX.iterator.toint() + first * chunks.size, stride * chunks.size, row, column, rows, mX.shape[2]
 
 
 @cute.jit
@@ -314,13 +320,14 @@ def _load(
             tensorcore.copy_async(at, first + i * (chunks.hop * stride), chunks.chunk, given)
     else:
         word = Uint16 if chunks.chunk == 2 else Uint8
-        at_once = min(chunks.count, 16)
-        for start in cutlass.range_constexpr(0, chunks.count, at_once):
+        at_once = min(chunks.count, 8)
+        for batch in cutlass.range(chunks.count // at_once, unroll=1):
             held = cute.make_rmem_tensor((at_once,), word)
             held.fill(0)
+            start = batch * at_once
             for i in cutlass.range_constexpr(at_once):
                 if (row + (start + i) * chunks.hop < rows) & (column < columns):
-                    place = first + (start + i) * (chunks.hop * stride)
+                    place = first + Int64((start + i) * chunks.hop) * stride
                     held[i] = cute.make_ptr(word, place, cute.AddressSpace.gmem, assumed_align=chunks.chunk).load()
             for i in cutlass.range_constexpr(at_once):
                 at = target + chunks.panels.place(own_row + (start + i) * chunks.hop, own_byte)
@@ -348,7 +355,14 @@ def _lane_of_b(lane: Int32, column: Int32, panels: Panels, size: int) -> Int32:
 
 
 def _fragments(
-    base: Int32, a: Int32, b: Int32, step: int, rA: cute.Tensor, rB: cute.Tensor, panels: list[Panels], starts: list[int]
+    base: Int32,
+    a: Int32,
+    b: Int32,
+    step: int,
+    rA: cute.Tensor,
+    rB: cute.Tensor,
+    panels: list[Panels],
+    starts: list[int],
 ) -> None:
     """The fragments of one step along K, from the stage at `base`: rA (4, I), rB (2, J) words. `panels` and `starts` are
     those of a and of each b."""
@@ -381,7 +395,9 @@ def _pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) ->
     if panels.kind == "halves":
         return words
     # Two rows of k a word, and in each two columns: what lies together must be four rows of one column
-    return [tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)]
+    return [
+        tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)
+    ]
 
 
 def _multiply(dtype: type[Numeric], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool) -> None:

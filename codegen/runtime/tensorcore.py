@@ -8,7 +8,6 @@ words 0, 1: (g, q), (g, q + 4); of the product elements 0..3: (g, 2q), (g, 2q + 
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int8, Int32, Int64, Numeric, Uint32
 from cutlass._mlir.dialects import llvm
@@ -71,16 +70,16 @@ def pick_bytes(low: Uint32, high: Uint32, places: int) -> Uint32:
 
 
 def split(word: Uint32, precise: bool) -> list[Uint32]:
-    """A float32 as tf32, rounded to nearest; `precise`: and what that leaves of it, as another."""
-    big = _rounded(word)
+    """A float32 as tf32, rounded to nearest; `precise`: and what that leaves of it, as another. Tensor cores take no
+    notice of the 13 bits that tf32 lacks: adding half of what the last of the others counts is enough."""
     if not precise:
-        return [big]
-    big &= Uint32(0xFFFFE000)  # the bits that tf32 lacks
+        return [_with_half(word)]
+    big = _with_half(word) & Uint32(0xFFFFE000)
     rest = word.bitcast(Float32) - big.bitcast(Float32)
-    finite = (big & Uint32(0x7F800000)) != Uint32(0x7F800000)
-    return [big, cutlass.select_(finite, _rounded(rest.bitcast(Uint32)), Uint32(0))]
+    return [big, _with_half(rest.bitcast(Uint32))]
 
 
-def _rounded(word: Uint32) -> Uint32:
-    text = "cvt.rna.tf32.f32 $0, $1;"
-    return Uint32(llvm.inline_asm(Uint32.mlir_type, [word.ir_value()], text, "=r,r"))
+def _with_half(word: Uint32) -> Uint32:
+    """x + 2**(e - 11), away from zero, where 2**e <= abs(x) < 2**(e + 1); infinities and NaN as they are."""
+    power = (word & Uint32(0xFF800000)).bitcast(Float32)
+    return cute.math.fma(power, Float32(2.0**-11), word.bitcast(Float32)).bitcast(Uint32)

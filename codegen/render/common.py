@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable
 
 from codegen import emit
+from codegen.gemms import Gemm
 from codegen.ir import DTYPES, reaching, topological
 from codegen.ops import OPS
 from codegen.pipeline import Op
@@ -52,7 +53,7 @@ class Context:
         # Parts that lie next to each other come in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
-    def planned(self, op: Op) -> Elementwise | Reduction:
+    def planned(self, op: Op) -> Elementwise | Reduction | Gemm:
         return op.plan
 
     def kernel(self) -> dict:
@@ -225,11 +226,13 @@ class Context:
 
     def imports(self, body: str) -> list[str]:
         """What the module's body uses."""
-        lines = ["from typing import NamedTuple", ""] if len(self.spec.outputs) > 1 else []
+        lines = ["import functools"] if "functools." in body else []
+        lines += ["from typing import NamedTuple"] if len(self.spec.outputs) > 1 else []
+        lines += [""] if lines else []
         lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
         lines += ["import jax.numpy as jnp"] if re.search(r"\bjnp\.", body) else []
         lines += ["", "from codegen import runtime"]
-        used = [name for name in ("device", "reduce") if re.search(rf"\b{name}\.", body)]
+        used = [name for name in ("device", "gemm", "reduce") if re.search(rf"(?<!/)\b{name}\.", body)]
         return [*lines, f"from codegen.runtime import {', '.join(used)}"] if used else lines
 
     def result_class(self) -> dict | None:

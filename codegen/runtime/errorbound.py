@@ -98,9 +98,10 @@ class Analysis:
             self.dimensions[axis] = tuple(range(start, start + (rows if axis == ROWS else 1)))
 
     def statements(
-        self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray]
+        self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray | Bound]
     ) -> dict[tuple[str, int | None], Bound]:
-        """The bound of every value the statements assign. `leaves` holds what they read, by `leaf_key`."""
+        """The bound of every value the statements assign. `leaves` holds what they read, by `leaf_key`: values that are
+        exact, or bounds."""
         bounds: dict[int, Bound] = {}
         results = {}
         with np.errstate(all="ignore"):
@@ -112,8 +113,11 @@ class Analysis:
                 results[(statement.name, statement.part)] = bounds[id(statement.value)]
         return results
 
-    def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray]) -> Bound:
+    def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray | Bound]) -> Bound:
         key = leaf_key(node)
+        found = leaves.get(key)
+        if isinstance(found, Bound):
+            return found
         if node.is_const or key in leaves:
             value = np.asarray(node.attr if node.is_const else leaves[key])
             if node.kind == "float":
@@ -183,6 +187,14 @@ class Analysis:
                 reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
             error = error + np.where(_lost(arg), np.inf, reach)
         return value, error
+
+    def contraction(self, value: np.ndarray, size: np.ndarray, count: int, rounded: bool) -> Bound:
+        """A sum of `count` products, of factors that are exact, or `rounded` to TF32 first; `size` is the sum of their
+        magnitudes, factors that are not finite left out. Tensor cores may cut where others round."""
+        unit = 2 * (count + 2) * self.unit + (2.0**-9 if rounded else 0.0)
+        beyond = size > self.top
+        error = np.where(np.isfinite(value), size * unit, 0) + (count + 1) * self.tiny
+        return Bound(value, np.where(beyond, np.inf, error), beyond)
 
     def reduction(self, node: Node, arg: Bound) -> Bound:
         """The axes lost stay, of length 1."""

@@ -23,6 +23,7 @@ from codegen.plan import access_key
 from codegen.runtime import arguments, draw, views
 from codegen.runtime.draw import Case
 from codegen.runtime.errorbound import Analysis, stored, ulp
+from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 
 
@@ -150,14 +151,19 @@ def error_bounds(
     op: Op, case: Case, args: list, keywords: dict[str, Any]
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """For each output: the chain's own value, the bound of its error, and where it overflows on the way."""
-    plan, spec = op.plan, op.spec
+    spec = op.spec
+    arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
+    sizes: dict[str, Any] = {}
+    if isinstance(op, GemmOp):
+        made, sizes = op.products_and_sizes(arrays, case.axes)
+        arrays, op = made | arrays, op.epilogue
+    plan = op.plan
     with jax.default_device(jax.devices("cpu")[0]):
-        arrays = {a.name: jnp.asarray(np.asarray(x)) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
-        leaves: dict[tuple, np.ndarray] = {}
+        there = {name: jnp.asarray(x) for name, x in arrays.items()}
+        leaves: dict[tuple, Any] = {}
         for access in plan.loads:
-            value = views.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
+            value = views.jnp_value(plan, access, there, case.axes, "float64", "int64")
             leaves[access_key(plan, access)] = np.asarray(value)
-    leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
     widths = {a.name: DTYPES[case.types.dtype(a)] for a in spec.outputs}
     wide_outputs = {name for name, d in widths.items() if d.kind != "float" or d.size >= 4}
@@ -165,6 +171,15 @@ def error_bounds(
     narrow = {i for i, names in reached.items() if not names & wide_outputs} if spec.math == "auto" else set()
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
                         plan.order, len(case.axes.rows))  # fmt: skip
+    leaves |= {("param", name): np.asarray(value) for name, value in case.params}
+    for access in plan.loads:
+        if access.array is not None and access.array.name in sizes and spec.kind(access.array) == "float":
+            size, count, rounded = sizes[access.array.name]
+            with jax.default_device(jax.devices("cpu")[0]):
+                made = {access.array.name: jnp.asarray(size)}
+                size = np.asarray(views.jnp_value(plan, access, made, case.axes, "float64", "int64"))
+            key = access_key(plan, access)
+            leaves[key] = analysis.contraction(leaves[key], size, count, rounded)
     bounds = analysis.statements(op.statements, leaves)
     tolerance = {name: float(x) for name, x in spec.tolerance if name != "why"}
     results = []
@@ -278,6 +293,8 @@ def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
         got = given.pulled(lambda full: run(*full))(given.own, given.cotangents)
     derived = op.backward
     saved = [derived.op.spec.array(name) for name in derived.how.saved] if isinstance(derived, Derived) else []
+    if isinstance(op, GemmOp):  # what is kept of the products, their gradients, and TF32 on a GPU
+        saved += [a for a in op.spec.inputs if a.name in op.multiplied]
     dtypes = [case.types.dtype(a) for a in saved]
     kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
     outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)

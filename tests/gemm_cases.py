@@ -86,6 +86,11 @@ class Case:
         found = names.get(name, "float32")
         return np.dtype(getattr(ml_dtypes, found, found))
 
+    @property
+    def arch(self) -> str:
+        """The oldest that can."""
+        return "sm_89" if self.dtype.startswith("float8") else "sm_80"
+
     def call(self, arch: str) -> Call:
         """The launcher on tensors of which only divisors are known."""
 
@@ -188,6 +193,8 @@ CASES = [
     *spread(replace(BF16, dtype="float32", tile=TF32, precise=True), [(70, 72, 136)]),
     *spread(replace(BF16, dtype="int8", out="int32", tile=INT8), [(64, 64, 128), (33, 67, 35), (70, 66, 260)]),
     *spread(replace(BF16, dtype="int8", out="int32", tile=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35), (5, 66, 70)]),
+    *spread(replace(BF16, dtype="float8_e4m3fn", tile=INT8), [(70, 72, 144)]),
+    *spread(replace(BF16, dtype="float8_e5m2", tile=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35)]),
     *spread(replace(BF16, L=3, shared_b=True), [(70, 72, 40), (3, 5, 7)]),
     *spread(replace(BF16, L=2, b_is_nk=False), [(70, 72, 40), (3, 5, 7)]),
     # other tiles: more warps, one, narrow rows in shared memory, two stages, other vectors

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int8, Int32, Int64, Numeric, Uint8, Uint16, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint8, Uint16, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import gemm_epilogue, tensorcore
@@ -27,7 +27,7 @@ from codegen.runtime.tensorcore import STEP
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work is cut. Powers of two all; a warp has 16 columns of each b at least, and 2 steps along K."""
+    """How the work is cut: powers of two, but for stages."""
 
     tile_m: int  # rows of a block's tile
     tile_n: int  # its columns, of both b together where there are two
@@ -45,6 +45,16 @@ class Tiling:
     @property
     def threads(self) -> int:
         return WARP * self.warps
+
+    def check(self, size: int, parts: int) -> None:
+        """Whether there is a kernel for elements of so many bytes, and for so many b."""
+        for good, what in (
+            (self.tile_k * size in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
+            (self.tile_m // self.warps_m % 16 == 0, "a warp has 16 rows at least"),
+            (self.tile_n // self.warps_n // parts % 16 == 0, "a warp has 16 columns of each b at least"),
+            (self.stages >= 2, "there are two stages at least"),
+        ):
+            assert good, f"{what}: {self}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ def launch(
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
-        the batch shares them; bfloat16, float16, float32 or int8 (summed in int32). Two give two accumulators ("halves");
+        the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Two give two accumulators ("halves");
         one with 2N columns too, if "interleaved".
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
     blocks: that a multiprocessor should hold at once.
@@ -129,10 +139,11 @@ def launch(
     """
     tiling = Tiling(tile_m, tile_n, tile_k, warps_m, warps_n, stages, group, precise)
     form = Form(
-        vec, ragged, paired, row_ops, column_ops, fours=not b_is_nk and mA.element_type is Int8,
+        vec, ragged, paired, row_ops, column_ops, fours=not b_is_nk and mA.element_type.width == 8,
         warps=warps_m, step=1, barrier=1, threads=tiling.threads,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
+    tiling.check(mA.element_type.width // 8, len(mBs))
     L, M, _ = mA.shape
     tiles = cute.ceil_div(M, tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tile_n // len(mBs)) * L
     _kernel(mA, mBs, tensors, row_parts, column_parts, epilogue, b_is_nk, tiling, form).launch(
@@ -159,7 +170,7 @@ def _kernel(
     form: cutlass.Constexpr[Form],
 ):
     dtype, threads, parts = mA.element_type, tiling.threads, len(mBs)
-    size = dtype.width // 8
+    types, size = (dtype, mBs[0].element_type), dtype.width // 8
     tile_m, tile_n, tile_k = tiling.tile_m, tiling.tile_n // parts, tiling.tile_k  # columns of each b
     warp_rows, warp_columns = tile_m // tiling.warps_m, tile_n // tiling.warps_n
     steps = tile_k * size // STEP
@@ -200,7 +211,7 @@ def _kernel(
 
     # A tile a turn. While a step along K is multiplied, the next one's fragments are read, and with the first step the
     # copies begin that fill the stage which was read in the turn before.
-    acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.INSTRUCTIONS[dtype][1])
+    acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(dtype))
     acc.fill(0)
     rA = cute.make_rmem_tensor((4, warp_rows // 16, 2), Uint32)
     rB = cute.make_rmem_tensor((2, parts * warp_columns // 8, 2), Uint32)
@@ -220,7 +231,7 @@ def _kernel(
                     _load(sources[k], turn + (tiling.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
                 cute.arch.cp_async_commit_group()
                 write = _next(write, stage_size, tiling.stages)
-            _multiply(dtype, acc, rA[None, None, now], rB[None, None, now], tiling.precise)
+            _multiply(types, acc, rA[None, None, now], rB[None, None, now], tiling.precise)
 
     # What is left of the stages' memory serves the epilogue.
     cute.arch.cp_async_wait_group(0)
@@ -400,13 +411,15 @@ def _pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) ->
     ]
 
 
-def _multiply(dtype: type[Numeric], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool) -> None:
+def _multiply(
+    types: tuple[type[Numeric], type[Numeric]], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool
+) -> None:
     """acc (4, I, J) += the products of fragments (4, I) and (2, J)."""
 
     def terms(words: cute.Tensor, place: int) -> list[list[Uint32]]:
         """A fragment; float32 as the tf32 that sum to it, one or two."""
         own = [words[w, place] for w in range(cute.size(words, mode=[0]))]
-        if dtype is not Float32:
+        if types[0] is not Float32:
             return [own]
         return [list(part) for part in zip(*(tensorcore.split(word, precise) for word in own), strict=True)]
 
@@ -415,9 +428,9 @@ def _multiply(dtype: type[Numeric], acc: cute.Tensor, rA: cute.Tensor, rB: cute.
         b = terms(rB, j)
         for i in range(len(a)):
             if precise:
-                tensorcore.mma(dtype, acc[None, i, j], a[i][1], b[0])
-                tensorcore.mma(dtype, acc[None, i, j], a[i][0], b[1])
-            tensorcore.mma(dtype, acc[None, i, j], a[i][0], b[0])
+                tensorcore.mma(*types, acc[None, i, j], a[i][1], b[0])
+                tensorcore.mma(*types, acc[None, i, j], a[i][0], b[1])
+            tensorcore.mma(*types, acc[None, i, j], a[i][0], b[0])
 
 
 def _for_epilogue(acc: cute.Tensor, fours: bool) -> cute.Tensor:

@@ -19,7 +19,7 @@ from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 
 def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     inputs, outputs = case.arguments(operands), case.outputs
-    return interpreted.run(case.call("sm_80"), [*inputs, *outputs], list(inputs.values()), list(outputs.values()))
+    return interpreted.run(case.call(case.arch), [*inputs, *outputs], list(inputs.values()), list(outputs.values()))
 
 
 @pytest.mark.parametrize("case", gemm_cases.CASES, ids=str)

@@ -5,6 +5,7 @@ import functools
 import re
 
 import gemm_cases
+import ml_dtypes
 import numpy as np
 import pytest
 from ptx_running import kernel_of, result, run, source, values
@@ -46,7 +47,12 @@ INSTRUCTIONS = {
     "f16": ("m16n8k16", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
     "tf32": ("m16n8k8", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
     "s8": ("m16n8k32", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
+    "e4m3": ("m16n8k32", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"),
+    "e5m2": ("m16n8k32", "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32"),
 }
+
+
+FLOAT8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 
 def bits_of(kind: str, matrix: np.ndarray) -> np.ndarray:
@@ -55,6 +61,8 @@ def bits_of(kind: str, matrix: np.ndarray) -> np.ndarray:
         return (matrix.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if kind == "f16":
         return matrix.astype(np.float16).view(np.uint16)
+    if kind in FLOAT8:
+        return matrix.astype(FLOAT8[kind]).view(np.uint8)
     return matrix.astype(np.float32).view(np.uint32) if kind == "tf32" else matrix.astype(np.int8).view(np.uint8)
 
 
@@ -68,13 +76,14 @@ def packed(table, bits: np.ndarray, width: int) -> np.ndarray:
     return np.array(found, np.uint32)
 
 
-def multiplied(kind: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, instruction: str = "") -> np.ndarray:
-    """d of a, b and c, one each a warp: (warps, rows, columns)."""
+def multiplied(kind: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, kind_b: str = "") -> np.ndarray:
+    """d of a, b (of another kind, if one is named) and c, one each a warp: (warps, rows, columns)."""
     shape, name = INSTRUCTIONS[kind]
     table_a, table_b, _, width = SHAPES[shape]
-    whole = [
-        np.concatenate([packed(t, bits_of(kind, x), width) for x in m]) for t, m in ((table_a, a), (table_b, b))
-    ]  # fmt: skip
+    kind_b = kind_b or kind
+    name = name.replace(f"{kind}.{kind}", f"{kind}.{kind_b}")
+    whole = [np.concatenate([packed(table_a, bits_of(kind, x), width) for x in a])]
+    whole.append(np.concatenate([packed(table_b, bits_of(kind_b, x), width) for x in b]))
     dtype = np.int32 if kind == "s8" else np.float32
     whole.append(np.concatenate([[[x[place] for place in lane] for lane in C] for x in c]).astype(dtype))
     lines = []
@@ -83,7 +92,7 @@ def multiplied(kind: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, instructi
         lines += [f"ld.global.b32 %r{10 + 4 * k + w}, [%rd10+{4 * w}];" for w in range(words)]
     registers = "{{%r{}, %r{}, %r{}, %r{}}}".format
     lines += [
-        f"{instruction or name} {registers(24, 25, 26, 27)}, {registers(10, 11, 12, 13)}, {{%r14, %r15}}, {registers(18, 19, 20, 21)};"
+        f"{name} {registers(24, 25, 26, 27)}, {registers(10, 11, 12, 13)}, {{%r14, %r15}}, {registers(18, 19, 20, 21)};"
     ]
     lines += ["mul.wide.u32 %rd10, %r0, 16;", "add.s64 %rd10, %rd3, %rd10;"]
     lines += [f"st.global.b32 [%rd10+{4 * w}], %r{24 + w};" for w in range(4)]
@@ -104,7 +113,7 @@ def drawn(kind: str, most: int, warps: int = 3) -> tuple[np.ndarray, np.ndarray,
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS)
 def test_mma_of_integers_is_exact(kind):
-    a, b, c = drawn(kind, 128 if kind == "s8" else 64)
+    a, b, c = drawn(kind, {"s8": 128, "e4m3": 16, "e5m2": 8}.get(kind, 64))  # all of which the type holds
     np.testing.assert_array_equal(multiplied(kind, a, b, c), (a @ b + c).astype(np.float64))
 
 
@@ -122,6 +131,12 @@ def test_mma_sums_exact_products_in_order(kind):
     for k in range(a.shape[2]):
         want = want + (a[:, :, k, None].astype(np.float64) * b[:, k, None, :]).astype(np.float32)
     np.testing.assert_array_equal(got, want)
+
+
+def test_mma_of_two_kinds_of_float8():
+    a, b, c = drawn("e4m3", 8)
+    np.testing.assert_array_equal(multiplied("e5m2", a, 2 * b, c, "e4m3"), a @ (2 * b) + c)
+    np.testing.assert_array_equal(multiplied("e4m3", 2 * a, b / 1024, c, "e5m2"), 2 * a @ (b / 1024) + c)
 
 
 def test_tf32_operands_lack_their_last_bits():

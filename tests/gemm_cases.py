@@ -28,6 +28,9 @@ class Tile(NamedTuple):
     blocks: int = 1
 
 
+DEFAULT, TF32, INT8 = Tile(), Tile(tile_k=32), Tile(tile_k=128)
+
+
 @dataclass(frozen=True)
 class Case:
     """One call of one launcher."""
@@ -43,8 +46,9 @@ class Case:
     shared_b: bool = False  # one b for the whole batch
     paired: str = ""  # "halves", "interleaved", and "two" for two tensors
     vec: int = 8
-    tile: Tile = Tile()
+    tile: Tile = DEFAULT
     precise: bool = False
+    known: bool = True  # whether the compiler is told what divides extents
 
     def __str__(self) -> str:
         words = [self.launcher, self.dtype, f"{self.L}x{self.M}x{self.N}x{self.K}", "nk" if self.b_is_nk else "kn"]
@@ -82,16 +86,25 @@ class Case:
         found = names.get(name, "float32")
         return np.dtype(getattr(ml_dtypes, found, found))
 
+    @property
+    def arch(self) -> str:
+        """The oldest that can."""
+        return "sm_89" if self.dtype.startswith("float8") else "sm_80"
+
     def call(self, arch: str) -> Call:
         """The launcher on tensors of which only divisors are known."""
 
         def tensor(name: str) -> tuple[str, tuple[int, ...], int]:
             shape, dtype = self.shapes[name], self.dtype_of(name)
-            last = next(d for d in (16, 8, 4, 2, 1) if shape[-1] % d == 0)
+            last = next(d for d in (16, 8, 4, 2, 1) if shape[-1] % d == 0) if self.known else 1
             return str(dtype), (*[1] * (len(shape) - 1), last), 16
 
         inputs = [tensor(name) for name in self.shapes if name not in self.outputs]
-        constants: dict[str, Any] = {"b_is_nk": self.b_is_nk, "vec": self.vec, "ragged": self.N % self.vec != 0}
+        constants: dict[str, Any] = {
+            "b_is_nk": self.b_is_nk,
+            "vec": self.vec,
+            "ragged": not self.known or self.N % self.vec != 0,
+        }
         if self.launcher == "swiglu":
             constants = {"paired": self.paired.replace("two", "halves")} | constants
             inputs += [None] if self.paired != "two" else []
@@ -157,10 +170,19 @@ def spread(case: Case, sizes: list[tuple[int, int, int]]) -> list[Case]:
     return [replace(case, M=m, N=n, K=k) for m, n, k in sizes]
 
 
-HALF, TF32, INT8 = Tile(), Tile(tile_k=32), Tile(tile_k=128)
 BF16 = Case("plain", "bfloat16", 64, 64, 64)
 # Whole tiles, part of one, more than one in each direction; odd, one, nothing
-SIZES = [(64, 64, 64), (70, 72, 136), (131, 200, 24), (33, 67, 35), (1, 1, 1), (17, 24, 0), (0, 16, 8), (8, 0, 8), (5, 66, 258)]
+SIZES = [
+    (64, 64, 64),
+    (70, 72, 136),
+    (131, 200, 24),
+    (33, 67, 35),
+    (1, 1, 1),
+    (17, 24, 0),
+    (0, 16, 8),
+    (8, 0, 8),
+    (5, 66, 258),
+]
 
 CASES = [
     *spread(BF16, SIZES),
@@ -171,6 +193,8 @@ CASES = [
     *spread(replace(BF16, dtype="float32", tile=TF32, precise=True), [(70, 72, 136)]),
     *spread(replace(BF16, dtype="int8", out="int32", tile=INT8), [(64, 64, 128), (33, 67, 35), (70, 66, 260)]),
     *spread(replace(BF16, dtype="int8", out="int32", tile=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35), (5, 66, 70)]),
+    *spread(replace(BF16, dtype="float8_e4m3fn", tile=INT8), [(70, 72, 144)]),
+    *spread(replace(BF16, dtype="float8_e5m2", tile=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35)]),
     *spread(replace(BF16, L=3, shared_b=True), [(70, 72, 40), (3, 5, 7)]),
     *spread(replace(BF16, L=2, b_is_nk=False), [(70, 72, 40), (3, 5, 7)]),
     # other tiles: more warps, one, narrow rows in shared memory, two stages, other vectors

@@ -23,6 +23,7 @@ from codegen.interpret.ptx import Address, Operand, Vector
 if TYPE_CHECKING:
     from codegen.interpret.machine import Machine
 
+BITS = {"tf32": 32, "bf16": 16, "f16": 16, "s8": 8, "e4m3": 8, "e5m2": 8}  # of the operands' types
 G, Q = np.arange(32) // 4, np.arange(32) % 4
 ROW = np.stack([G, G + 8, G, G + 8])  # of a fragment's words, by word and lane
 WORD = np.stack([Q, Q, Q + 4, Q + 4])
@@ -74,13 +75,13 @@ def load_matrices(words, operands) -> Execute:
 def multiply(words, operands) -> Execute:
     """mma.sync: d = a * b + c, for the shapes whose K is 32 bytes."""
     shape, *types = words[2:]
-    kinds = {("m16n8k16", "bf16"): from_bf16, ("m16n8k16", "f16"): from_f16, ("m16n8k8", "tf32"): from_tf32, ("m16n8k32", "s8"): from_s8}  # fmt: skip
     if words[:2] != ("sync", "aligned") or types[:2] != ["row", "col"] or len(types) != 6:
         raise Unknown("." + ".".join(words))
     of_d, of_a, of_b, of_c = types[2:]
-    elements = kinds.get((shape, of_a))
-    total = np.int32 if of_a == "s8" else np.float32
-    if elements is None or of_b != of_a or {of_c, of_d} != {"s32" if of_a == "s8" else "f32"}:
+    if of_a not in BITS or shape != f"m16n8k{256 // BITS[of_a]}" or (of_b != of_a and {of_a, of_b} != {"e4m3", "e5m2"}):
+        raise Unknown("." + ".".join(words[2:]))
+    kind, total = ("s32", np.int32) if of_a == "s8" else ("f32", np.float32)
+    if {of_c, of_d} != {kind}:
         raise Unknown("." + ".".join(words[2:]))
     d, a, b, c = (o.items if isinstance(o, Vector) else (o,) for o in operands)
     if [len(o) for o in (d, a, b, c)] != [4, 4, 2, 4]:
@@ -88,11 +89,11 @@ def multiply(words, operands) -> Execute:
 
     def run(m: Machine) -> None:
         lanes = whole_warps(m, "mma")
-        left = elements(gathered(m, a, (16, 8), lanes)).transpose(2, 0, 1)  # K, warps, rows
-        right = elements(gathered(m, b, (8, 8), lanes)).transpose(2, 0, 1)
+        left = elements(of_a, gathered(m, a, (16, 8), lanes)).transpose(2, 0, 1)  # K, warps, rows
+        right = elements(of_b, gathered(m, b, (8, 8), lanes)).transpose(2, 0, 1)
         held: np.ndarray = np.empty((len(lanes), 16, 8), total)
         for i, item in enumerate(c):
-            held[:, ELEMENT_ROW[i], COLUMN[i]] = registers(m, item, "s32" if total is np.int32 else "f32", lanes)
+            held[:, ELEMENT_ROW[i], COLUMN[i]] = registers(m, item, kind, lanes)
         if total is np.int32:
             held += np.einsum("kwr,kwc->wrc", left, right)
         else:
@@ -119,19 +120,12 @@ def gathered(m: Machine, items: tuple[Operand | None, ...], shape: tuple[int, in
     return held
 
 
-def from_bf16(words: np.ndarray) -> np.ndarray:
-    return (words.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def from_f16(words: np.ndarray) -> np.ndarray:
-    return words.view(np.float16).astype(np.float32)
-
-
-def from_tf32(words: np.ndarray) -> np.ndarray:
-    return (words & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-def from_s8(words: np.ndarray) -> np.ndarray:
-    return words.view(np.int8).astype(np.int32)
-
-
+def elements(kind: str, words: np.ndarray) -> np.ndarray:
+    """Words as the numbers they hold, the lowest bits first: float32, or int32."""
+    if kind == "tf32":
+        return (words & np.uint32(0xFFFFE000)).view(np.float32)
+    if kind == "bf16":
+        return (words.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if kind in ("e4m3", "e5m2"):
+        return ar.from_float8(words.view(np.uint8).astype(np.uint16), kind).view(np.float16).astype(np.float32)
+    return words.view(np.float16).astype(np.float32) if kind == "f16" else words.view(np.int8).astype(np.int32)

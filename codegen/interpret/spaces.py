@@ -33,7 +33,7 @@ class Spaces:
             bits, base = "s64", self.address_of(address.base).astype(np.int64)
         base = base + address.offset
         if bits == "u32":
-            base &= 0xFFFFFFFF  # addresses of 32 bits wrap around
+            base = (base + (1 << 31)) % (1 << 32) - (1 << 31)  # addresses of 32 bits wrap around
         return np.broadcast_to(base, (self.m.width(),)) if base.shape[0] != self.m.width() else base
 
     def address_of(self, name: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int8, Int32, Int64, Numeric, Uint8, Uint16, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint8, Uint16, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import gemm_epilogue, tensorcore
@@ -27,7 +27,7 @@ from codegen.runtime.tensorcore import STEP
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work is cut. Powers of two all; a warp has 16 columns of each b at least, and 2 steps along K."""
+    """How the work is cut: powers of two, but for stages."""
 
     tile_m: int  # rows of a block's tile
     tile_n: int  # its columns, of both b together where there are two
@@ -45,6 +45,16 @@ class Tiling:
     @property
     def threads(self) -> int:
         return WARP * self.warps
+
+    def check(self, size: int, parts: int) -> None:
+        """Whether there is a kernel for elements of so many bytes, and for so many b."""
+        for good, what in (
+            (self.tile_k * size in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
+            (self.tile_m // self.warps_m % 16 == 0, "a warp has 16 rows at least"),
+            (self.tile_n // self.warps_n // parts % 16 == 0, "a warp has 16 columns of each b at least"),
+            (self.stages >= 2, "there are two stages at least"),
+        ):
+            assert good, f"{what}: {self}"
 
 
 @dataclass(frozen=True)
@@ -121,17 +131,19 @@ def launch(
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
-    the batch shares them; bfloat16, float16, float32 (as tf32; `precise`: as two of them, within a few ulp) or int8
-    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved".
+        the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Two give two accumulators ("halves");
+        one with 2N columns too, if "interleaved".
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
     blocks: that a multiprocessor should hold at once.
+    precise: float32 as two of tf32 instead of one. Where an operand is infinite, the sum may be NaN then.
     """
     tiling = Tiling(tile_m, tile_n, tile_k, warps_m, warps_n, stages, group, precise)
     form = Form(
-        vec, ragged, paired, row_ops, column_ops, fours=not b_is_nk and mA.element_type is Int8,
+        vec, ragged, paired, row_ops, column_ops, fours=not b_is_nk and mA.element_type.width == 8,
         warps=warps_m, step=1, barrier=1, threads=tiling.threads,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
+    tiling.check(mA.element_type.width // 8, len(mBs))
     L, M, _ = mA.shape
     tiles = cute.ceil_div(M, tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tile_n // len(mBs)) * L
     _kernel(mA, mBs, tensors, row_parts, column_parts, epilogue, b_is_nk, tiling, form).launch(
@@ -158,7 +170,7 @@ def _kernel(
     form: cutlass.Constexpr[Form],
 ):
     dtype, threads, parts = mA.element_type, tiling.threads, len(mBs)
-    size = dtype.width // 8
+    types, size = (dtype, mBs[0].element_type), dtype.width // 8
     tile_m, tile_n, tile_k = tiling.tile_m, tiling.tile_n // parts, tiling.tile_k  # columns of each b
     warp_rows, warp_columns = tile_m // tiling.warps_m, tile_n // tiling.warps_n
     steps = tile_k * size // STEP
@@ -169,6 +181,7 @@ def _kernel(
     L, M, K = mA.shape
     N = _columns(mBs, b_is_nk)
     tiles_m, tiles_n = cute.ceil_div(M, tile_m), cute.ceil_div(N, tile_n)
+    some = tiles_m * tiles_n * L > 0  # else there is one block, and nothing for it to do
     batch, m, n = _tile(tiles_m, tiles_n, tiling.group)
 
     # The operands' tiles in a stage, and what this thread copies and reads of them
@@ -181,9 +194,10 @@ def _kernel(
     )
     shared = buffer.iterator.toint()
     along_k = [(0, tile_k)] + [(0, tile_k) if b_is_nk else (tile_k, 0)] * parts
-    first = [(m * tile_m, Int32(0))] + [(n * tile_n, Int32(0)) if b_is_nk else (Int32(0), n * tile_n)] * parts
+    place_b = (batch, n * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), n * tile_n)
+    places = [(batch, m * tile_m, Int32(0))] + [place_b] * parts
     chunks = [_chunks(mX, p, threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
-    sources = [_source(mX, batch, *f, tidx, c) for mX, f, c in zip((mA, *mBs), first, chunks, strict=True)]
+    sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
     own_a = _lane_of_a(lane, warp_m * warp_rows, panels[0])
     own_b = _lane_of_b(lane, warp_n * warp_columns, panels[1], size)
 
@@ -197,7 +211,7 @@ def _kernel(
 
     # A tile a turn. While a step along K is multiplied, the next one's fragments are read, and with the first step the
     # copies begin that fill the stage which was read in the turn before.
-    acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.INSTRUCTIONS[dtype][1])
+    acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(dtype))
     acc.fill(0)
     rA = cute.make_rmem_tensor((4, warp_rows // 16, 2), Uint32)
     rB = cute.make_rmem_tensor((2, parts * warp_columns // 8, 2), Uint32)
@@ -217,7 +231,7 @@ def _kernel(
                     _load(sources[k], turn + (tiling.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
                 cute.arch.cp_async_commit_group()
                 write = _next(write, stage_size, tiling.stages)
-            _multiply(dtype, acc, rA[None, None, now], rB[None, None, now], tiling.precise)
+            _multiply(types, acc, rA[None, None, now], rB[None, None, now], tiling.precise)
 
     # What is left of the stages' memory serves the epilogue.
     cute.arch.cp_async_wait_group(0)
@@ -225,7 +239,6 @@ def _kernel(
     words = cute.make_tensor(
         cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((gemm_epilogue.STAGE, tiling.warps))
     )
-    some = tiles_m * tiles_n * L > 0  # else there is one block, and nothing for it to do
     extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, N * parts // form.accumulators, Int32(0)))
     column = (n * tiling.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
     gemm_epilogue.finish(
@@ -281,19 +294,23 @@ def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, i
     size = mX.element_type.width // 8
     known = [cute.get_divisibility(x) * size for x in (mX.stride[0], mX.stride[1], mX.shape[2])]
     chunks = Chunks(panels, size, math.gcd(16, mX.iterator.alignment, *known), threads, along_k)
-    assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, f"{threads} threads cannot share {chunks}"
+    assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, (
+        f"{threads} threads cannot share {chunks}"
+    )
     return chunks
 
 
-def _source(mX: cute.Tensor, batch: Int32, row: Int32, column: Int32, tidx: Int32, chunks: Chunks) -> tuple:
-    """What a thread copies of an operand's first tile: the address of its first chunk and the stride of rows, in bytes;
-    the chunk's row and column, and how many of each there are."""
+def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, tidx: Int32, chunks: Chunks) -> tuple:
+    """What a thread copies of the operand's tile at this batch, row and column: the address of its first chunk and the
+    stride of rows, in bytes; the chunk's row and column, and how many of each there are (unless `some`: none)."""
+    batch, row, column = place
     stride = Int64(mX.stride[1])
     row = row + tidx // chunks.per_row
     column = column + tidx % chunks.per_row * (chunks.chunk // chunks.size)
     batch = cutlass.select_(mX.shape[0] == 1, Int32(0), batch)
+    rows = cutlass.select_(some, Int32(mX.shape[1]), Int32(0))
     first = Int64(batch) * mX.stride[0] + Int64(row) * stride + Int64(column)
-    return mX.iterator.toint() + first * chunks.size, stride * chunks.size, row, column, mX.shape[1], mX.shape[2]
+    return mX.iterator.toint() + first * chunks.size, stride * chunks.size, row, column, rows, mX.shape[2]
 
 
 @cute.jit
@@ -314,13 +331,14 @@ def _load(
             tensorcore.copy_async(at, first + i * (chunks.hop * stride), chunks.chunk, given)
     else:
         word = Uint16 if chunks.chunk == 2 else Uint8
-        at_once = min(chunks.count, 16)
-        for start in cutlass.range_constexpr(0, chunks.count, at_once):
+        at_once = min(chunks.count, 8)
+        for batch in cutlass.range(chunks.count // at_once, unroll=1):
             held = cute.make_rmem_tensor((at_once,), word)
             held.fill(0)
+            start = batch * at_once
             for i in cutlass.range_constexpr(at_once):
                 if (row + (start + i) * chunks.hop < rows) & (column < columns):
-                    place = first + (start + i) * (chunks.hop * stride)
+                    place = first + Int64((start + i) * chunks.hop) * stride
                     held[i] = cute.make_ptr(word, place, cute.AddressSpace.gmem, assumed_align=chunks.chunk).load()
             for i in cutlass.range_constexpr(at_once):
                 at = target + chunks.panels.place(own_row + (start + i) * chunks.hop, own_byte)
@@ -348,7 +366,14 @@ def _lane_of_b(lane: Int32, column: Int32, panels: Panels, size: int) -> Int32:
 
 
 def _fragments(
-    base: Int32, a: Int32, b: Int32, step: int, rA: cute.Tensor, rB: cute.Tensor, panels: list[Panels], starts: list[int]
+    base: Int32,
+    a: Int32,
+    b: Int32,
+    step: int,
+    rA: cute.Tensor,
+    rB: cute.Tensor,
+    panels: list[Panels],
+    starts: list[int],
 ) -> None:
     """The fragments of one step along K, from the stage at `base`: rA (4, I), rB (2, J) words. `panels` and `starts` are
     those of a and of each b."""
@@ -381,16 +406,20 @@ def _pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) ->
     if panels.kind == "halves":
         return words
     # Two rows of k a word, and in each two columns: what lies together must be four rows of one column
-    return [tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)]
+    return [
+        tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)
+    ]
 
 
-def _multiply(dtype: type[Numeric], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool) -> None:
+def _multiply(
+    types: tuple[type[Numeric], type[Numeric]], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool
+) -> None:
     """acc (4, I, J) += the products of fragments (4, I) and (2, J)."""
 
     def terms(words: cute.Tensor, place: int) -> list[list[Uint32]]:
         """A fragment; float32 as the tf32 that sum to it, one or two."""
         own = [words[w, place] for w in range(cute.size(words, mode=[0]))]
-        if dtype is not Float32:
+        if types[0] is not Float32:
             return [own]
         return [list(part) for part in zip(*(tensorcore.split(word, precise) for word in own), strict=True)]
 
@@ -399,9 +428,9 @@ def _multiply(dtype: type[Numeric], acc: cute.Tensor, rA: cute.Tensor, rB: cute.
         b = terms(rB, j)
         for i in range(len(a)):
             if precise:
-                tensorcore.mma(dtype, acc[None, i, j], a[i][1], b[0])
-                tensorcore.mma(dtype, acc[None, i, j], a[i][0], b[1])
-            tensorcore.mma(dtype, acc[None, i, j], a[i][0], b[0])
+                tensorcore.mma(*types, acc[None, i, j], a[i][1], b[0])
+                tensorcore.mma(*types, acc[None, i, j], a[i][0], b[1])
+            tensorcore.mma(*types, acc[None, i, j], a[i][0], b[0])
 
 
 def _for_epilogue(acc: cute.Tensor, fours: bool) -> cute.Tensor:

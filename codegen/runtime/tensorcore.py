@@ -1,33 +1,35 @@
 """PTX for tensor cores, as Ampere has it and all later architectures do: mma.sync, ldmatrix and cp.async.
 
 Fragments are 32-bit words in registers. A step along K is 32 bytes of it for every type: 16 of 16 bits (bfloat16, float16),
-8 of float32 (as tf32) or 32 of int8; then the fragments of all types lie alike, in words. Lane `l` of a warp, with g = l//4 and q = l%4,
+8 of float32 (as tf32) or 32 of 8 bits (int8, float8); then the fragments of all types lie alike, in words. Lane `l` of a warp, with g = l//4 and q = l%4,
 holds of a (16 rows, 8 words) words 0..3: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); of b (8 columns, 8 words)
 words 0, 1: (g, q), (g, q + 4); of the product elements 0..3: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1).
 """
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32, Int8, Int32, Int64, Numeric, Uint32
+from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Int64, Numeric, Uint32
 from cutlass._mlir.dialects import llvm
 
 STEP = 32  # bytes of K that one instruction takes
 
-# The shape and types of an instruction, by the type of its operands; and the type that it sums in
-INSTRUCTIONS: dict[type[Numeric], tuple[str, type[Numeric]]] = {
-    BFloat16: ("m16n8k16.row.col.f32.bf16.bf16.f32", Float32),
-    Float16: ("m16n8k16.row.col.f32.f16.f16.f32", Float32),
-    Float32: ("m16n8k8.row.col.f32.tf32.tf32.f32", Float32),
-    Int8: ("m16n8k32.row.col.s32.s8.s8.s32", Int32),
-}
+# What PTX calls the types of operands
+NAMES: dict[type[Numeric], str] = {
+    BFloat16: "bf16", Float16: "f16", Float32: "tf32", Int8: "s8", Float8E4M3FN: "e4m3", Float8E5M2: "e5m2"
+}  # fmt: skip
 
 
-def mma(dtype: type[Numeric], acc: cute.Tensor, a: list[Uint32], b: list[Uint32]) -> None:
-    """acc (4,) += the product of a, 4 words, and b, 2 words."""
-    shape, total = INSTRUCTIONS[dtype]
-    kind = "f" if total is Float32 else "r"
+def accumulator(dtype: type[Numeric]) -> type[Numeric]:
+    """What products of this type are summed in."""
+    return Int32 if dtype is Int8 else Float32
+
+
+def mma(a_type: type[Numeric], b_type: type[Numeric], acc: cute.Tensor, a: list[Uint32], b: list[Uint32]) -> None:
+    """acc (4,) += the product of a, 4 words, and b, 2 words. The types are one, or both float8 (from sm_89 on)."""
+    total = accumulator(a_type)
+    kind, name = ("f", "f32") if total is Float32 else ("r", "s32")
+    shape = f"m16n8k{8 * STEP // a_type.width}.row.col.{name}.{NAMES[a_type]}.{NAMES[b_type]}.{name}"
     text = f"mma.sync.aligned.{shape} {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
     operands = [x.ir_value() for x in (*a, *b, *(acc[i] for i in range(4)))]
     result = llvm.inline_asm(
@@ -71,16 +73,16 @@ def pick_bytes(low: Uint32, high: Uint32, places: int) -> Uint32:
 
 
 def split(word: Uint32, precise: bool) -> list[Uint32]:
-    """A float32 as tf32, rounded to nearest; `precise`: and what that leaves of it, as another."""
-    big = _rounded(word)
+    """A float32 as tf32, rounded to nearest; `precise`: and what that leaves of it, as another. Tensor cores take no
+    notice of the 13 bits that tf32 lacks: adding half of what the last of the others counts is enough."""
     if not precise:
-        return [big]
-    big &= Uint32(0xFFFFE000)  # the bits that tf32 lacks
+        return [_with_half(word)]
+    big = _with_half(word) & Uint32(0xFFFFE000)
     rest = word.bitcast(Float32) - big.bitcast(Float32)
-    finite = (big & Uint32(0x7F800000)) != Uint32(0x7F800000)
-    return [big, cutlass.select_(finite, _rounded(rest.bitcast(Uint32)), Uint32(0))]
+    return [big, _with_half(rest.bitcast(Uint32))]
 
 
-def _rounded(word: Uint32) -> Uint32:
-    text = "cvt.rna.tf32.f32 $0, $1;"
-    return Uint32(llvm.inline_asm(Uint32.mlir_type, [word.ir_value()], text, "=r,r"))
+def _with_half(word: Uint32) -> Uint32:
+    """x + 2**(e - 11), away from zero, where 2**e <= abs(x) < 2**(e + 1); infinities and NaN as they are."""
+    power = (word & Uint32(0xFF800000)).bitcast(Float32)
+    return cute.math.fma(power, Float32(2.0**-11), word.bitcast(Float32)).bitcast(Uint32)

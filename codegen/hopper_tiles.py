@@ -133,7 +133,7 @@ def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int
     """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
     slabs, steps = tiles.tile_m // 64, _up(row_bytes, 32)
     tensor_cores = slabs * tiles.tile_n / 2 * 1.15
-    shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128 * 0.9
+    shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128
     main = steps * max(tensor_cores, shared_memory)
     epilogue = tiles.accumulators * work * (2.9 if not tiles.pingpong else 4.6 if tiles.accumulators > 160 else 3.4)
     # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer

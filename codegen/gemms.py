@@ -105,6 +105,11 @@ class Gemm:
         return getattr(self.epilogue.plan, name)
 
     @property
+    def kernels(self) -> int:
+        """Those of the epilogue, and the matmul where that is one of its own."""
+        return self.epilogue.plan.kernels + isinstance(self.tile, Mistake)
+
+    @property
     def accs(self) -> tuple[str, ...]:
         return tuple(p.acc.name for p in self.products)
 
@@ -165,8 +170,7 @@ class _Splitter:
                 raise Mistake("'@' takes inputs as they are", "compute what it is to take in an op of its own")
             if self.spec.array(side.attr.name).default is not None:
                 raise Mistake(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
-        outputs = self.spec.outputs[0].axes
-        if outputs and outputs[-1] in left.dims and outputs[-1] not in right.dims:
+        if self.last(left, right) > self.last(right, left):
             left, right = right, left  # b has the columns
         a, b, axis = left.attr, right.attr, str(node.attr)
         assert isinstance(a, Leaf) and isinstance(b, Leaf)
@@ -174,6 +178,10 @@ class _Splitter:
             raise Mistake(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
         product = self.found[a.name, b.name, axis] = self.product(a, b, axis, node)
         return product.acc.name if b.part is None else f"{product.acc.name}[{b.part}]"
+
+    def last(self, own: Node, other: Node) -> int:
+        """The place of the last axis that a side has alone."""
+        return max((self.spec.axes.index(axis) for axis in own.dims if axis not in other.dims), default=-1)
 
     def product(self, a: Leaf, b: Leaf, axis: str, node: Node) -> Product:
         if (found := self.found.get((a.name, b.name, axis))) is not None:
@@ -201,14 +209,20 @@ class _Splitter:
     def straight(self, assigned: list[Statement], leaves: Mapping[int, str]) -> list[Node]:
         """What becomes of the products by sums and scales alone, where something else takes it: what a backward may want.
         With the terms added, it has the sign that a ReLU saw."""
-        linear = {id(n) for n in topological((s.value for s in assigned), lambda n: id(n) in leaves) if id(n) in leaves}
+        calls = self.scope.graph.calls
+
+        def arguments(node: Node) -> tuple[Node, ...]:
+            """Of a function of the prelude, its own: what is within it stays there."""
+            return calls[id(node)].values if id(node) in calls else node.args
+
+        linear: set[int] = set()
         taken: dict[int, Node] = {}
-        for node in topological((s.value for s in assigned), lambda n: id(n) in leaves):
-            own = [a for a in node.args if id(a) in linear]
-            if id(node) in leaves or not own:
-                continue
+        for node in topological((s.value for s in assigned), lambda n: id(n) in leaves, arguments):
+            own = [a for a in arguments(node) if id(a) in linear]
             scaled = len(own) == 1 and (node.op == "mul" or (node.op == "div" and own[0] is node.args[0]))
-            if scaled or node.op in ("add", "sub", "neg"):
+            if id(node) in leaves:
+                linear.add(id(node))
+            elif id(node) not in calls and own and (scaled or node.op in ("add", "sub", "neg")):
                 linear.add(id(node))
             else:
                 taken |= {id(a): a for a in own if id(a) not in leaves}

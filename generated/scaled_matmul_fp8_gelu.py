@@ -131,9 +131,9 @@ def scaled_matmul_fp8_gelu_reference(a, b, scale_a, scale_b, scale_y):
 def scaled_matmul_fp8_gelu_epilogue_chain(acc, scale_a, scale_b, scale_y):
     """The chain, on one vector of each operand."""
     z = scale_a * scale_b * acc
-    z2 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t0 = device.exp(-cute.math.abs(z2), True)
-    y = z * device.divide(device.where(z2 >= 0.0, 1.0, t0), 1.0 + t0, True) * scale_y
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = device.exp(-cute.math.abs(t0), True)
+    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, True) * scale_y
     return y
 
 
@@ -213,9 +213,9 @@ def scaled_matmul_fp8_gelu_epilogue_launch(
 def scaled_matmul_fp8_gelu_epilogue_xla(acc, scale_a, scale_b, scale_y):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = scale_a * scale_b * acc
-    z2 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t0 = jnp.exp(-jnp.abs(z2))
-    y = z * (jnp.where(z2 >= 0.0, 1.0, t0) / (1.0 + t0)) * scale_y
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = jnp.exp(-jnp.abs(t0))
+    y = z * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)) * scale_y
     return y
 
 

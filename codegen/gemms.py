@@ -220,9 +220,8 @@ class _Splitter:
         for node in topological((s.value for s in assigned), lambda n: id(n) in leaves, arguments):
             own = [a for a in arguments(node) if id(a) in linear]
             scaled = len(own) == 1 and (node.op == "mul" or (node.op == "div" and own[0] is node.args[0]))
-            if id(node) in leaves:
-                linear.add(id(node))
-            elif id(node) not in calls and own and (scaled or node.op in ("add", "sub", "neg")):
+            kept = id(node) not in calls and own and (scaled or node.op in ("add", "sub", "neg"))
+            if id(node) in leaves or kept:
                 linear.add(id(node))
             else:
                 taken |= {id(a): a for a in own if id(a) not in leaves}

@@ -118,6 +118,7 @@ def launch(
     column_ops: tuple[str, ...] = (),
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
+    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
     tile_m: int,
     tile_n: int,
     tile_k: int,
@@ -146,7 +147,7 @@ def launch(
     tiling.check(mA.element_type.width // 8, len(mBs))
     L, M, _ = mA.shape
     tiles = cute.ceil_div(M, tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tile_n // len(mBs)) * L
-    _kernel(mA, mBs, tensors, row_parts, column_parts, epilogue, b_is_nk, tiling, form).launch(
+    _kernel(mA, mBs, tensors, row_parts, column_parts, epilogue, reads, b_is_nk, tiling, form).launch(
         grid=(cutlass.max(tiles, 1), 1, 1), block=(tiling.threads, 1, 1), stream=stream, min_blocks_per_mp=blocks,
         preferred_smem_carveout=-1,  # as much as the driver sees fit
     )  # fmt: skip
@@ -165,6 +166,7 @@ def _kernel(
     row_parts: tuple,
     column_parts: tuple,
     epilogue: cutlass.Constexpr[Callable],
+    reads: cutlass.Constexpr[tuple],
     b_is_nk: cutlass.Constexpr[bool],
     tiling: cutlass.Constexpr[Tiling],
     form: cutlass.Constexpr[Form],
@@ -243,7 +245,7 @@ def _kernel(
     column = (n * tiling.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
     gemm_epilogue.finish(
         _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tile_m + warp_m * warp_rows, column, batch), 16, extents,
-        (n * tiling.warps_n + warp_n, m), epilogue, tensors, row_parts, column_parts, form,
+        (n * tiling.warps_n + warp_n, m), epilogue, tensors, row_parts, column_parts, form, reads,
     )  # fmt: skip
 
 

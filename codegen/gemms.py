@@ -198,6 +198,22 @@ class _Splitter:
         self.taken.add(name)
         return name
 
+    def straight(self, assigned: list[Statement], leaves: Mapping[int, str]) -> list[Node]:
+        """What becomes of the products by sums and scales alone, where something else takes it: what a backward may want.
+        With the terms added, it has the sign that a ReLU saw."""
+        linear = {id(n) for n in topological((s.value for s in assigned), lambda n: id(n) in leaves) if id(n) in leaves}
+        taken: dict[int, Node] = {}
+        for node in topological((s.value for s in assigned), lambda n: id(n) in leaves):
+            own = [a for a in node.args if id(a) in linear]
+            if id(node) in leaves or not own:
+                continue
+            scaled = len(own) == 1 and (node.op == "mul" or (node.op == "div" and own[0] is node.args[0]))
+            if scaled or node.op in ("add", "sub", "neg"):
+                linear.add(id(node))
+            else:
+                taken |= {id(a): a for a in own if id(a) not in leaves}
+        return list(taken.values())
+
     def epilogue(self, leaves: Mapping[int, str]) -> Spec:
         spec = self.spec
         made = {a.name for a in spec.outputs}
@@ -208,9 +224,12 @@ class _Splitter:
             for s in self.statements
             if s.name in made or (id(s.value) not in leaves and s.value.op not in plain and s.name not in accs)
         ]
+        known = {id(s.value) for s in assigned if s.part is None and s.name not in made}
+        straight = [Statement(self.fresh("z"), None, n) for n in self.straight(assigned, leaves) if id(n) not in known]
+        assigned = [*straight, *assigned]
         names = {
             id(s.value): s.name
-            for s in reversed(self.statements)
+            for s in reversed((*straight, *self.statements))
             if s.part is None and s.name not in made | accs and id(s.value) not in leaves
         }
         text = unparse(assigned, self.scope.graph.calls, names, leaves)
@@ -294,10 +313,14 @@ def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
     if how is None:
         differentiate(own, dtype)
         raise AssertionError("no backward, and no reason")
-    kept = [p.acc for p in products if p.acc.name in how.inputs]
+    stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in read_chain(own, whole=False)
+              if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
+    outputs = {p.acc.name: stored.get((Leaf(p.acc.name), dtype)) for p in products}
+    shared = tuple((acc, name) for acc, name in outputs.items() if name is not None and acc in how.inputs)
+    kept = [p.acc for p in products if p.acc.name in how.inputs and not outputs[p.acc.name]]
     more = list(how.forward.outputs[len(epilogue.outputs) :]) if how.forward else []
     if not kept and not more:
-        return Pulled(how, None, ())
+        return Pulled(how, None, shared)
     taken = {a.name for a in epilogue.arrays} | {s.name for s in read_chain(own, whole=False)}
     names = {acc.name: _free(f"{acc.name}_kept", taken) for acc in kept}
     lines = [
@@ -312,7 +335,7 @@ def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
         outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)),
         chain=Scalar(source, text, "plain", 0, len(text)), grad="none",
     )  # fmt: skip
-    return Pulled(how, forward, tuple(names.items()))
+    return Pulled(how, forward, (*shared, *names.items()))
 
 
 def _differentiated(spec: Spec, save: tuple[str, ...], dtype: str) -> Backward | None:

@@ -130,8 +130,8 @@ def dense_relu_fp8_reference(x, w, scale, bias):
 
 def dense_relu_fp8_epilogue_chain(acc, scale, bias):
     """The chain, on one vector of each operand."""
-    t0 = acc + bias
-    y = device.where(t0 <= 0.0, 0.0, t0) * scale
+    z = acc + bias
+    y = device.where(z <= 0.0, 0.0, z) * scale
     return y
 
 
@@ -221,8 +221,8 @@ def dense_relu_fp8_epilogue_launch(
 
 def dense_relu_fp8_epilogue_xla(acc, scale, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = acc + bias
-    y = jnp.where(t0 <= 0.0, 0.0, t0) * scale
+    z = acc + bias
+    y = jnp.where(z <= 0.0, 0.0, z) * scale
     return y
 
 

@@ -107,8 +107,8 @@ def dense_row_bias_reference(x, w, bias):
 
 def dense_row_bias_epilogue_chain(acc, bias):
     """The chain, on one vector of each operand."""
-    t0 = acc + bias
-    y = device.where(t0 <= 0.0, 0.0, t0)
+    z = acc + bias
+    y = device.where(z <= 0.0, 0.0, z)
     return y
 
 
@@ -185,17 +185,16 @@ def dense_row_bias_epilogue_launch(
 
 def dense_row_bias_epilogue_xla(acc, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = acc + bias
-    y = jnp.where(t0 <= 0.0, 0.0, t0)
+    z = acc + bias
+    y = jnp.where(z <= 0.0, 0.0, z)
     return y
 
 
 def dense_row_bias_forward_chain(acc, bias):
     """The chain, on one vector of each operand."""
-    t0 = acc + bias
-    y = device.where(t0 <= 0.0, 0.0, t0)
-    acc_kept = acc
-    return y, acc_kept
+    z = acc + bias
+    y = device.where(z <= 0.0, 0.0, z)
+    return z, y
 
 
 @cute.jit
@@ -212,15 +211,15 @@ def dense_row_bias_forward_tile(
     (
         mBias,  # (rows) T
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) T
+        mZ,  # (rows, N) T
     ) = tensors
     N = mY.shape[1]
     iN = column
     valid = cutlass.Int64(valid)
 
     rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
 
     if valid > 0:
         if cutlass.const_expr(not ragged):
@@ -228,28 +227,28 @@ def dense_row_bias_forward_tile(
         else:
             rBias.fill(mBias[row])
 
-        y, acc_kept = dense_row_bias_forward_chain(
+        z, y = dense_row_bias_forward_chain(
             acc[0].load(),
             rBias.load().to(cutlass.Float32),
         )
+        rZ.store(z.to(mZ.element_type))
         rY.store(y.to(mY.element_type))
-        rAccKept.store(acc_kept.to(mAccKept.element_type))
 
         if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rZ, cute.local_tile(mZ[row, None], (vec,), (iN // vec,)))
             cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rAccKept, cute.local_tile(mAccKept[row, None], (vec,), (iN // vec,)))
 
     if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
+        rest = device.store_anywhere(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), iN, N - iN, valid, 4)
+        if rest != 0:
+            for i in cutlass.range_constexpr(vec):
+                if device.bit(rest, i):
+                    mZ[row, iN + i] = rZ[i]
         rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
         if rest != 0:
             for i in cutlass.range_constexpr(vec):
                 if device.bit(rest, i):
                     mY[row, iN + i] = rY[i]
-        rest = device.store_anywhere(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mAccKept[row, iN + i] = rAccKept[i]
     return ()
 
 
@@ -260,7 +259,7 @@ def dense_row_bias_forward_launch(
     mW: cute.Tensor,  # (K, N) T
     mBias: cute.Tensor,
     mY: cute.Tensor,
-    mAccKept: cute.Tensor,
+    mZ: cute.Tensor,
     config: cutlass.Constexpr[str],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -269,7 +268,7 @@ def dense_row_bias_forward_launch(
         stream,
         mX,
         (mW,),
-        (mBias, mY, mAccKept,),
+        (mBias, mY, mZ,),
         dense_row_bias_forward_tile,
         batched=False,
         b_is_nk=False,
@@ -280,16 +279,16 @@ def dense_row_bias_forward_launch(
     )
 
 
-def dense_row_bias_backward_row_sum(dy, acc, bias):
+def dense_row_bias_backward_row_sum(dy, z):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    t0 = device.where(acc + bias <= 0.0, 0.0, dy)
+    t0 = device.where(z <= 0.0, 0.0, dy)
     dacc = t0
     return dacc
 
 
-def dense_row_bias_backward_chain(dy, acc, bias):
+def dense_row_bias_backward_chain(dy, z):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.where(acc + bias <= 0.0, 0.0, dy)
+    t0 = device.where(z <= 0.0, 0.0, dy)
     dacc = t0
     return dacc
 
@@ -303,8 +302,7 @@ def dense_row_bias_backward_row(row_sum):
 @cute.kernel
 def dense_row_bias_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mAcc: cute.Tensor,  # (rows, N) T
-    mBias: cute.Tensor,  # (rows) T
+    mZ: cute.Tensor,  # (rows, N) T
     mDacc: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (rows) T
     vec: cutlass.Constexpr[int],  # columns of a vector
@@ -334,8 +332,7 @@ def dense_row_bias_backward_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
-    rAcc = cute.make_rmem_tensor((vec, vectors), mAcc.element_type)
-    rBias = cute.make_rmem_tensor((1,), mBias.element_type)
+    rZ = cute.make_rmem_tensor((vec, vectors), mZ.element_type)
     rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -343,8 +340,7 @@ def dense_row_bias_backward_kernel(
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-    reduce.load_one(mBias, (row,), row < rows, rBias)
+        reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -352,13 +348,12 @@ def dense_row_bias_backward_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dense_row_bias_backward_row_sum(
                 rDy[None, v].load().to(cutlass.Float32),
-                rAcc[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rBias[0], rBias.element_type).to(cutlass.Float32),
+                rZ[None, v].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -368,19 +363,18 @@ def dense_row_bias_backward_kernel(
     if cutlass.const_expr(lean):
         first = device.unseen(first)
         reduce.forget(rDy)
-        reduce.forget(rAcc)
+        reduce.forget(rZ)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dacc = dense_row_bias_backward_chain(
                 rDy[None, v].load().to(cutlass.Float32),
-                rAcc[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rBias[0], rBias.element_type).to(cutlass.Float32),
+                rZ[None, v].load().to(cutlass.Float32),
             )
             rDacc.store(dacc.to(mDacc.element_type))
             reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, True, per_row)
@@ -397,8 +391,7 @@ def dense_row_bias_backward_kernel(
 def dense_row_bias_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
-    mAcc: cute.Tensor,
-    mBias: cute.Tensor,
+    mZ: cute.Tensor,
     mDacc: cute.Tensor,
     mDbias: cute.Tensor,
     vec: cutlass.Constexpr[int],
@@ -416,7 +409,7 @@ def dense_row_bias_backward_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     dense_row_bias_backward_kernel(
-        mDy, mAcc, mBias, mDacc, mDbias,
+        mDy, mZ, mDacc, mDbias,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -424,9 +417,9 @@ def dense_row_bias_backward_launch(
     )
 
 
-def dense_row_bias_backward_xla(dy, acc, bias):
+def dense_row_bias_backward_xla(dy, z):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(acc + bias <= 0.0, 0.0, dy)
+    t0 = jnp.where(z <= 0.0, 0.0, dy)
     dacc = t0
     dbias = jnp.sum(dacc, axis=-1, keepdims=True)
     return dacc, dbias

@@ -143,8 +143,8 @@ def dense_scaled_columns_reference(x, w, c, alpha, beta, bias):
 
 def dense_scaled_columns_epilogue_chain(acc, c, alpha, beta, bias):
     """The chain, on one vector of each operand."""
-    t0 = alpha * acc + bias
-    y = device.where(t0 <= 0.0, 0.0, t0) + beta * c
+    z = alpha * acc + bias
+    y = device.where(z <= 0.0, 0.0, z) + beta * c
     return y
 
 
@@ -248,15 +248,15 @@ def dense_scaled_columns_epilogue_launch(
 
 def dense_scaled_columns_epilogue_xla(acc, c, alpha, beta, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = alpha * acc + bias
-    y = jnp.where(t0 <= 0.0, 0.0, t0) + beta * c
+    z = alpha * acc + bias
+    y = jnp.where(z <= 0.0, 0.0, z) + beta * c
     return y
 
 
 def dense_scaled_columns_forward_chain(acc, c, alpha, beta, bias):
     """The chain, on one vector of each operand."""
-    t0 = alpha * acc + bias
-    y = device.where(t0 <= 0.0, 0.0, t0) + beta * c
+    z = alpha * acc + bias
+    y = device.where(z <= 0.0, 0.0, z) + beta * c
     acc_kept = acc
     return y, acc_kept
 

@@ -111,7 +111,8 @@ def dense_softcap_reference(x, w, cap):
 
 def dense_softcap_epilogue_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
-    y = cap * cute.math.tanh(device.divide(acc, cap, approx))
+    z = device.divide(acc, cap, approx)
+    y = cap * cute.math.tanh(z)
     return y
 
 
@@ -177,13 +178,15 @@ def dense_softcap_epilogue_launch(
 
 def dense_softcap_epilogue_xla(acc, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = cap * jnp.tanh(acc / cap)
+    z = acc / cap
+    y = cap * jnp.tanh(z)
     return y
 
 
 def dense_softcap_forward_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
-    y = cap * cute.math.tanh(device.divide(acc, cap, approx))
+    z = device.divide(acc, cap, approx)
+    y = cap * cute.math.tanh(z)
     acc_kept = acc
     return y, acc_kept
 

@@ -121,7 +121,8 @@ def dense_swiglu_pairs_reference(x, w):
 def dense_swiglu_pairs_epilogue_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp(-cute.math.abs(acc0), approx)
-    y = acc0 * device.divide(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * acc1
+    z = acc0 * device.divide(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = z * acc1
     return y
 
 
@@ -186,14 +187,16 @@ def dense_swiglu_pairs_epilogue_launch(
 def dense_swiglu_pairs_epilogue_xla(acc0, acc1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(acc0))
-    y = acc0 * (jnp.where(acc0 >= 0.0, 1.0, t0) / (1.0 + t0)) * acc1
+    z = acc0 * (jnp.where(acc0 >= 0.0, 1.0, t0) / (1.0 + t0))
+    y = z * acc1
     return y
 
 
 def dense_swiglu_pairs_forward_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp(-cute.math.abs(acc0), approx)
-    y = acc0 * device.divide(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * acc1
+    z = acc0 * device.divide(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = z * acc1
     acc_kept0 = acc0
     acc_kept1 = acc1
     return y, acc_kept0, acc_kept1

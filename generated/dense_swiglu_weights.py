@@ -114,7 +114,8 @@ def dense_swiglu_weights_reference(x, wg, wu):
 def dense_swiglu_weights_epilogue_chain(g, u, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp(-cute.math.abs(g), approx)
-    y = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    z = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = z * u
     return y
 
 
@@ -185,14 +186,16 @@ def dense_swiglu_weights_epilogue_launch(
 def dense_swiglu_weights_epilogue_xla(g, u):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(g))
-    y = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)) * u
+    z = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0))
+    y = z * u
     return y
 
 
 def dense_swiglu_weights_forward_chain(g, u, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp(-cute.math.abs(g), approx)
-    y = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    z = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = z * u
     g_kept = g
     u_kept = u
     return y, g_kept, u_kept

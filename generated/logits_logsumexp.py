@@ -27,10 +27,9 @@ outputs:
   lse: float32[...]
   picked: float32[...]
 chain: |
-  z = x @ w
-  logits = z
-  lse = logsumexp(z, axis=N)
-  picked = sum(where(index(N) == label, z, 0), axis=N)
+  logits = x @ w
+  lse = logsumexp(logits, axis=N)
+  picked = sum(where(index(N) == label, logits, 0), axis=N)
 reference: |
   logits = x @ w.T
   lse = jax.nn.logsumexp(logits, axis=-1)
@@ -59,34 +58,34 @@ def logits_logsumexp_reference(x, w, label):
     return logits, lse, picked
 
 
-def logits_logsumexp_epilogue_stage0(z, label, index_n):
-    """What is folded into row_max (max), row_sum2 (sum), on one vector of each operand."""
-    logits = z
+def logits_logsumexp_epilogue_stage0(acc, label, index_n):
+    """What is folded into t0 (max), row_sum2 (sum), on one vector of each operand."""
+    logits = acc
     return logits, device.where(index_n == label, logits, 0.0)
 
 
-def logits_logsumexp_epilogue_row_sum(z, row_max):
+def logits_logsumexp_epilogue_row_sum(acc, t0):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    logits = z
-    return device.exp(logits - device.where(device.isfinite(row_max), row_max, 0.0), False)
+    z = acc - device.where(device.isfinite(t0), t0, 0.0)
+    return device.exp(z, False)
 
 
-def logits_logsumexp_epilogue_chain(z):
+def logits_logsumexp_epilogue_chain(acc):
     """The chain, on one vector of each operand and the row's statistics."""
-    logits = z
+    logits = acc
     return logits
 
 
-def logits_logsumexp_epilogue_row(row_max, row_sum2, row_sum):
+def logits_logsumexp_epilogue_row(t0, row_sum2, row_sum):
     """The row's own results, from its statistics."""
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = cute.math.log(row_sum) + device.where(device.isfinite(t0), t0, 0.0)
     picked = row_sum2
     return lse, picked
 
 
 @cute.kernel
 def logits_logsumexp_epilogue_kernel(
-    mZ: cute.Tensor,  # (rows, N) float32
+    mAcc: cute.Tensor,  # (rows, N) float32
     mLabel: cute.Tensor,  # (rows) int32
     mLogits: cute.Tensor,  # (rows, N) T
     mLse: cute.Tensor,  # (rows) float32
@@ -105,7 +104,7 @@ def logits_logsumexp_epilogue_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    rows, N = mZ.shape[0], mZ.shape[1]
+    rows, N = mAcc.shape[0], mAcc.shape[1]
 
     # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
     row = bidx // cluster * (threads // per_row) + tidx // per_row
@@ -117,7 +116,7 @@ def logits_logsumexp_epilogue_kernel(
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rZ = cute.make_rmem_tensor((vec, vectors), mZ.element_type)
+    rAcc = cute.make_rmem_tensor((vec, vectors), mAcc.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLogits = cute.make_rmem_tensor((vec,), mLogits.element_type)
     rLse = cute.make_rmem_tensor((1,), mLse.element_type)
@@ -127,41 +126,41 @@ def logits_logsumexp_epilogue_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
+        reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
     reduce.meet([*sStage0, *sRowSum], cluster)
 
-    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
+            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = logits_logsumexp_epilogue_stage0(
-                rZ[None, v].load().to(cutlass.Float32),
+                rAcc[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax, rRowSum2], ("max", "sum"), values, inside)
-    row_max, row_sum2 = reduce.over_row([rRowMax, rRowSum2], ("max", "sum"), sStage0, per_row, cluster)
+            reduce.accumulate([rT0, rRowSum2], ("max", "sum"), values, inside)
+    t0, row_sum2 = reduce.over_row([rT0, rRowSum2], ("max", "sum"), sStage0, per_row, cluster)
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rZ)
+        reduce.forget(rAcc)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
+            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = logits_logsumexp_epilogue_row_sum(
-                rZ[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
+                rAcc[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), t0, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -170,23 +169,23 @@ def logits_logsumexp_epilogue_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rZ)
+        reduce.forget(rAcc)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
+            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             logits = logits_logsumexp_epilogue_chain(
-                rZ[None, v].load().to(cutlass.Float32),
+                rAcc[None, v].load().to(cutlass.Float32),
             )
             rLogits.store(logits.to(mLogits.element_type))
             reduce.store_row(rLogits, mLogits, cute.crd2idx((row, 0), mLogits.layout), c, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         lse, picked = logits_logsumexp_epilogue_row(
-            cute.full((1,), row_max, cutlass.Float32),
+            cute.full((1,), t0, cutlass.Float32),
             cute.full((1,), row_sum2, cutlass.Float32),
             cute.full((1,), row_sum, cutlass.Float32),
         )
@@ -199,7 +198,7 @@ def logits_logsumexp_epilogue_kernel(
 @cute.jit
 def logits_logsumexp_epilogue_launch(
     stream: cuda.CUstream,
-    mZ: cute.Tensor,
+    mAcc: cute.Tensor,
     mLabel: cute.Tensor,
     mLogits: cute.Tensor,
     mLse: cute.Tensor,
@@ -216,10 +215,10 @@ def logits_logsumexp_epilogue_launch(
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
 ):
-    rows = mZ.shape[0]
+    rows = mAcc.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     logits_logsumexp_epilogue_kernel(
-        mZ, mLabel, mLogits, mLse, mPicked,
+        mAcc, mLabel, mLogits, mLse, mPicked,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -227,132 +226,15 @@ def logits_logsumexp_epilogue_launch(
     )
 
 
-def logits_logsumexp_epilogue_xla(z, label, index_n):
+def logits_logsumexp_epilogue_xla(acc, label, index_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    logits = z
-    t0 = jnp.max(logits, axis=-1, keepdims=True)
+    t0 = jnp.max(acc, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    lse = jnp.log(jnp.sum(jnp.exp(logits - t1), axis=-1, keepdims=True)) + t1
+    z = acc - t1
+    logits = acc
+    lse = jnp.log(jnp.sum(jnp.exp(z), axis=-1, keepdims=True)) + t1
     picked = jnp.sum(jnp.where(index_n == label, logits, 0.0), axis=-1, keepdims=True)
     return logits, lse, picked
-
-
-def logits_logsumexp_backward_chain(dlogits, dlse, dpicked, lse, z, label, index_n, approx):
-    """The chain, on one vector of each operand."""
-    dz = dlogits + device.where(index_n == label, dpicked, 0.0) + dlse * device.exp(z - lse, approx)
-    return dz
-
-
-@cute.kernel
-def logits_logsumexp_backward_kernel(
-    mDlogits: cute.Tensor,  # (rows, N) T
-    mDlse: cute.Tensor,  # (rows) float32
-    mDpicked: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
-    mZ: cute.Tensor,  # (rows, N) T
-    mLabel: cute.Tensor,  # (rows) int32
-    mDz: cute.Tensor,  # (rows, N) T
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
-    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDz.shape[1]
-    size = cutlass.Int64(mDz.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-    approx = device.narrow(mDz)
-
-    rDlogits = cute.make_rmem_tensor((vec,), mDlogits.element_type)
-    rDlse = cute.make_rmem_tensor((vec,), mDlse.element_type)
-    rDpicked = cute.make_rmem_tensor((vec,), mDpicked.element_type)
-    rLse = cute.make_rmem_tensor((vec,), mLse.element_type)
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
-
-    if valid > 0:
-        gDlogits = cute.make_tensor(mDlogits.iterator + start, cute.make_layout((vec,)))
-        gZ = cute.make_tensor(mZ.iterator + start, cute.make_layout((vec,)))
-        gDz = cute.make_tensor(mDz.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDlogits, rDlogits)
-            rDlse.fill(mDlse[row])
-            rDpicked.fill(mDpicked[row])
-            rLse.fill(mLse[row])
-            cute.autovec_copy(gZ, rZ)
-            rLabel.fill(mLabel[row])
-            device.count_up(rIndexN, iN)
-        else:
-            device.copy_whole_or_part(gDlogits, rDlogits, valid)
-            device.copy_whole_or_part(gZ, rZ, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDlse.fill(mDlse[row])
-                rDpicked.fill(mDpicked[row])
-                rLse.fill(mLse[row])
-                rLabel.fill(mLabel[row])
-                device.count_up(rIndexN, iN)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDlse[i] = mDlse[row_i]
-                        rDpicked[i] = mDpicked[row_i]
-                        rLse[i] = mLse[row_i]
-                        rLabel[i] = mLabel[row_i]
-                        rIndexN[i] = iN_i
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
-        dz = logits_logsumexp_backward_chain(
-            rDlogits.load().to(cutlass.Float32),
-            rDlse.load().to(cutlass.Float32),
-            rDpicked.load().to(cutlass.Float32),
-            rLse.load().to(cutlass.Float32),
-            rZ.load().to(cutlass.Float32),
-            rLabel.load().to(cutlass.Int32),
-            rIndexN.load().to(cutlass.Int32),
-            approx,
-        )
-        rDz.store(dz.to(mDz.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDz, gDz)
-        else:
-            device.copy_whole_or_part(rDz, gDz, valid)
-
-
-@cute.jit
-def logits_logsumexp_backward_launch(
-    stream: cuda.CUstream,
-    mDlogits: cute.Tensor,
-    mDlse: cute.Tensor,
-    mDpicked: cute.Tensor,
-    mLse: cute.Tensor,
-    mZ: cute.Tensor,
-    mLabel: cute.Tensor,
-    mDz: cute.Tensor,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    threads: cutlass.Constexpr[int],
-):
-    size = cutlass.Int64(mDz.shape[0]) * mDz.shape[1]
-    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
-    logits_logsumexp_backward_kernel(
-        mDlogits, mDlse, mDpicked, mLse, mZ, mLabel, mDz,
-        vec, ragged, threads,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
-
-
-def logits_logsumexp_backward_xla(dlogits, dlse, dpicked, lse, z, label, index_n):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dz = dlogits + jnp.where(index_n == label, dpicked, 0.0) + dlse * jnp.exp(z - lse)
-    return dz
 
 
 @runtime.op(
@@ -360,8 +242,6 @@ def logits_logsumexp_backward_xla(dlogits, dlse, dpicked, lse, z, label, index_n
     reference=logits_logsumexp_reference,
     epilogue_launch=logits_logsumexp_epilogue_launch,
     epilogue_xla=logits_logsumexp_epilogue_xla,
-    backward_launch=logits_logsumexp_backward_launch,
-    backward_xla=logits_logsumexp_backward_xla,
     result=LogitsLogsumexpOutputs,
 )
 def logits_logsumexp(

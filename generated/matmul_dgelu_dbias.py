@@ -60,8 +60,8 @@ def matmul_dgelu_dbias_epilogue_chain(acc, z, approx):
     """The chain: dz; what is folded into column_sum, on one vector of each operand."""
     cdf = 0.5 * device.erfc(-0.7071067811865476 * z, approx, False)
     pdf = 0.3989422804014327 * device.exp(-0.5 * (z * z), approx)
-    t0 = acc * (cdf + z * pdf)
-    dz = t0
+    z2 = acc * (cdf + z * pdf)
+    dz = z2
     return dz, dz
 
 
@@ -188,8 +188,8 @@ def matmul_dgelu_dbias_epilogue_xla(acc, z, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     cdf = 0.5 * jax.lax.erfc(-0.7071067811865476 * z)
     pdf = 0.3989422804014327 * jnp.exp(-0.5 * (z * z))
-    t0 = acc * (cdf + z * pdf)
-    dz = t0
+    z2 = acc * (cdf + z * pdf)
+    dz = z2
     dbias = jnp.sum(dz, axis=row_axes, keepdims=True)
     return dz, dbias
 

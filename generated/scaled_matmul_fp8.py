@@ -258,6 +258,7 @@ def scaled_matmul_fp8(
     scale_b: jax.Array,
     bias: jax.Array | None = None,
     *,
+    T: str = "bfloat16",
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
     """A product of float8, scaled by row and by column, with a bias (vLLM's scaled_mm).
@@ -268,6 +269,7 @@ def scaled_matmul_fp8(
       scale_a: float32[...].
       scale_b: float32[N].
       bias: T[N]; 0.0 where it is left out or None.
+      T: the dtype of y.
       implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
 
     Returns:

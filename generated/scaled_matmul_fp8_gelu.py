@@ -130,10 +130,10 @@ def scaled_matmul_fp8_gelu_reference(a, b, scale_a, scale_b, scale_y):
 
 def scaled_matmul_fp8_gelu_epilogue_chain(acc, scale_a, scale_b, scale_y):
     """The chain, on one vector of each operand."""
-    t0 = scale_a * scale_b * acc
-    t1 = 1.5957691216057308 * (t0 + 0.044715 * (t0 * t0 * t0))
-    t2 = device.exp(-cute.math.abs(t1), True)
-    y = t0 * device.divide(device.where(t1 >= 0.0, 1.0, t2), 1.0 + t2, True) * scale_y
+    z = scale_a * scale_b * acc
+    z2 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t0 = device.exp(-cute.math.abs(z2), True)
+    y = z * device.divide(device.where(z2 >= 0.0, 1.0, t0), 1.0 + t0, True) * scale_y
     return y
 
 
@@ -212,10 +212,10 @@ def scaled_matmul_fp8_gelu_epilogue_launch(
 
 def scaled_matmul_fp8_gelu_epilogue_xla(acc, scale_a, scale_b, scale_y):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = scale_a * scale_b * acc
-    t1 = 1.5957691216057308 * (t0 + 0.044715 * (t0 * t0 * t0))
-    t2 = jnp.exp(-jnp.abs(t1))
-    y = t0 * (jnp.where(t1 >= 0.0, 1.0, t2) / (1.0 + t2)) * scale_y
+    z = scale_a * scale_b * acc
+    z2 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t0 = jnp.exp(-jnp.abs(z2))
+    y = z * (jnp.where(z2 >= 0.0, 1.0, t0) / (1.0 + t0)) * scale_y
     return y
 
 

@@ -240,11 +240,6 @@ class Context:
             return None
         return {"name": camel(self.spec.op) + "Outputs", "fields": [a.name for a in self.spec.outputs]}
 
-    def free_types(self) -> list[str]:
-        """Type variables that no input binds: keywords of the function."""
-        bound = {a.dtype for a in self.spec.inputs}
-        return [t for t, d in self.spec.types if t not in bound]
-
     def signature(self) -> list[str]:
         rows = []
         for a in self.spec.inputs:
@@ -254,7 +249,7 @@ class Context:
             hint = p.kind if p.static else f"{p.kind} | jax.Array"
             default = "" if p.default is None else f" = {emit.literal(p.default)}"
             rows.append(f"{p.name}: {hint}{default},")
-        for t in self.free_types():
+        for t in self.spec.free_types:
             rows.append(f'{t}: str = "{dict(self.spec.types)[t][0]}",')
         rows.append("implementation: runtime.Implementation = None,")
         return rows
@@ -270,7 +265,7 @@ class Context:
             doc = f" {p.doc}" if p.doc else ""
             text = f"{p.name}: {p.kind}, {how}.{doc}"
             lines += map(quoted, textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    "))
-        for t in self.free_types():
+        for t in self.spec.free_types:
             lines.append(f"  {t}: the dtype of {', '.join(a.name for a in spec.outputs if a.dtype == t)}.")
         lines.append(
             '  implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.'

@@ -5,6 +5,7 @@ Shapes and structure are drawn, so that a failing call shrinks; the arrays' valu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +160,11 @@ def arrays(op, case: Case) -> dict[str, np.ndarray]:
             continue
         dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
         own = [i - len(array.dims) for i, d in enumerate(array.dims) if contracted & set(d.names)]
-        made[array.name] = values(generator, dtype, shape, case, domains.get(array.name), own[0] if own else along)
+        domain = domains.get(array.name)
+        if own:
+            made[array.name] = values(generator, dtype, shape, case, domain, own[0], MODERATE)
+        else:
+            made[array.name] = values(generator, dtype, shape, case, domain, along)
     return made
 
 
@@ -176,6 +181,7 @@ def values(
     case: Case,
     domain: object = None,
     along: int | None = None,
+    beyond: float = math.inf,
 ) -> np.ndarray:
     """Random values of a dtype; special ones among them where the case asks for it: in every fourth place, or, where they
     are to be reduced `along` a dimension, in few enough for others to matter."""
@@ -190,7 +196,9 @@ def values(
         x = low + (high - low) * generator.random(shape)
         return stored(np.clip(x, low, high), dtype)
     if case.specials:
-        pool = np.array(special_values(dtype))
+        pool = np.array(
+            [v for v in special_values(dtype) if not 0 < abs(v) < 1 / beyond and not beyond < abs(v) < math.inf]
+        )
         often: Any = 0.25
         if along is not None and shape:
             x = _special_lines(generator, x, along)
@@ -206,6 +214,9 @@ def values(
         x = np.where(np.abs(x) < 1e-30, 1.0, x)
     with np.errstate(all="ignore"):
         return x.astype(jnp.dtype(dtype)) if case.specials and domain is None else stored(x, dtype)
+
+
+MODERATE = 1e4  # products of such factors neither overflow nor vanish
 
 
 def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) -> np.ndarray:
@@ -250,6 +261,6 @@ def special_values(dtype: str) -> list[float]:
 def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict[str, Any]]:
     """The positional and keyword arguments of the call."""
     args = [None if a.name in case.absent else jnp.asarray(made[a.name]) for a in op.spec.inputs]
-    bound = {a.dtype for a in op.spec.inputs}
-    free = {name: dtype for name, dtype in case.types.variables if name not in bound}
+    there = {a.dtype for a in op.spec.inputs if a.name not in case.absent}
+    free = {name: dtype for name, dtype in case.types.variables if name in op.spec.free_types and name not in there}
     return args, {**dict(case.params), **free}

@@ -72,6 +72,26 @@ class Bound:
     overflow: np.ndarray
 
 
+@dataclass(frozen=True)
+class Terms:
+    """A contraction: its value, the sum of its terms' magnitudes, that of its factors' (what is not finite left out), how
+    many terms there are, and whether factors may be rounded to TF32."""
+
+    value: np.ndarray
+    size: np.ndarray
+    spread: np.ndarray
+    count: int
+    rounded: bool
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.value, self.size, self.spread
+
+    def of(self, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Terms:
+        """The same for some of the elements."""
+        return Terms(value, size, spread, self.count, self.rounded)
+
+
 class Analysis:
     """The bounds of a chain's values. `compute` is "float32" or "float64"; values have a dimension for each axis of
     `order`, `rows` of them for `...`, or are scalars; `narrow` holds the nodes, by identity, that may be approximate."""
@@ -188,13 +208,12 @@ class Analysis:
             error = error + np.where(_lost(arg), np.inf, reach)
         return value, error
 
-    def contraction(self, value: np.ndarray, size: np.ndarray, count: int, rounded: bool) -> Bound:
-        """A sum of `count` products, of factors that are exact, or `rounded` to TF32 first; `size` is the sum of their
-        magnitudes, factors that are not finite left out. Tensor cores may cut where others round."""
-        unit = 2 * (count + 2) * self.unit + (2.0**-9 if rounded else 0.0)
-        beyond = size > self.top
-        error = np.where(np.isfinite(value), size * unit, 0) + (count + 1) * self.tiny
-        return Bound(value, np.where(beyond, np.inf, error), beyond)
+    def contraction(self, terms: Terms) -> Bound:
+        """A sum of products, in any order; tensor cores may cut where others round, and flush what is denormal."""
+        unit = 2 * (terms.count + 2) * self.unit + (2.0**-9 if terms.rounded else 0.0)
+        beyond = terms.size * (1 + unit) > self.top
+        error = np.where(np.isfinite(terms.value), terms.size * unit, 0) + (terms.spread + terms.count + 1) * self.tiny
+        return Bound(terms.value, np.where(beyond, np.inf, error), beyond)
 
     def reduction(self, node: Node, arg: Bound) -> Bound:
         """The axes lost stay, of length 1."""

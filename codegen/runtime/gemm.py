@@ -49,10 +49,12 @@ def launch(
     if cutlass.const_expr(not batched):
         mA, bs = _one(mA), tuple(_one(mB) for mB in bs)
     assert name == "sm_80", f"no main loop for {name}"
-    gemm_sm80.launch(
-        stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
-        vec=vec, ragged=ragged, **options,
-    )  # fmt: skip
+    N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
+    if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
+        gemm_sm80.launch(
+            stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
+            vec=vec, ragged=ragged, **options,
+        )  # fmt: skip
 
 
 def read_config(config: str) -> tuple[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from codegen import pipeline
@@ -23,6 +24,7 @@ from codegen.ir import DTYPES
 from codegen.plan import access_key
 from codegen.runtime import arguments, partition, unsigned, views
 from codegen.runtime.arguments import Axes, Types
+from codegen.runtime.errorbound import Terms
 from codegen.runtime.evaluate import evaluate
 from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
 from codegen.runtime.platform import choose
@@ -59,24 +61,24 @@ class GemmOp(Op[P, R]):
             for p in self.plan.products
         }
 
-    def products_and_sizes(
-        self, arrays: dict[str, np.ndarray], axes: Axes
-    ) -> tuple[dict[str, np.ndarray], dict[str, tuple[np.ndarray, int, bool]]]:
-        """The products in float64 (in int64 of integers), and for each the sum of its terms' magnitudes, terms that are not
-        finite left out, how many there are, and whether their factors may be rounded to TF32."""
-        made, sizes = {}, {}
+    def exact_products(self, arrays: dict[str, np.ndarray], axes: Axes) -> dict[str, Terms]:
+        """The products as they are without any rounding."""
+        made = {}
         with jax.default_device(jax.devices("cpu")[0]):
             for p in self.plan.products:
                 factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
-                whole = all(DTYPES[x.dtype.name].kind == "int" for x in factors)
-                wide = "int64" if whole else "float64"
-                exact = [jax.numpy.asarray(x.astype(wide)) for x in factors]
-                made[p.acc.name] = np.asarray(product(p, exact[0], exact[1], axes, wide))
-                finite = [jax.numpy.where(jax.numpy.isfinite(x), abs(x), 0) for x in exact]
+                wide = "int64" if all(DTYPES[x.dtype.name].kind == "int" for x in factors) else "float64"
+                a, b = (jnp.asarray(x.astype(wide)) for x in factors)
+                sizes = [jnp.where(jnp.isfinite(x), abs(x), 0) for x in (a, b)]
+                ones = [jnp.ones_like(x) for x in (a, b)]
+
+                def of(x, y, p=p, wide=wide):
+                    return np.asarray(product(p, x, y, axes, wide))
+
                 rounded = self.spec.math != "precise" and any(x.dtype == np.float32 for x in factors)
-                size = np.asarray(product(p, finite[0], finite[1], axes, wide))
-                sizes[p.acc.name] = size, axes.extents[p.axis], rounded
-        return made, sizes
+                spread = of(sizes[0], ones[1]) + of(ones[0], sizes[1])
+                made[p.acc.name] = Terms(of(a, b), of(*sizes), spread, axes.extents[p.axis], rounded)
+        return made
 
     def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:
         """The epilogue's call, its products made."""
@@ -250,7 +252,7 @@ class GemmBackward(Backward):
             access_key(plan, a): views.jnp_value(plan, a, arrays, axes, "float32", op.spec.integer) for a in plan.loads
         }
         for name, value in op.parameters(key, operands).items():
-            leaves["param", name] = jax.numpy.asarray(value)
+            leaves["param", name] = jnp.asarray(value)
         made = evaluate(roots, leaves, {}, "float32", op.spec.integer, dict(key.types.variables))
         found = views.stored(stores, made, plan.order, axes, key.types)
         return {array.name: value for array, value in found.items()}
@@ -275,7 +277,7 @@ class GemmBackward(Backward):
     def through(self, p: Any, arrays: dict[str, Any], inner: jax.Array, axes: Axes) -> dict[str, jax.Array]:
         """The gradients of a product's operands, from that of the product."""
         exact = self.origin.spec.math == "precise"
-        a, b = (jax.numpy.asarray(arrays[x.name]) for x in (p.a, p.b))
+        a, b = (jnp.asarray(arrays[x.name]) for x in (p.a, p.b))
         own = [name for name, x in ((p.a.name, a), (p.b.name, b)) if DTYPES[x.dtype.name].kind == "float"]
         wide = {n: (x if x.dtype.itemsize > 1 else x.astype(inner.dtype)) for n, x in ((p.a.name, a), (p.b.name, b))}
 

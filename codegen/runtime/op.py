@@ -190,9 +190,8 @@ class Op(Generic[P, R]):
 
     @functools.cached_property
     def _names(self) -> list[str]:
-        bound = {a.dtype for a in self.spec.inputs}
-        free = [t for t, _ in self.spec.types if t not in bound]
-        return [*(a.name for a in self.spec.inputs), *(p.name for p in self.spec.params), *free, "implementation"]
+        names = [*(a.name for a in self.spec.inputs), *(p.name for p in self.spec.params)]
+        return [*names, *self.spec.free_types, "implementation"]
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[Key, tuple]:
         """What is compiled in, and the arrays (inputs that are there, then dynamic params). Raises TypeError or

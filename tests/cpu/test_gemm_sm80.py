@@ -79,6 +79,19 @@ def test_what_is_not_finite_stays_so():
     assert not np.any(np.isfinite(y[0, 3:7])) and np.all(np.isfinite(y[0, 7:]))
 
 
+@pytest.mark.parametrize(
+    ("tile", "message"),
+    [(Tile(tile_k=128), "64 or 128 bytes along K"), (Tile(tile_k=16), "64 or 128 bytes along K"),
+     (Tile(tile_m=16), "16 rows at least"), (Tile(tile_n=16), "16 columns of each b at least"),
+     (Tile(stages=1), "two stages at least"), (Tile(16, 16, 32, 1, 1), "16 columns of each b"),
+     (Tile(32, 128, 32, 2, 4), "256 threads cannot share")],
+)  # fmt: skip
+def test_tiles_that_there_is_no_kernel_for(tile, message):
+    case = dataclasses.replace(BF16, launcher="swiglu", paired="halves", tile=tile)
+    with pytest.raises(AssertionError, match=message):
+        run(case, case.operands(np.random.default_rng(0)))
+
+
 def compiled(case: Case, arch: str) -> tuple[int, int, int]:
     """Registers, stack and shared memory."""
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from codegen import hopper_tiles
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
+from codegen.hopper_tiles import Tiles
 from codegen.ir import DTYPES, Leaf, Node, Statement, topological
 from codegen.plan import Elementwise, tile_plan
 from codegen.scope import make_scope
@@ -49,6 +51,11 @@ class GemmLaunch:
     config: str  # "sm_80(tile_m=128, ...)"
 
     @property
+    def fast(self) -> bool:
+        """Whether it takes less time than XLA's matmul and a kernel for the epilogue."""
+        return self.config.startswith("sm_90a")
+
+    @property
     def constants(self) -> dict[str, int | bool | str]:
         """What the launcher takes of it."""
         return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
@@ -65,28 +72,49 @@ class Tile:
     b_is_nk: bool  # b's columns before the contracted axis
     paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
     accs: tuple[str, ...]  # the epilogue's inputs that hold products
+    work: int  # about how many instructions the epilogue takes for an accumulator
 
-    def launch(self, dtypes: Mapping[str, str], a: str, extents: Mapping[str, int | None], precise: bool) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name), `a` that of the factors, and these extents: M, N, and what
-        divides N where that is not known. Raises `Mistake` where there is none."""
-        if DTYPES[a].kind != "int" and DTYPES[a].size not in (2, 4):
-            raise Mistake(f"no main loop for {a}")
-        if DTYPES[a].kind == "int" and a != "int8":
-            raise Mistake(f"no main loop for {a}")
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Mapping[str, int | None], precise: bool, arch: str | None
+    ) -> GemmLaunch:
+        """The launch for arrays of these dtypes (by name, the factors' as "a"), and these extents: L, M, N, K, or what divides
+        them. Raises `Mistake` where there is none."""
+        factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
-        vec = min(8, 16 // max(widths))
-        inner = extents["N"]
-        rows = extents["M"]
-        few = rows is not None and inner is not None and rows * inner <= 512 * 512
+        vec, inner = min(8, 16 // max(widths)), extents["N"]
+        ragged = inner is None or inner % vec != 0
+        if arch == "sm_90a" and (tiles := self.hopper(factor, extents)) is not None:
+            options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
+            return GemmLaunch(vec, ragged, _config("sm_90a", options))
+        if factor not in AMPERE:
+            raise Mistake(f"no main loop for {factor}")
+        few = (extents["M"] or LARGE) * (inner or LARGE) <= 512 * 512
         tile_m, tile_n = (32, 64 if self.paired else 32) if few else (128, 128)
         options = {
-            "tile_m": tile_m, "tile_n": tile_n, "tile_k": 64 // DTYPES[a].size, "warps_m": 2, "warps_n": 1 if few else 2,
-            "stages": 2 if few else 4,
+            "tile_m": tile_m, "tile_n": tile_n, "tile_k": 64 // DTYPES[factor].size, "warps_m": 2,
+            "warps_n": 1 if few else 2, "stages": 2 if few else 4,
         }  # fmt: skip
-        if DTYPES[a].size == 4:
+        if factor == "float32":
             options["precise"] = precise
-        text = ", ".join(f"{name}={value}" for name, value in options.items())
-        return GemmLaunch(vec, inner is None or inner % vec != 0, f"sm_80({text})")
+        return GemmLaunch(vec, ragged, _config("sm_80", options))
+
+    def hopper(self, factor: str, extents: Mapping[str, int | None]) -> Tiles | None:
+        """The tiles of the main loop for Hopper, where it takes these operands."""
+        L, M, N, K = (extents[name] or LARGE for name in "LMNK")
+        paired = "halves" if self.paired == "two" else self.paired
+        read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
+        reads = any(self.column in array.axes and len(array.axes) > 1 for array in read)
+        return hopper_tiles.choose(
+            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work, reads_tiles=reads
+        )
+
+
+AMPERE = ("float16", "bfloat16", "float32", "int8")
+LARGE = 8192  # stands for extents that are not known
+
+
+def _config(name: str, options: Mapping[str, int | bool]) -> str:
+    return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
 
 
 @dataclass(frozen=True)
@@ -103,6 +131,11 @@ class Gemm:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.epilogue.plan, name)
+
+    @property
+    def kernels(self) -> int:
+        """Those of the epilogue, and the matmul where that is one of its own."""
+        return self.epilogue.plan.kernels + isinstance(self.tile, Mistake)
 
     @property
     def accs(self) -> tuple[str, ...]:
@@ -165,8 +198,7 @@ class _Splitter:
                 raise Mistake("'@' takes inputs as they are", "compute what it is to take in an op of its own")
             if self.spec.array(side.attr.name).default is not None:
                 raise Mistake(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
-        outputs = self.spec.outputs[0].axes
-        if outputs and outputs[-1] in left.dims and outputs[-1] not in right.dims:
+        if self.last(left, right) > self.last(right, left):
             left, right = right, left  # b has the columns
         a, b, axis = left.attr, right.attr, str(node.attr)
         assert isinstance(a, Leaf) and isinstance(b, Leaf)
@@ -174,6 +206,10 @@ class _Splitter:
             raise Mistake(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
         product = self.found[a.name, b.name, axis] = self.product(a, b, axis, node)
         return product.acc.name if b.part is None else f"{product.acc.name}[{b.part}]"
+
+    def last(self, own: Node, other: Node) -> int:
+        """The place of the last axis that a side has alone."""
+        return max((self.spec.axes.index(axis) for axis in own.dims if axis not in other.dims), default=-1)
 
     def product(self, a: Leaf, b: Leaf, axis: str, node: Node) -> Product:
         if (found := self.found.get((a.name, b.name, axis))) is not None:
@@ -201,14 +237,19 @@ class _Splitter:
     def straight(self, assigned: list[Statement], leaves: Mapping[int, str]) -> list[Node]:
         """What becomes of the products by sums and scales alone, where something else takes it: what a backward may want.
         With the terms added, it has the sign that a ReLU saw."""
-        linear = {id(n) for n in topological((s.value for s in assigned), lambda n: id(n) in leaves) if id(n) in leaves}
+        calls = self.scope.graph.calls
+
+        def arguments(node: Node) -> tuple[Node, ...]:
+            """Of a function of the prelude, its own: what is within it stays there."""
+            return calls[id(node)].values if id(node) in calls else node.args
+
+        linear: set[int] = set()
         taken: dict[int, Node] = {}
-        for node in topological((s.value for s in assigned), lambda n: id(n) in leaves):
-            own = [a for a in node.args if id(a) in linear]
-            if id(node) in leaves or not own:
-                continue
+        for node in topological((s.value for s in assigned), lambda n: id(n) in leaves, arguments):
+            own = [a for a in arguments(node) if id(a) in linear]
             scaled = len(own) == 1 and (node.op == "mul" or (node.op == "div" and own[0] is node.args[0]))
-            if scaled or node.op in ("add", "sub", "neg"):
+            kept = id(node) not in calls and own and (scaled or node.op in ("add", "sub", "neg"))
+            if id(node) in leaves or kept:
                 linear.add(id(node))
             else:
                 taken |= {id(a): a for a in own if id(a) not in leaves}
@@ -280,7 +321,10 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if parts is not None:
         paired = "halves" if parts.parts_first else "interleaved"
     accs = tuple(p.acc.name for p in products)
-    return Tile(plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs)
+    costly = {"exp", "tanh", "erf", "erfc", "log", "sin", "cos", "div", "sigmoid", "pow"}
+    nodes = list(topological(s.value for s in statements))
+    work = 4 + sum(12 if n.op in costly else 1 for n in nodes if n.args and n.op != "float")
+    return Tile(plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs, work // (2 if paired else 1))
 
 
 # The backward

@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: dense_geglu_pairs
@@ -46,33 +47,16 @@ def dense_geglu_pairs_tile(
     (
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y = dense_geglu_pairs_epilogue_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y = dense_geglu_pairs_epilogue_chain(
-            acc[0].load(),
-            acc[1].load(),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -95,6 +79,7 @@ def dense_geglu_pairs_launch(
         batched=False,
         b_is_nk=False,
         paired="interleaved",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -112,9 +97,7 @@ def dense_geglu_pairs_reference(x, w):
 
 def dense_geglu_pairs_epilogue_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    z = -0.7071067811865476 * acc0
-    z2 = 0.5 * acc0 * device.erfc(z, approx, False)
-    y = z2 * acc1
+    y = 0.5 * acc0 * device.erfc(-0.7071067811865476 * acc0, approx, False) * acc1
     return y
 
 
@@ -178,10 +161,159 @@ def dense_geglu_pairs_epilogue_launch(
 
 def dense_geglu_pairs_epilogue_xla(acc0, acc1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = -0.7071067811865476 * acc0
-    z2 = 0.5 * acc0 * jax.lax.erfc(z)
-    y = z2 * acc1
+    y = 0.5 * acc0 * jax.lax.erfc(-0.7071067811865476 * acc0) * acc1
     return y
+
+
+def dense_geglu_pairs_forward_chain(acc0, acc1, approx):
+    """The chain, on one vector of each operand."""
+    y = 0.5 * acc0 * device.erfc(-0.7071067811865476 * acc0, approx, False) * acc1
+    acc_kept0 = acc0
+    acc_kept1 = acc1
+    return y, acc_kept0, acc_kept1
+
+
+@cute.jit
+def dense_geglu_pairs_forward_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+):
+    (
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N, 2) T
+    ) = tensors
+    iN = column
+    approx = device.narrow(mY)
+    y, acc_kept0, acc_kept1 = dense_geglu_pairs_forward_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rAccKept = cute.make_rmem_tensor((2, vec), mAccKept.element_type)
+    rY.store(y.to(mY.element_type))
+    rAccKept[0, None].store(acc_kept0.to(mAccKept.element_type))
+    rAccKept[1, None].store(acc_kept1.to(mAccKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(cute.make_tensor(rAccKept.iterator, cute.make_layout((2 * vec,))), mAccKept, cute.crd2idx((row, iN, 0), mAccKept.layout), 2 * valid, ragged)
+    return ()
+
+
+@cute.jit
+def dense_geglu_pairs_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,  # (rows, K) T
+    mW: cute.Tensor,  # (K, N, 2) T
+    mY: cute.Tensor,
+    mAccKept: cute.Tensor,
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mX,
+        (mW,),
+        (mY, mAccKept,),
+        dense_geglu_pairs_forward_tile,
+        batched=False,
+        b_is_nk=False,
+        paired="interleaved",
+        reads=(None, None),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+    )
+
+
+def dense_geglu_pairs_backward_chain(dy, acc0, acc1, approx):
+    """The chain, on one vector of each operand."""
+    t1 = device.erfc(-0.7071067811865476 * acc0, approx, False)
+    t0 = t1 * 0.5 + acc0 * device.exp(-(acc0 * acc0 * 0.5), approx) * 0.3989422804014327
+    dacc0 = dy * acc1 * t0
+    dacc1 = dy * (0.5 * acc0 * t1)
+    return dacc0, dacc1
+
+
+@cute.kernel
+def dense_geglu_pairs_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mAcc: cute.Tensor,  # (rows, cols, 2) T
+    mDacc: cute.Tensor,  # (rows, cols, 2) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDacc)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rAcc = cute.make_rmem_tensor((2, vec), mAcc.element_type)
+    rDacc = cute.make_rmem_tensor((2, vec), mDacc.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gAcc = cute.make_tensor(mAcc.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDacc = cute.make_tensor(mDacc.iterator + 2 * start, cute.make_layout((2, vec)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gAcc, rAcc)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gAcc, rAcc, 2 * valid)
+
+        dacc0, dacc1 = dense_geglu_pairs_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rAcc[0, None].load().to(cutlass.Float32),
+            rAcc[1, None].load().to(cutlass.Float32),
+            approx,
+        )
+        rDacc[0, None].store(dacc0.to(mDacc.element_type))
+        rDacc[1, None].store(dacc1.to(mDacc.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDacc, gDacc)
+        else:
+            device.copy_whole_or_part(rDacc, gDacc, 2 * valid)
+
+
+@cute.jit
+def dense_geglu_pairs_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mAcc: cute.Tensor,
+    mDacc: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dense_geglu_pairs_backward_kernel(
+        mDy, mAcc, mDacc,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dense_geglu_pairs_backward_xla(dy, acc0, acc1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t1 = jax.lax.erfc(-0.7071067811865476 * acc0)
+    t0 = t1 * 0.5 + acc0 * jnp.exp(-(acc0 * acc0 * 0.5)) * 0.3989422804014327
+    dacc0 = dy * acc1 * t0
+    dacc1 = dy * (0.5 * acc0 * t1)
+    return dacc0, dacc1
 
 
 @runtime.op(
@@ -190,6 +322,9 @@ def dense_geglu_pairs_epilogue_xla(acc0, acc1):
     reference=dense_geglu_pairs_reference,
     epilogue_launch=dense_geglu_pairs_epilogue_launch,
     epilogue_xla=dense_geglu_pairs_epilogue_xla,
+    forward_launch=dense_geglu_pairs_forward_launch,
+    backward_launch=dense_geglu_pairs_backward_launch,
+    backward_xla=dense_geglu_pairs_backward_xla,
 )
 def dense_geglu_pairs(
     x: jax.Array,

@@ -6,9 +6,10 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: dense_geglu_weights
@@ -46,33 +47,16 @@ def dense_geglu_weights_tile(
     (
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y = dense_geglu_weights_epilogue_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y = dense_geglu_weights_epilogue_chain(
-            acc[0].load(),
-            acc[1].load(),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -96,6 +80,7 @@ def dense_geglu_weights_launch(
         batched=False,
         b_is_nk=False,
         paired="two",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -112,9 +97,7 @@ def dense_geglu_weights_reference(x, wg, wu):
 
 def dense_geglu_weights_epilogue_chain(g, u, approx):
     """The chain, on one vector of each operand."""
-    z = -0.7071067811865476 * g
-    z2 = 0.5 * g * device.erfc(z, approx, False)
-    y = z2 * u
+    y = 0.5 * g * device.erfc(-0.7071067811865476 * g, approx, False) * u
     return y
 
 
@@ -184,10 +167,174 @@ def dense_geglu_weights_epilogue_launch(
 
 def dense_geglu_weights_epilogue_xla(g, u):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = -0.7071067811865476 * g
-    z2 = 0.5 * g * jax.lax.erfc(z)
-    y = z2 * u
+    y = 0.5 * g * jax.lax.erfc(-0.7071067811865476 * g) * u
     return y
+
+
+def dense_geglu_weights_forward_chain(g, u, approx):
+    """The chain, on one vector of each operand."""
+    y = 0.5 * g * device.erfc(-0.7071067811865476 * g, approx, False) * u
+    g_kept = g
+    u_kept = u
+    return y, g_kept, u_kept
+
+
+@cute.jit
+def dense_geglu_weights_forward_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+):
+    (
+        mY,  # (rows, N) T
+        mGKept,  # (rows, N) T
+        mUKept,  # (rows, N) T
+    ) = tensors
+    iN = column
+    approx = device.narrow(mY)
+    y, g_kept, u_kept = dense_geglu_weights_forward_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rGKept = cute.make_rmem_tensor((vec,), mGKept.element_type)
+    rUKept = cute.make_rmem_tensor((vec,), mUKept.element_type)
+    rY.store(y.to(mY.element_type))
+    rGKept.store(g_kept.to(mGKept.element_type))
+    rUKept.store(u_kept.to(mUKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(rGKept, mGKept, cute.crd2idx((row, iN), mGKept.layout), valid, ragged)
+    vectors.store(rUKept, mUKept, cute.crd2idx((row, iN), mUKept.layout), valid, ragged)
+    return ()
+
+
+@cute.jit
+def dense_geglu_weights_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,  # (rows, K) T
+    mWg: cute.Tensor,  # (K, N) T
+    mWu: cute.Tensor,  # (K, N) T
+    mY: cute.Tensor,
+    mGKept: cute.Tensor,
+    mUKept: cute.Tensor,
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mX,
+        (mWg, mWu),
+        (mY, mGKept, mUKept,),
+        dense_geglu_weights_forward_tile,
+        batched=False,
+        b_is_nk=False,
+        paired="two",
+        reads=(None, None),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+    )
+
+
+def dense_geglu_weights_backward_chain(dy, g, u, approx):
+    """The chain, on one vector of each operand."""
+    t0 = device.erfc(-0.7071067811865476 * g, approx, False)
+    dg = dy * u * (t0 * 0.5 + g * device.exp(-(g * g * 0.5), approx) * 0.3989422804014327)
+    du = dy * (0.5 * g * t0)
+    return dg, du
+
+
+@cute.kernel
+def dense_geglu_weights_backward_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mG: cute.Tensor,  # (rows, cols) T
+    mU: cute.Tensor,  # (rows, cols) T
+    mDg: cute.Tensor,  # (rows, cols) T
+    mDu: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDg.shape[0]) * mDg.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDg)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rG = cute.make_rmem_tensor((vec,), mG.element_type)
+    rU = cute.make_rmem_tensor((vec,), mU.element_type)
+    rDg = cute.make_rmem_tensor((vec,), mDg.element_type)
+    rDu = cute.make_rmem_tensor((vec,), mDu.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gG = cute.make_tensor(mG.iterator + start, cute.make_layout((vec,)))
+        gU = cute.make_tensor(mU.iterator + start, cute.make_layout((vec,)))
+        gDg = cute.make_tensor(mDg.iterator + start, cute.make_layout((vec,)))
+        gDu = cute.make_tensor(mDu.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gG, rG)
+            cute.autovec_copy(gU, rU)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gG, rG, valid)
+            device.copy_whole_or_part(gU, rU, valid)
+
+        dg, du = dense_geglu_weights_backward_chain(
+            rDy.load().to(cutlass.Float32),
+            rG.load().to(cutlass.Float32),
+            rU.load().to(cutlass.Float32),
+            approx,
+        )
+        rDg.store(dg.to(mDg.element_type))
+        rDu.store(du.to(mDu.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDg, gDg)
+            cute.autovec_copy(rDu, gDu)
+        else:
+            device.copy_whole_or_part(rDg, gDg, valid)
+            device.copy_whole_or_part(rDu, gDu, valid)
+
+
+@cute.jit
+def dense_geglu_weights_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mG: cute.Tensor,
+    mU: cute.Tensor,
+    mDg: cute.Tensor,
+    mDu: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDg.shape[0]) * mDg.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dense_geglu_weights_backward_kernel(
+        mDy, mG, mU, mDg, mDu,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dense_geglu_weights_backward_xla(dy, g, u):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jax.lax.erfc(-0.7071067811865476 * g)
+    dg = dy * u * (t0 * 0.5 + g * jnp.exp(-(g * g * 0.5)) * 0.3989422804014327)
+    du = dy * (0.5 * g * t0)
+    return dg, du
 
 
 @runtime.op(
@@ -196,6 +343,9 @@ def dense_geglu_weights_epilogue_xla(g, u):
     reference=dense_geglu_weights_reference,
     epilogue_launch=dense_geglu_weights_epilogue_launch,
     epilogue_xla=dense_geglu_weights_epilogue_xla,
+    forward_launch=dense_geglu_weights_forward_launch,
+    backward_launch=dense_geglu_weights_backward_launch,
+    backward_xla=dense_geglu_weights_backward_xla,
 )
 def dense_geglu_weights(
     x: jax.Array,

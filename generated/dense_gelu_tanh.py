@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 # 1 + tanh(u) is 2 * sigmoid(2 * u): the reference says it so, for tanh cancels for large negative z.
@@ -36,6 +36,30 @@ bench:
 
 
 @cute.jit
+def dense_gelu_tanh_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
 def dense_gelu_tanh_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -45,53 +69,23 @@ def dense_gelu_tanh_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
+    rBias, = operands
     approx = device.narrow(mY)
-
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    y = dense_gelu_tanh_epilogue_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        y = dense_gelu_tanh_epilogue_chain(
-            acc[0].load(),
-            rBias.load().to(cutlass.Float32),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -115,6 +109,7 @@ def dense_gelu_tanh_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_gelu_tanh_columns, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -131,9 +126,9 @@ def dense_gelu_tanh_reference(x, w, bias):
 def dense_gelu_tanh_epilogue_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    z2 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t0 = device.exp(-cute.math.abs(z2), approx)
-    y = z * device.divide(device.where(z2 >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -219,10 +214,252 @@ def dense_gelu_tanh_epilogue_launch(
 def dense_gelu_tanh_epilogue_xla(acc, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = acc + bias
-    z2 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t0 = jnp.exp(-jnp.abs(z2))
-    y = z * (jnp.where(z2 >= 0.0, 1.0, t0) / (1.0 + t0))
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = jnp.exp(-jnp.abs(t0))
+    y = z * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
     return y
+
+
+def dense_gelu_tanh_forward_chain(acc, bias, approx):
+    """The chain, on one vector of each operand."""
+    z = acc + bias
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    return z, y
+
+
+@cute.jit
+def dense_gelu_tanh_forward_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+        mZ,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
+def dense_gelu_tanh_forward_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+        mZ,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rBias, = operands
+    approx = device.narrow(mY)
+    z, y = dense_gelu_tanh_forward_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+        approx,
+    )
+    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rZ.store(z.to(mZ.element_type))
+    rY.store(y.to(mY.element_type))
+    vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    return ()
+
+
+@cute.jit
+def dense_gelu_tanh_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,  # (rows, K) T
+    mW: cute.Tensor,  # (K, N) T
+    mBias: cute.Tensor | None,
+    mY: cute.Tensor,
+    mZ: cute.Tensor,
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mX,
+        (mW,),
+        (mBias, mY, mZ,),
+        dense_gelu_tanh_forward_tile,
+        batched=False,
+        b_is_nk=False,
+        paired="",
+        reads=(dense_gelu_tanh_forward_columns, None),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+    )
+
+
+def dense_gelu_tanh_backward_chain(dy, z, approx):
+    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t3 = device.exp(-cute.math.abs(t0), approx)
+    t4 = 1.0 + t3
+    t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
+    t6 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t1 = z * t5 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = dy * (t5 + t1)
+    dacc = t2
+    return dacc, dacc
+
+
+def dense_gelu_tanh_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dbias = column_sum
+    return dbias
+
+
+@cute.kernel
+def dense_gelu_tanh_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) T
+    mDacc: cute.Tensor,  # (rows, N) T
+    mDbias: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+    approx = device.narrow(mDacc)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rZ = cute.make_rmem_tensor((vec, vectors, at_once), mZ.element_type)
+    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dacc, column_sum_of = dense_gelu_tanh_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rZ[None, v, u].load().to(cutlass.Float32),
+                    approx,
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDacc.store(dacc.to(mDacc.element_type))
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def dense_gelu_tanh_backward_finish(
+    mDbias: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
+    if there:
+        dbias = dense_gelu_tanh_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDbias.store(dbias.to(mDbias.element_type))
+        mDbias[c] = rDbias[0]
+
+
+@cute.jit
+def dense_gelu_tanh_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mZ: cute.Tensor,
+    mDacc: cute.Tensor,
+    mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    N = mDy.shape[1]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        dense_gelu_tanh_backward_kernel(
+            mDy, mZ, mDacc, mDbias, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        dense_gelu_tanh_backward_finish(
+            mDbias, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def dense_gelu_tanh_backward_xla(dy, z, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t3 = jnp.exp(-jnp.abs(t0))
+    t4 = 1.0 + t3
+    t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
+    t6 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t1 = z * t5 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t2 = dy * (t5 + t1)
+    dacc = t2
+    dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)
+    return dacc, dbias
 
 
 @runtime.op(
@@ -231,6 +468,9 @@ def dense_gelu_tanh_epilogue_xla(acc, bias):
     reference=dense_gelu_tanh_reference,
     epilogue_launch=dense_gelu_tanh_epilogue_launch,
     epilogue_xla=dense_gelu_tanh_epilogue_xla,
+    forward_launch=dense_gelu_tanh_forward_launch,
+    backward_launch=dense_gelu_tanh_backward_launch,
+    backward_xla=dense_gelu_tanh_backward_xla,
 )
 def dense_gelu_tanh(
     x: jax.Array,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_rms_scaled
@@ -35,6 +35,49 @@ bench:
 
 
 @cute.jit
+def dense_rms_scaled_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
+    return (rWeight,)
+
+
+@cute.jit
+def dense_rms_scaled_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
+    rRstd.fill(mRstd[row])
+    return (rRstd,)
+
+
+@cute.jit
 def dense_rms_scaled_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -44,52 +87,25 @@ def dense_rms_scaled_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mRstd,  # (rows) float32
         mWeight,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
+    rWeight, rRstd = operands
     approx = device.narrow(mY)
-
-    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
-    rWeight = cute.make_rmem_tensor((vec,), mWeight.element_type)
+    y = dense_rms_scaled_epilogue_chain(
+        acc[0].load(),
+        rRstd.load().to(cutlass.Float32),
+        rWeight.load().to(cutlass.Float32),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            rRstd.fill(mRstd[row])
-            cute.autovec_copy(cute.local_tile(mWeight, (vec,), (iN // vec,)), rWeight)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                rRstd.fill(mRstd[row])
-                device.load_anywhere(mWeight, cute.crd2idx((iN,), mWeight.layout), rWeight)
-            else:
-                rRstd.fill(mRstd[row])
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rWeight[i] = mWeight[iN + i]
-
-        y = dense_rms_scaled_epilogue_chain(
-            acc[0].load(),
-            rRstd.load().to(cutlass.Float32),
-            rWeight.load().to(cutlass.Float32),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -114,6 +130,7 @@ def dense_rms_scaled_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_rms_scaled_columns, dense_rms_scaled_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -130,9 +147,9 @@ def dense_rms_scaled_reference(x, w, rstd, weight):
 def dense_rms_scaled_epilogue_chain(acc, rstd, weight, approx):
     """The chain, on one vector of each operand."""
     z = acc * rstd * weight
-    z2 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t0 = device.exp(-cute.math.abs(z2), approx)
-    y = z * device.divide(device.where(z2 >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -219,10 +236,333 @@ def dense_rms_scaled_epilogue_launch(
 def dense_rms_scaled_epilogue_xla(acc, rstd, weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = acc * rstd * weight
-    z2 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t0 = jnp.exp(-jnp.abs(z2))
-    y = z * (jnp.where(z2 >= 0.0, 1.0, t0) / (1.0 + t0))
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = jnp.exp(-jnp.abs(t0))
+    y = z * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
     return y
+
+
+def dense_rms_scaled_forward_chain(acc, rstd, weight, approx):
+    """The chain, on one vector of each operand."""
+    z = acc * rstd * weight
+    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t1 = device.exp(-cute.math.abs(t0), approx)
+    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    acc_kept = acc
+    return y, acc_kept
+
+
+@cute.jit
+def dense_rms_scaled_forward_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
+    return (rWeight,)
+
+
+@cute.jit
+def dense_rms_scaled_forward_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
+    rRstd.fill(mRstd[row])
+    return (rRstd,)
+
+
+@cute.jit
+def dense_rms_scaled_forward_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rWeight, rRstd = operands
+    approx = device.narrow(mY)
+    y, acc_kept = dense_rms_scaled_forward_chain(
+        acc[0].load(),
+        rRstd.load().to(cutlass.Float32),
+        rWeight.load().to(cutlass.Float32),
+        approx,
+    )
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
+    rY.store(y.to(mY.element_type))
+    rAccKept.store(acc_kept.to(mAccKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
+    return ()
+
+
+@cute.jit
+def dense_rms_scaled_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,  # (rows, K) T
+    mW: cute.Tensor,  # (K, N) T
+    mRstd: cute.Tensor,
+    mWeight: cute.Tensor,
+    mY: cute.Tensor,
+    mAccKept: cute.Tensor,
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mX,
+        (mW,),
+        (mRstd, mWeight, mY, mAccKept,),
+        dense_rms_scaled_forward_tile,
+        batched=False,
+        b_is_nk=False,
+        paired="",
+        reads=(dense_rms_scaled_forward_columns, dense_rms_scaled_forward_tiles),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+    )
+
+
+def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    t0 = acc * rstd
+    z = t0 * weight
+    t1 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t4 = device.exp(-cute.math.abs(t1), False)
+    t5 = 1.0 + t4
+    t6 = device.divide(device.where(t1 >= 0.0, 1.0, t4), t5, False)
+    t7 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t2 = z * t6 * device.divide(device.where(-t1 >= 0.0, 1.0, t4), t5, False) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
+    t3 = t6 + t2
+    return weight * dy * t3 * acc
+
+
+def dense_rms_scaled_backward_chain(dy, acc, rstd, weight):
+    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    t0 = acc * rstd
+    z = t0 * weight
+    t1 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t4 = device.exp(-cute.math.abs(t1), False)
+    t5 = 1.0 + t4
+    t6 = device.divide(device.where(t1 >= 0.0, 1.0, t4), t5, False)
+    t7 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t2 = z * t6 * device.divide(device.where(-t1 >= 0.0, 1.0, t4), t5, False) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
+    t3 = t6 + t2
+    dacc = weight * rstd * dy * t3
+    return dacc, dy * t3 * t0
+
+
+def dense_rms_scaled_backward_row(row_sum):
+    """The row's own results, from its statistics."""
+    drstd = row_sum
+    return drstd
+
+
+def dense_rms_scaled_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dweight = column_sum
+    return dweight
+
+
+@cute.kernel
+def dense_rms_scaled_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mAcc: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
+    mWeight: cute.Tensor,  # (N) T
+    mDacc: cute.Tensor,  # (rows, N) T
+    mDrstd: cute.Tensor,  # (rows) float32
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // cluster, bidx % cluster
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    handful = rows_a_block * at_once
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rAcc = cute.make_rmem_tensor((vec, vectors, at_once), mAcc.element_type)
+    rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+    rDrstd = cute.make_rmem_tensor((1,), mDrstd.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    columns, column = N, first
+    reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
+
+    reduce.meet([*sRowSum], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
+    for base in cutlass.range(part * handful, rows, parts * handful):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * rows_a_block + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                values = dense_rms_scaled_backward_row_sum(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rAcc[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), rRstd[0, u], rRstd.element_type).to(cutlass.Float32),
+                    rWeight[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dacc, column_sum_of = dense_rms_scaled_backward_chain(
+                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rAcc[None, v, u].load().to(cutlass.Float32),
+                    cute.full((vec,), rRstd[0, u], rRstd.element_type).to(cutlass.Float32),
+                    rWeight[None, v].load().to(cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDacc.store(dacc.to(mDacc.element_type))
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+            if (row < rows) & (first == 0):
+                drstd = dense_rms_scaled_backward_row(
+                    cute.full((1,), row_sum, cutlass.Float32),
+                )
+                rDrstd.store(drstd.to(mDrstd.element_type))
+                mDrstd[row] = rDrstd[0]
+            turn += 1
+
+    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+
+
+@cute.kernel
+def dense_rms_scaled_backward_finish(
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+):
+    # All parts of a column, in a fixed order.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
+    if there:
+        dweight = dense_rms_scaled_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDweight.store(dweight.to(mDweight.element_type))
+        mDweight[c] = rDweight[0]
+
+
+@cute.jit
+def dense_rms_scaled_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mAcc: cute.Tensor,
+    mRstd: cute.Tensor,
+    mWeight: cute.Tensor,
+    mDacc: cute.Tensor,
+    mDrstd: cute.Tensor,
+    mDweight: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+):
+    N = mDy.shape[1]
+    blocks = mColumnSumParts.shape[0] * cluster
+    if blocks > 0:
+        dense_rms_scaled_backward_kernel(
+            mDy, mAcc, mRstd, mWeight, mDacc, mDrstd, mDweight, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
+        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        dense_rms_scaled_backward_finish(
+            mDweight, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+
+
+def dense_rms_scaled_backward_xla(dy, acc, rstd, weight, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = acc * rstd
+    z = t0 * weight
+    t1 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
+    t4 = jnp.exp(-jnp.abs(t1))
+    t5 = 1.0 + t4
+    t6 = jnp.where(t1 >= 0.0, 1.0, t4) / t5
+    t7 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t2 = z * t6 * (jnp.where(-t1 >= 0.0, 1.0, t4) / t5) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
+    t3 = t6 + t2
+    dacc = weight * rstd * dy * t3
+    drstd = jnp.sum(weight * dy * t3 * acc, axis=-1, keepdims=True)
+    dweight = jnp.sum(dy * t3 * t0, axis=row_axes, keepdims=True)
+    return dacc, drstd, dweight
 
 
 @runtime.op(
@@ -231,6 +571,9 @@ def dense_rms_scaled_epilogue_xla(acc, rstd, weight):
     reference=dense_rms_scaled_reference,
     epilogue_launch=dense_rms_scaled_epilogue_launch,
     epilogue_xla=dense_rms_scaled_epilogue_xla,
+    forward_launch=dense_rms_scaled_forward_launch,
+    backward_launch=dense_rms_scaled_backward_launch,
+    backward_xla=dense_rms_scaled_backward_xla,
 )
 def dense_rms_scaled(
     x: jax.Array,

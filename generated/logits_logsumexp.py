@@ -59,15 +59,15 @@ def logits_logsumexp_reference(x, w, label):
 
 
 def logits_logsumexp_epilogue_stage0(acc, label, index_n):
-    """What is folded into t0 (max), row_sum2 (sum), on one vector of each operand."""
+    """What is folded into row_max (max), row_sum2 (sum), on one vector of each operand."""
     logits = acc
     return logits, device.where(index_n == label, logits, 0.0)
 
 
-def logits_logsumexp_epilogue_row_sum(acc, t0):
+def logits_logsumexp_epilogue_row_sum(acc, row_max):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    z = acc - device.where(device.isfinite(t0), t0, 0.0)
-    return device.exp(z, False)
+    logits = acc
+    return device.exp(logits - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
 def logits_logsumexp_epilogue_chain(acc):
@@ -76,9 +76,9 @@ def logits_logsumexp_epilogue_chain(acc):
     return logits
 
 
-def logits_logsumexp_epilogue_row(t0, row_sum2, row_sum):
+def logits_logsumexp_epilogue_row(row_max, row_sum2, row_sum):
     """The row's own results, from its statistics."""
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(t0), t0, 0.0)
+    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
     picked = row_sum2
     return lse, picked
 
@@ -130,7 +130,7 @@ def logits_logsumexp_epilogue_kernel(
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
     reduce.meet([*sStage0, *sRowSum], cluster)
 
-    rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
@@ -145,8 +145,8 @@ def logits_logsumexp_epilogue_kernel(
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rT0, rRowSum2], ("max", "sum"), values, inside)
-    t0, row_sum2 = reduce.over_row([rT0, rRowSum2], ("max", "sum"), sStage0, per_row, cluster)
+            reduce.accumulate([rRowMax, rRowSum2], ("max", "sum"), values, inside)
+    row_max, row_sum2 = reduce.over_row([rRowMax, rRowSum2], ("max", "sum"), sStage0, per_row, cluster)
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
@@ -160,7 +160,7 @@ def logits_logsumexp_epilogue_kernel(
             c = column + v * step
             values = logits_logsumexp_epilogue_row_sum(
                 rAcc[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), t0, cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -185,7 +185,7 @@ def logits_logsumexp_epilogue_kernel(
 
     if (row < rows) & (first_of_row):
         lse, picked = logits_logsumexp_epilogue_row(
-            cute.full((1,), t0, cutlass.Float32),
+            cute.full((1,), row_max, cutlass.Float32),
             cute.full((1,), row_sum2, cutlass.Float32),
             cute.full((1,), row_sum, cutlass.Float32),
         )
@@ -228,13 +228,130 @@ def logits_logsumexp_epilogue_launch(
 
 def logits_logsumexp_epilogue_xla(acc, label, index_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.max(acc, axis=-1, keepdims=True)
-    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    z = acc - t1
     logits = acc
-    lse = jnp.log(jnp.sum(jnp.exp(z), axis=-1, keepdims=True)) + t1
+    t0 = jnp.max(logits, axis=-1, keepdims=True)
+    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    lse = jnp.log(jnp.sum(jnp.exp(logits - t1), axis=-1, keepdims=True)) + t1
     picked = jnp.sum(jnp.where(index_n == label, logits, 0.0), axis=-1, keepdims=True)
     return logits, lse, picked
+
+
+def logits_logsumexp_backward_chain(dlogits, dlse, dpicked, lse, acc, label, index_n, approx):
+    """The chain, on one vector of each operand."""
+    dacc = dlogits + device.where(index_n == label, dpicked, 0.0) + dlse * device.exp(acc - lse, approx)
+    return dacc
+
+
+@cute.kernel
+def logits_logsumexp_backward_kernel(
+    mDlogits: cute.Tensor,  # (rows, N) T
+    mDlse: cute.Tensor,  # (rows) float32
+    mDpicked: cute.Tensor,  # (rows) float32
+    mLse: cute.Tensor,  # (rows) float32
+    mAcc: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mDacc: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDacc.shape[1]
+    size = cutlass.Int64(mDacc.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDacc)
+
+    rDlogits = cute.make_rmem_tensor((vec,), mDlogits.element_type)
+    rDlse = cute.make_rmem_tensor((vec,), mDlse.element_type)
+    rDpicked = cute.make_rmem_tensor((vec,), mDpicked.element_type)
+    rLse = cute.make_rmem_tensor((vec,), mLse.element_type)
+    rAcc = cute.make_rmem_tensor((vec,), mAcc.element_type)
+    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
+    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
+    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+
+    if valid > 0:
+        gDlogits = cute.make_tensor(mDlogits.iterator + start, cute.make_layout((vec,)))
+        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
+        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDlogits, rDlogits)
+            rDlse.fill(mDlse[row])
+            rDpicked.fill(mDpicked[row])
+            rLse.fill(mLse[row])
+            cute.autovec_copy(gAcc, rAcc)
+            rLabel.fill(mLabel[row])
+            device.count_up(rIndexN, iN)
+        else:
+            device.copy_whole_or_part(gDlogits, rDlogits, valid)
+            device.copy_whole_or_part(gAcc, rAcc, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDlse.fill(mDlse[row])
+                rDpicked.fill(mDpicked[row])
+                rLse.fill(mLse[row])
+                rLabel.fill(mLabel[row])
+                device.count_up(rIndexN, iN)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDlse[i] = mDlse[row_i]
+                        rDpicked[i] = mDpicked[row_i]
+                        rLse[i] = mLse[row_i]
+                        rLabel[i] = mLabel[row_i]
+                        rIndexN[i] = iN_i
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dacc = logits_logsumexp_backward_chain(
+            rDlogits.load().to(cutlass.Float32),
+            rDlse.load().to(cutlass.Float32),
+            rDpicked.load().to(cutlass.Float32),
+            rLse.load().to(cutlass.Float32),
+            rAcc.load().to(cutlass.Float32),
+            rLabel.load().to(cutlass.Int32),
+            rIndexN.load().to(cutlass.Int32),
+            approx,
+        )
+        rDacc.store(dacc.to(mDacc.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDacc, gDacc)
+        else:
+            device.copy_whole_or_part(rDacc, gDacc, valid)
+
+
+@cute.jit
+def logits_logsumexp_backward_launch(
+    stream: cuda.CUstream,
+    mDlogits: cute.Tensor,
+    mDlse: cute.Tensor,
+    mDpicked: cute.Tensor,
+    mLse: cute.Tensor,
+    mAcc: cute.Tensor,
+    mLabel: cute.Tensor,
+    mDacc: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    logits_logsumexp_backward_kernel(
+        mDlogits, mDlse, mDpicked, mLse, mAcc, mLabel, mDacc,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def logits_logsumexp_backward_xla(dlogits, dlse, dpicked, lse, acc, label, index_n):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dacc = dlogits + jnp.where(index_n == label, dpicked, 0.0) + dlse * jnp.exp(acc - lse)
+    return dacc
 
 
 @runtime.op(
@@ -242,6 +359,8 @@ def logits_logsumexp_epilogue_xla(acc, label, index_n):
     reference=logits_logsumexp_reference,
     epilogue_launch=logits_logsumexp_epilogue_launch,
     epilogue_xla=logits_logsumexp_epilogue_xla,
+    backward_launch=logits_logsumexp_backward_launch,
+    backward_xla=logits_logsumexp_backward_xla,
     result=LogitsLogsumexpOutputs,
 )
 def logits_logsumexp(

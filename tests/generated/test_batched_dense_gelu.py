@@ -12,5 +12,6 @@ def test_batched_dense_gelu_agrees_with_its_reference(implementation):
     check_op(batched_dense_gelu, implementation)
 
 
-def test_gradient_of_batched_dense_gelu_agrees_with_its_reference():
-    check_gradient(batched_dense_gelu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_batched_dense_gelu_agrees_with_its_reference(implementation):
+    check_gradient(batched_dense_gelu, implementation)

@@ -12,5 +12,6 @@ def test_dense_geglu_weights_agrees_with_its_reference(implementation):
     check_op(dense_geglu_weights, implementation)
 
 
-def test_gradient_of_dense_geglu_weights_agrees_with_its_reference():
-    check_gradient(dense_geglu_weights)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dense_geglu_weights_agrees_with_its_reference(implementation):
+    check_gradient(dense_geglu_weights, implementation)

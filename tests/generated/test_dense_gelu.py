@@ -12,5 +12,6 @@ def test_dense_gelu_agrees_with_its_reference(implementation):
     check_op(dense_gelu, implementation)
 
 
-def test_gradient_of_dense_gelu_agrees_with_its_reference():
-    check_gradient(dense_gelu)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dense_gelu_agrees_with_its_reference(implementation):
+    check_gradient(dense_gelu, implementation)

@@ -12,5 +12,6 @@ def test_dense_rms_scaled_agrees_with_its_reference(implementation):
     check_op(dense_rms_scaled, implementation)
 
 
-def test_gradient_of_dense_rms_scaled_agrees_with_its_reference():
-    check_gradient(dense_rms_scaled)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_dense_rms_scaled_agrees_with_its_reference(implementation):
+    check_gradient(dense_rms_scaled, implementation)

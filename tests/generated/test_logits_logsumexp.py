@@ -12,5 +12,6 @@ def test_logits_logsumexp_agrees_with_its_reference(implementation):
     check_op(logits_logsumexp, implementation)
 
 
-def test_gradient_of_logits_logsumexp_agrees_with_its_reference():
-    check_gradient(logits_logsumexp)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_logits_logsumexp_agrees_with_its_reference(implementation):
+    check_gradient(logits_logsumexp, implementation)

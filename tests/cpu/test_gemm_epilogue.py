@@ -33,7 +33,7 @@ def most(words: list[list[int]]) -> int:
     return max(Counter(word % 32 for lane in words for word in lane).values())
 
 
-@pytest.mark.parametrize("width", (64, 32))
+@pytest.mark.parametrize("width", [64, 32])
 def test_pairs_are_written_without_conflicts(width):
     """8 bytes a lane: half of a warp at once."""
     for block in range(width // 8):

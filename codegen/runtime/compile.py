@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -186,14 +186,14 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     ]  # fmt: skip
     arguments = [*tensors.values(), *constants, *how.constants.values()]
 
-    ptx, *rest = _compile(op._launch, arguments, arch)
+    made = _compile(op._launch, arguments, arch)
     found = {name: value is not None for name, value in tensors.items()}
-    kernels = [(text, [n for n in _parameters(op, name, list(found)) if found[n]]) for name, text in entries(ptx)]
-    return Compiled(ptx, *rest, operands(kernels, [n for n in found if found[n]]))
+    kernels = [(text, [n for n in _parameters(op, name, list(found)) if found[n]]) for name, text in entries(made.ptx)]
+    return replace(made, operands=operands(kernels, [n for n in found if found[n]]))
 
 
-def _compile(launch: Any, arguments: Sequence[Any], arch: str) -> tuple[str, bytes, int, int, int, int]:
-    """PTX and cubin; registers, stack, spills and shared memory."""
+def _compile(launch: Any, arguments: Sequence[Any], arch: str) -> Compiled:
+    """A launcher's kernels, but for what they access."""
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
@@ -205,14 +205,14 @@ def _compile(launch: Any, arguments: Sequence[Any], arch: str) -> tuple[str, byt
         registers, stack, shared = read_cubin(result.__cubin__)
         # What is spilled lies on the stack, so only a kernel that has one is compiled again for ptxas's report
         spills = _spills(lambda: compiled("remarks{ptx}")) if stack else 0
-    return result.__ptx__, result.__cubin__, registers, stack, spills, shared
+    return Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())
 
 
 def _compile_product(op: GemmOp, variant: Variant, arch: str) -> Compiled:
     """A kernel that contracts, for large matrices. How wide a main loop's accesses are is its own affair."""
     call = op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch)
     tensors = [None if t is None else _fake(DTYPES[t[0]].cutlass, *t[1:]) for t in (*call.inputs, *call.outputs)]
-    return Compiled(*_compile(op._launch, [*tensors, *dict(call.constants).values()], arch), ())
+    return _compile(op._launch, [*tensors, *dict(call.constants).values()], arch)
 
 
 def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:

@@ -75,13 +75,19 @@ def bench(name: str, shape: tuple[int, int, int]) -> dict:
                   for implementation in (None, "cute")}  # fmt: skip
     xla = jax.jit(lambda a: form(**a))
     wanted = np.asarray(xla(arrays), np.float32)
-    error = max(np.abs(np.asarray(f(arrays), np.float32) - wanted).max() / np.abs(wanted).max() for f in candidates.values())
+    error = max(
+        np.abs(np.asarray(f(arrays), np.float32) - wanted).max() / np.abs(wanted).max() for f in candidates.values()
+    )
     calls = {n: (lambda i, f=f: f(arrays)) for n, f in (*candidates.items(), ("xla", xla))}
     times = measure(calls | {"matmul": lambda i: plain(first, second)}, GROUPS, CALLS)
     us = {n: statistics.median(found) for n, found in times.items()}
     row = {"op": name, "M": shape[0], "K": shape[1], "N": shape[2], "us": {n: round(t, 1) for n, t in us.items()}}
     best = us["ours"]
-    row |= {"over_xla": round(us["xla"] / best, 3), "of_matmul": round(best / us["matmul"], 3), "error": float(f"{error:.2e}")}
+    row |= {
+        "over_xla": round(us["xla"] / best, 3),
+        "of_matmul": round(best / us["matmul"], 3),
+        "error": float(f"{error:.2e}"),
+    }
     return row
 
 

@@ -61,7 +61,7 @@ def launch(
     reads: what the epilogue reads ahead (`gemm_epilogue.finish`).
     config: the fields of `Tiles`; `hopper_tiles.refusal` says of which products they cannot be.
 
-    WGMMA adds float8 products up with fewer bits than float32 has: 14 or so below the largest.
+    WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
     """
     tiles = Tiles(**config)
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile

@@ -49,7 +49,8 @@ def test_refusals_say_why(tiles, a, b, more, words):
         ((8192, 8192, 8192), 12, False, (128, 192)),
         ((8192, 8192, 1024), 12, False, (128, 192)),
         ((8192, 8192, 256), 14, False, (128, 128)),  # the epilogue takes longer than the product
-        ((4096, 4096, 4096), 12, False, (128, 128)),  # 704 tiles of 128 x 192 are 5.3 a multiprocessor, taken as 6
+        ((4096, 4096, 4096), 12, False, (128, 256)),  # 704 tiles of 128 x 192 are 5.3 a multiprocessor, taken as 6
+        ((4096, 4096, 4096), 29, False, (128, 128)),
         ((16, 14336, 4096), 12, False, (64, 128)),
     ],
 )
@@ -75,7 +76,7 @@ def test_nothing_is_chosen_where_nothing_fits():
     assert choose(128, 128, 128, a="float32", b="float32") is None
 
 
-def test_tiles_far_apart_in_memory_are_read_further_ahead():
+def test_operands_in_tiles_are_read_further_ahead():
     tiles = choose(8192, 8192, 8192, reads_tiles=True)
     assert tiles is not None and (tiles.tile_m, tiles.tile_n, tiles.ahead) == (WIDE.tile_m, WIDE.tile_n, 3)
 

@@ -45,7 +45,9 @@ CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
 WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
 LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it
-MOST_COMPUTED = 24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
+MOST_COMPUTED = (
+    24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
+)
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
 WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them

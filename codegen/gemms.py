@@ -77,7 +77,7 @@ class Tile:
     def launch(
         self,
         dtypes: Mapping[str, str],
-        extents: Mapping[str, int | None],
+        extents: Mapping[str, int],
         precise: bool,
         arch: str,
         hopper: bool = True,

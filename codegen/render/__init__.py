@@ -59,4 +59,6 @@ def render_op(op: Op) -> str:
 
 def kernel_text(context: Context, values: dict) -> str:
     """The kernel, or kernels, and what launches them."""
-    return environment().get_template(context.template).render(values).rstrip("\n")
+    text = environment().get_template(context.template).render(values).rstrip("\n")
+    first = context.first() if isinstance(context, WalkContext) else None
+    return text if first is None else f"{kernel_text(first, first.values())}\n\n\n{text}"

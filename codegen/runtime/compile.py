@@ -183,6 +183,9 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     for statistic, dtype in views.part_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1, 1) if statistic.over == "column" else (1,)
         tensors[f"{statistic.name} parts"] = tensor(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
+    for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
+        divisors = (1,) * max(1, op.plan.kept)
+        tensors[f"{statistic.name} of rows"] = tensor(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
     constants = [
         (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
     ]  # fmt: skip
@@ -206,7 +209,11 @@ def _parameters(op: Op, entry: str, tensors: list[str]) -> list[str]:
     """Which of the launcher's tensors a kernel takes, by their names in the generated file."""
     names = list(inspect.signature(op._launch).parameters)[1:]
     module = inspect.unwrap(op._launch).__globals__
-    kernels = [k for k in module if k in entry and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish"))]
+    kernels = [
+        k
+        for k in module
+        if k in entry and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish", f"{op.spec.op}_rows_kernel"))
+    ]
     kernel = module[max(kernels, key=len)]
     own = inspect.signature(kernel).parameters
     return [tensor for name, tensor in zip(names, tensors, strict=False) if name in own]

@@ -312,6 +312,9 @@ class _Reductions(Planner):
             order=self.axes,
             collapsed=self.collapsed,
         )
+        along = set(self.axes) - set(self.axes[: self.place])
+        dear = bool(columns) and any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
+        whole = replace(whole, dear=dear)
         if whole.kind != "row+column":
             return whole
         reached = {id(n) for n in topological(s.node for s in rows)}

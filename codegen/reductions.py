@@ -145,9 +145,8 @@ class Reduction:
     ]  # the groups of a row's place that column statistics keep: only rows at one place of them meet
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
-    first: Reduction | None = (
-        None  # row+column: of a kernel before, where rows are too long, which writes their statistics
-    )
+    dear: bool = False  # over rows: something costly is computed of each column
+    first: Reduction | None = None  # row+column: of a kernel that writes the statistics of rows too long for this one
 
     @functools.cached_property
     def stages(self) -> tuple[tuple[Statistic, ...], ...]:
@@ -315,7 +314,7 @@ class Reduction:
         own = dict(schedule)
         written = vec * sum(4 for a in self.stores if a.mode == "flat")
         if self.collapsed:
-            return walking.everything(vec, ragged, width, written, extents.total, own, arch)
+            return walking.everything(vec, ragged, width, written, self.dear, extents.total, own, arch)
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
         first: RowLaunch | WalkLaunch | None = None
         if self.rows:
@@ -328,7 +327,11 @@ class Reduction:
             first = self.first.launch(dtypes, extents, {}, arch)
         assert not isinstance(first, WalkLaunch)
         values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
-        how = walking.tiles(vec, ragged, width, written, self.lanes(vec), values, columns, rows, apart, own, arch)
+        waves = 4 if self.inner else 1  # which compute more than they read: a block that is done makes room
+        lanes = self.lanes(vec)
+        how = walking.tiles(
+            vec, ragged, width, written, lanes, values, self.dear, waves, columns, rows, apart, own, arch
+        )
         return replace(how, first=first)
 
     def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str]) -> walking.Needs:
@@ -340,6 +343,7 @@ class Reduction:
             width=width,
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
             sums=wide * vec * sum(s.over == "column" for s in self.columns),
+            dear=self.dear,
             stageable=all(a.mode == "flat" and vec * n >= 4 for a, n in sizes.items() if self.of_row(a)),
         )
 

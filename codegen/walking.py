@@ -16,20 +16,26 @@ if TYPE_CHECKING:
     from codegen.reductions import RowLaunch
 
 KEPT = 96  # bytes of a row that a thread keeps before the row gets more threads
+DEAR_KEPT = 64  # where something costly is computed of them
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 128  # of a block of several rows
 RESIDENT = 512  # threads that a processor has registers for
-ROOM = 256  # bytes of a thread's registers that data may take, where it is read again between a row's statistics
-CROWDED = 192  # of them, from which on the compiler must keep nothing else
-PREFETCHED = 224  # where rows on their way may stay there as well
-AT_ONE_TIME = 128  # bytes of a row that a thread keeps where another is on its way
+MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, where threads are added
+ROOM = 160  # of its data, up to which these results lie there as well
+WIDE_ROOM = 224  # where no vector needs a mask, on GPUs whose blocks form clusters
+CROWDED = 192  # from which on the compiler must keep nothing else
+AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
+FAR_AHEAD = 64  # where two are
 PLAIN_ROOM = 320  # where none is
 LONG_ROOM = 384  # and the columns' results lie in shared memory
+MASKED_ROOM = 192  # where vectors need masks or what is computed of them needs registers
 BLOCK_ROW = 24 * 1024  # bytes of a row, up to which a block shares it with no other
 CLUSTERS = (2, 8)  # blocks that may share one, the fewest that can: each meeting costs time
 THREADS = 256  # of a block where no row is whole
 ROWS = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
+DEAR_BYTES = 96  # where something costly is computed of them
+LEAST_BYTES = 64  # on GPUs whose blocks form no clusters
 ALL = 384  # with what is computed of them
 PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block a processor that an H100 runs at once
@@ -82,6 +88,7 @@ class Needs:
     fixed: int  # of inputs that all rows share
     sums: int  # of the columns' results
     stageable: bool  # every input of a row comes in whole vectors of four bytes or more
+    dear: bool  # something costly is computed of each column: registers for that
 
 
 def clusters(arch: str | None) -> bool:
@@ -120,21 +127,24 @@ def whole(
     if "cluster" in schedule:
         sizes = (schedule["cluster"],)
     for cluster in sizes:
-        most = max(1, min(KEPT // needs.width, ROOM // (needs.width + needs.sums)))
+        most = max(
+            1, min((DEAR_KEPT if needs.dear else KEPT) // needs.width, MOST_FOLDED // (needs.width + needs.sums))
+        )
         per_row = 1
         while per_row < MOST_THREADS and per_row * cluster * most < count:
             per_row *= 2
         per_row = max(schedule.get("threads_per_row", per_row), 32 if cluster > 1 else lanes)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
         vectors = -(-count // (per_row * cluster))
-        resident = max(1, RESIDENT // threads)
-        found = held(needs, vectors, threads, ragged, cluster, shared_memory(arch) // resident)
+        resident = max(1, min(RESIDENT // threads, 3 if needs.dear else 4))
+        exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
+        room = 0 if needs.dear else WIDE_ROOM if exact and clusters(arch) else ROOM
+        found = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
         if found is None and vectors > 1:
             continue
-        at_once, staged, shared_sums, lean = found or (1, False, False, False)
+        at_once, staged, shared_sums, lean = found or (1, False, False, True)
         together = TOGETHER[cluster] if cluster > 1 else processors(arch)
         parts = max(1, min(together * resident // apart, -(-(rows or 2**31) // (threads // per_row))))
-        exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
         return WalkLaunch(
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, parts, lean, resident, staged,
             shared_sums,
@@ -143,22 +153,25 @@ def whole(
 
 
 def held(
-    needs: Needs, vectors: int, threads: int, ragged: bool, cluster: int, shared: int
+    needs: Needs, vectors: int, threads: int, ragged: bool, cluster: int, room: int, shared: int
 ) -> tuple[int, bool, bool, bool] | None:
     """Of rows of `vectors` a thread: how many it holds, whether those on their way come to shared memory, whether the
-    columns' results lie there, and whether registers are crowded. None where there is no room. A block may take `shared`
-    bytes of shared memory."""
+    columns' results lie there, and whether registers are crowded. None where there is no room. Up to `room` bytes of data
+    leave registers for the columns' results; a block may take `shared` bytes of shared memory."""
     row, sums, fixed = vectors * needs.width, vectors * needs.sums, vectors * needs.fixed
-    if 2 * row + sums + fixed <= PREFETCHED:
-        return 2, False, False, 2 * row + sums + fixed > CROWDED
-    stageable = needs.stageable and not ragged and row <= AT_ONE_TIME
-    for shared_sums in (False, True):
-        data = row + fixed + (0 if shared_sums else sums)
-        if stageable and data <= ROOM and threads * (2 * row + shared_sums * sums) <= shared:
-            return 2, True, shared_sums, data > CROWDED
+    if needs.stageable and not ragged and row <= AHEAD:
+        for at_once in (3, 2) if row <= FAR_AHEAD and row + fixed + sums <= ROOM else (2,):
+            for shared_sums in (False, True):
+                data = row + fixed + (0 if shared_sums else sums)
+                if (shared_sums or data <= room) and threads * (at_once * row + shared_sums * sums) <= shared:
+                    return at_once, True, shared_sums, data > CROWDED or (needs.dear and at_once == 2)
+    if (ragged or needs.dear) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
+        return 1, False, True, True
+    if ragged and row + fixed > MASKED_ROOM:
+        return None
     if row + sums + fixed <= PLAIN_ROOM:
         return 1, False, False, True
-    if (cluster > 1 or row <= AT_ONE_TIME) and row + fixed <= LONG_ROOM and threads * sums <= shared:
+    if (cluster > 1 or row <= AHEAD) and row + fixed <= LONG_ROOM and threads * sums <= shared:
         return 1, False, True, True
     return None
 
@@ -170,6 +183,8 @@ def tiles(
     written: int,
     lanes: int,
     values: bool,
+    dear: bool,
+    waves: int,
     columns: int | None,
     rows: int | None,
     apart: int,
@@ -177,17 +192,30 @@ def tiles(
     arch: str | None,
 ) -> WalkLaunch:
     """The launch where each thread has its own columns, and no row is whole in a block. `written` are the bytes that a
-    vector's results take; `values`: each row also has values of its own."""
+    vector's results take; `values`: each row also has values of its own; `dear`:
+    something costly is computed; `waves`: how often processors fill, at least."""
     threads = schedule.get("threads", THREADS)
-    at_once = rows_at_once(width, written, values)
+    at_once = rows_at_once(width, written, values, dear, arch)
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
     handfuls = -(-(rows or 2**31) // (threads // per_row * at_once))
     resident = max(1, RESIDENT // threads)
-    parts = max(1, min(resident * processors(arch) // pieces, handfuls))
+    parts = max(1, min(shares(pieces, resident * processors(arch), waves), handfuls))
     return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts, resident=resident)
+
+
+def shares(pieces: int, slots: int, waves: int) -> int:
+    """How many parts of rows, each for all `pieces` of columns, fill the `slots` that blocks have at once so many times or
+    more: the fewest that leave next to none empty."""
+
+    def filled(parts: int) -> float:
+        blocks = parts * pieces
+        return blocks / (-(-blocks // slots) * slots)
+
+    found = range(max(1, (waves * slots - slots // 8) // pieces), max(1, 4 * waves * slots // pieces) + 1)
+    return next((parts for parts in found if filled(parts) > 0.95), max(found, key=filled))
 
 
 def everything(
@@ -195,18 +223,21 @@ def everything(
     ragged: bool,
     width: int,
     written: int,
+    dear: bool,
     total: int | None,
     schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch:
     """The launch where all arrays are one long row."""
     threads = schedule.get("threads", THREADS)
-    at_once, wide = rows_at_once(width, written, False), threads * vec
+    at_once, wide = rows_at_once(width, written, False, dear, arch), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
     parts = max(1, min(resident * processors(arch), -(-rows // at_once)))
     return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, True, parts, resident=resident)
 
 
-def rows_at_once(width: int, written: int, values: bool) -> int:
+def rows_at_once(width: int, written: int, values: bool, dear: bool, arch: str | None) -> int:
     """Rows that a thread of a block without whole rows holds, of `width` bytes each."""
-    return max(1, min(ROWS // (2 if values else 1), BYTES // width, ALL // (width + written)))
+    most = (DEAR_BYTES if clusters(arch) else LEAST_BYTES) if dear else BYTES
+    less = 2 if values else 1
+    return max(1, min(ROWS // less, most // less // width, ALL // (width + written)))

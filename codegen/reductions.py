@@ -247,6 +247,12 @@ class Reduction:
         written = any(a.mode != "row" for a in self.stores) or self.columns
         return len(self.stages) + bool(written)
 
+    def rows_read(self, how: RowLaunch | WalkLaunch) -> int:
+        """How often a launch reads a row; where a kernel before folds its statistics, once more than that one."""
+        if isinstance(how, RowLaunch):
+            return 1 if how.kept else self.passes
+        return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.stages))
+
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """How many rows there are, and columns; where everything is reduced, one row of all."""
         if self.collapsed:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KEPT = 96  # bytes of a row that a thread keeps before the row gets more threads
 DEAR_KEPT = 64  # where something costly is computed of them
 MOST_THREADS = 512  # of a row, in a block
-LEAST_THREADS = 128  # of a block of several rows
+LEAST_THREADS = 256  # of a block of several rows
 RESIDENT = 512  # threads that a processor has registers for
 MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, where threads are added
 ROOM = 160  # of its data, up to which these results lie there as well
@@ -30,7 +30,11 @@ PLAIN_ROOM = 320  # where none is
 LONG_ROOM = 384  # and the columns' results lie in shared memory
 MASKED_ROOM = 192  # where vectors need masks or what is computed of them needs registers
 BLOCK_ROW = 24 * 1024  # bytes of a row, up to which a block shares it with no other
-CLUSTERS = (2, 8)  # blocks that may share one, the fewest that can: each meeting costs time
+CLUSTERS = (
+    2,
+    4,
+    8,
+)  # blocks that may share one: the fewest that can with other rows on their way, as meeting costs time
 THREADS = 256  # of a block where no row is whole
 ROWS = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
@@ -126,6 +130,7 @@ def whole(
         sizes = CLUSTERS
     if "cluster" in schedule:
         sizes = (schedule["cluster"],)
+    found: list[WalkLaunch] = []
     for cluster in sizes:
         most = max(
             1, min((DEAR_KEPT if needs.dear else KEPT) // needs.width, MOST_FOLDED // (needs.width + needs.sums))
@@ -136,20 +141,24 @@ def whole(
         per_row = max(schedule.get("threads_per_row", per_row), 32 if cluster > 1 else lanes)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
         vectors = -(-count // (per_row * cluster))
-        resident = max(1, min(RESIDENT // threads, 3 if needs.dear else 4))
+        resident = max(1, RESIDENT // threads)
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
         room = 0 if needs.dear else WIDE_ROOM if exact and clusters(arch) else ROOM
-        found = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
-        if found is None and vectors > 1:
+        how = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
+        if how is None and vectors > 1:
             continue
-        at_once, staged, shared_sums, lean = found or (1, False, False, True)
-        together = TOGETHER[cluster] if cluster > 1 else processors(arch)
-        parts = max(1, min(together * resident // apart, -(-(rows or 2**31) // (threads // per_row))))
-        return WalkLaunch(
+        at_once, staged, shared_sums, lean = how or (1, False, False, True)
+        slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
+        full = shares(apart, slots, 1)
+        parts = max(1, min(full, -(-(rows or 2**31) // (threads // per_row))))
+        launch = WalkLaunch(
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, parts, lean, resident, staged,
             shared_sums,
         )  # fmt: skip
-    return None
+        if at_once > 1 and filled(full * apart, slots) > 0.75:
+            return launch
+        found.append(launch)
+    return found[0] if found else None
 
 
 def held(
@@ -167,7 +176,7 @@ def held(
                     return at_once, True, shared_sums, data > CROWDED or (needs.dear and at_once == 2)
     if (ragged or needs.dear) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
         return 1, False, True, True
-    if ragged and row + fixed > MASKED_ROOM:
+    if ragged or needs.dear:
         return None
     if row + sums + fixed <= PLAIN_ROOM:
         return 1, False, False, True
@@ -202,20 +211,24 @@ def tiles(
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
     handfuls = -(-(rows or 2**31) // (threads // per_row * at_once))
     resident = max(1, RESIDENT // threads)
-    parts = max(1, min(shares(pieces, resident * processors(arch), waves), handfuls))
+    slots = resident * processors(arch)
+    parts = max(1, min(shares(pieces, slots, waves), handfuls))
+    resident = resident if parts * pieces <= slots else 0  # all at once; else a block that is done makes room
     return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts, resident=resident)
 
 
 def shares(pieces: int, slots: int, waves: int) -> int:
     """How many parts of rows, each for all `pieces` of columns, fill the `slots` that blocks have at once so many times or
     more: the fewest that leave next to none empty."""
+    least = max(1, waves * slots // pieces)
+    found = range(least, max(least, 4 * waves * slots // pieces) + 1)
+    good = (parts for parts in found if filled(parts * pieces, slots) > 0.95)
+    return next(good, max(found, key=lambda parts: filled(parts * pieces, slots)))
 
-    def filled(parts: int) -> float:
-        blocks = parts * pieces
-        return blocks / (-(-blocks // slots) * slots)
 
-    found = range(max(1, (waves * slots - slots // 8) // pieces), max(1, 4 * waves * slots // pieces) + 1)
-    return next((parts for parts in found if filled(parts) > 0.95), max(found, key=filled))
+def filled(blocks: int, slots: int) -> float:
+    """Which part of the slots is taken while so many blocks run."""
+    return blocks / (-(-blocks // slots) * slots)
 
 
 def everything(

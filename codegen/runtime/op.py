@@ -252,7 +252,7 @@ class Op(Generic[P, R]):
                 )
                 return choose(cute, xla, *operands, refuse=refuse)
             axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
-            if self._refused(key.types, axes) is not None:
+            if views.fits(self.plan, axes) is not None:
                 return xla(*operands)
             return choose(cute, xla, *operands)
 
@@ -366,7 +366,7 @@ class Op(Generic[P, R]):
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
-        problem = self._refused(key.types, axes)
+        problem = views.fits(self.plan, axes)
         if problem:
             raise ValueError(f"{spec.op}: {problem}")
         missing = lacks(self, key.types, current_arch() or interpreted.DEFAULT_ARCH)
@@ -395,16 +395,6 @@ class Op(Generic[P, R]):
             how,
             {**dict(key.static), **how.constants},
         )
-
-    def _refused(self, types: Types, axes: Axes) -> str | None:
-        """Why no kernel takes these extents: too many rows for its coordinates, or longer ones than it can keep."""
-        problem = views.fits(self.plan, axes)
-        if problem is None:
-            try:
-                self.launch_for(types, axes)
-            except Mistake as mistake:
-                problem = f"{mistake.message}; implementation='xla' runs without"
-        return problem
 
     def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch:
         """The launch for these types and extents."""

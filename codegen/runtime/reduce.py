@@ -587,7 +587,7 @@ def over_parts_of(
     held = cute.make_rmem_tensor((1,), dtype)
     held.fill(identity(op, dtype))
     count = _product(extents, kept)
-    for j in cutlass.range(tidx, parts.shape[0] * count, threads, unroll=4):
+    for j in cutlass.range(tidx, parts.shape[0] * count, threads):
         column = _interleaved(place, j % count, extents, kept)
         held.store(combine(op, held.load(), cute.full((1,), parts[j // count, column], dtype)))
     buffers = shared(threads, threads, 1, (dtype,))
@@ -608,9 +608,15 @@ def _interleaved(
 ) -> cutlass.Int32:
     """The column at a place along the axes that are kept and at another along the rest."""
     column, stride = Int32(0), Int32(1)
+    left = {
+        True: sum(kept),
+        False: len(kept) - sum(kept),
+    }  # of the outermost axis of each kind, what is left is the place
+    rest = {True: place, False: other}
     for extent, k in zip(reversed(extents), reversed(kept), strict=True):
-        column = column + (place if k else other) % extent * stride
-        place, other = (place // extent, other) if k else (place, other // extent)
+        left[k] -= 1
+        column = column + (rest[k] % extent if left[k] else rest[k]) * stride
+        rest[k] = rest[k] // extent if left[k] else Int32(0)
         stride = stride * extent
     return column
 

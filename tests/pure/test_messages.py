@@ -111,10 +111,6 @@ def test_there_are_many():
 EXCEPTIONS = {
     # Which of the two comes first depends on how deep the Python at hand parses; `deep_signs` shows one
     "nested too deeply": "both say the same",
-    # Said of a call, not of a spec: tests/cpu/test_reductions.py
-    "the number of columns must be known": "the columns are symbolic",
-    "columns are more than one kernel keeps": "the rows are too long",
-    "split the op in two: one along rows": "the rows are too long",
 }
 MAKERS = {"Mistake", "fail", "mistake", "mistake_in_chain", "error", "_at", "at", "diagnostic"}
 

@@ -226,7 +226,10 @@ def _launch(op: Op, types: Types, axes: Axes) -> Any:
     problem = views.fits(op.plan, axes)
     if problem:
         raise Mistake(f"{op.spec.op}: {problem}")
-    return op.launch_for(types, axes)
+    try:
+        return op.launch_for(types, axes)
+    except Mistake as mistake:
+        raise Mistake(f"{op.spec.op}: {mistake.message}", mistake.hint) from None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,289 @@
+"""A contraction's kernel: its tile's plan to what `templates/gemm.py.jinja` shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from codegen.errors import Mistake
+from codegen.gemms import Gemm, Tile
+from codegen.pipeline import Op
+from codegen.plan import Access, Elementwise, access_key
+from codegen.render.common import Context, camel
+from codegen.render.elementwise import ElementwiseContext
+from codegen.spec import Array
+
+
+class GemmContext(Context):
+    """What a contraction's module shows: with `templates/gemm.py.jinja` its kernel, where it has one."""
+
+    template = "gemm.py.jinja"
+
+    def __init__(self, op: Op):
+        super().__init__(op)
+        assert isinstance(op.plan, Gemm)
+        own = op.spec.op == op.plan.epilogue.spec.op
+        chain = "" if own else f"{op.plan.epilogue.spec.op}_chain"
+        self.tile = None if isinstance(op.plan.tile, Mistake) else TileContext(op, chain)
+
+    def kernel(self) -> dict:
+        return {"tile": None} if self.tile is None else {"tile": self.tile.kernel()}
+
+    def xla(self) -> dict:
+        """The products are XLA's, and the epilogue has its jnp form."""
+        return {}
+
+    def tensor_lines(self) -> list[dict]:
+        return []
+
+
+class TileContext(ElementwiseContext):
+    """What the GEMM template shows: the epilogue of a vector of one row of the products, and the launcher.
+
+    `chain` is the name of a chain that is written already; without one, the op's own is."""
+
+    template = "gemm.py.jinja"
+
+    def __init__(self, op: Op, chain: str = ""):
+        assert isinstance(op.plan, Gemm) and isinstance(op.plan.tile, Tile)
+        self.name, self.gemm, self.tile_plan, self.written = op.spec.op, op.plan, op.plan.tile, chain
+        super().__init__(op.plan.epilogue)
+        self.accs = [a for a in self.tile_plan.plan.loads if self.is_acc(a)]
+        self.leaf_names |= {access_key(self.tile_plan.plan, a): a.name for a in self.accs}
+
+    def is_acc(self, access: Access) -> bool:
+        return access.array is not None and access.array.name in self.gemm.accs
+
+    def planned(self, op: Op) -> Elementwise:
+        """The tile's plan without the products, which are in registers already. A row's vector lies anywhere in its
+        array, so none is reached as if the array were one row, but for pairs that lie interleaved."""
+        del op
+        plan = self.tile_plan.plan
+
+        def anywhere(access: Access) -> Access:
+            plain = access.mode == "flat" and access.array is not None and access.array.parts is None
+            return replace(access, mode="tile") if plain else access
+
+        loads = tuple(anywhere(a) for a in plan.loads if not self.is_acc(a))
+        return replace(plan, loads=loads, stores=tuple(map(anywhere, plan.stores)))
+
+    def kernel(self) -> dict:
+        chain = self.chain()
+        return {
+            "op": self.name,
+            "epilogue": self.epilogue_text(),
+            "reads": self.reads_text(),
+            "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
+            "byte_tensors": [self.tensors[a.name] for a in self.spec.arrays if self.spec.kind(a) == "bool"],
+            "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
+            "products": self.products(),
+            "operands": [t for t in self.tensor_lines() if t["name"] not in self.acc_tensors()],
+            "settings": self.settings(chain),
+            "fragments": self.written_fragments(),
+            "columns": [self.read(a) for a in self.reads() if self.fixed(a)],
+            "tiles": [self.read(a) for a in self.reads() if not self.fixed(a)],
+            "heads": self.heads(chain),
+            "made": [self.made(a) for a in self.indices()],
+            "results": self.result_lines(),
+            "stores": self.writes(),
+        }
+
+    def epilogue_text(self) -> str:
+        """The epilogue as the launcher passes it on: what is compiled in, bound."""
+        bound = ", ".join(f"{p.name}={p.name}" for p in self.static)
+        return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
+
+    def reads_text(self) -> str:
+        """The functions that read operands ahead."""
+        names = [f"{self.name}_{kind}" if any(self.fixed(a) == fixed for a in self.reads()) else "None"
+                 for kind, fixed in (("columns", True), ("tiles", False))]  # fmt: skip
+        return f"({', '.join(names)})"
+
+    def acc_tensors(self) -> set[str]:
+        return {self.tensors[name] for name in self.gemm.accs}
+
+    def products(self) -> dict:
+        tile, first = self.tile_plan, self.gemm.products[0]
+        batch = "L, " if tile.batch else ""
+
+        def described(array: Array, modes: str) -> dict:
+            return {"name": f"m{camel(array.name)}", "comment": f"({batch}{modes}) {array.dtype}"}
+
+        parts = {"halves": f"2, {tile.column}", "interleaved": f"{tile.column}, 2"}.get(tile.paired, tile.column)
+        modes = f"{parts}, {first.axis}" if tile.b_is_nk else f"{first.axis}, {parts}"
+        tensors = [described(first.a, f"rows, {first.axis}"), *(described(p.b, modes) for p in self.gemm.products)]
+        names = [t["name"] for t in tensors]
+        bs = f"({', '.join(names[1:])}{',' * (len(names) == 2)})"
+        return {
+            "tensors": tensors, "a": names[0], "bs": bs, "batched": bool(tile.batch), "b_is_nk": tile.b_is_nk,
+            "paired": tile.paired,
+        }  # fmt: skip
+
+    # The chain: the products come first
+
+    def vector_names(self) -> list[str]:
+        return [*dict.fromkeys(a.name for a in self.accs), *super().vector_names()]
+
+    def like(self) -> str:
+        return self.accs[0].name
+
+    def chain_arguments(self) -> list[str]:
+        places = [self.gemm.accs.index(a.array.name) + (a.part or 0) for a in self.accs if a.array is not None]
+        return [*(f"acc[{place}].load()" for place in places), *super().chain_arguments()]
+
+    def formula_doc(self) -> str:
+        return "The chain, on one vector of each operand."
+
+    # Where the vector is
+
+    def extent_source(self, group: int) -> str:
+        needed = [
+            a for a in (*self.spec.outputs, *self.spec.inputs) if a.default is None and a.name not in self.gemm.accs
+        ]
+        for array in needed:
+            tokens = self.plan.view(array.name).tokens
+            if group in tokens:
+                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
+        raise AssertionError(f"no array has group {group}")
+
+    def split_groups(self) -> tuple[list[int], list[int]]:
+        """The groups that the products' batch counts, and those that their rows count, outermost first."""
+        batch = [i for i, g in enumerate(self.groups) if set(g.axes) <= set(self.tile_plan.batch)]
+        rows = [i for i in range(len(self.groups) - 1) if i not in batch]
+        return batch, rows
+
+    def heads(self, chain: dict) -> dict[str, list[str]]:
+        """The first lines of each function: the coordinates and extents that it needs."""
+        extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups) if i]
+        columns = [self.read(a) for a in self.reads() if self.fixed(a)]
+        tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
+        own = [
+            *chain["arguments"],
+            *(line for lines in (*self.writes(), *map(self.made, self.indices())) for line in lines),
+        ]
+        clamped = f"row = cutlass.min(row, {self.row_count()} - 1)  # of rows outside, nothing is stored"
+        valid = f"valid = {self.groups[-1].name} - column"
+        return {
+            "columns": _needed([*extents, *self.coordinates(), valid], [line for r in columns for line in r["lines"]]),
+            "tiles": _needed([*extents, clamped, *self.coordinates()], [line for r in tiles for line in r["lines"]]),
+            "tile": _needed([*extents, *self.coordinates()], own),
+        }
+
+    def indices(self) -> list[Access]:
+        return [a for a in self.plan.loads if a.mode == "index"]
+
+    def row_count(self) -> str:
+        _, rows = self.split_groups()
+        return " * ".join(self.extent_source(i) for i in rows)
+
+    def coordinates(self) -> list[str]:
+        lines = []
+        for groups, given in zip(self.split_groups(), ("batch", "row"), strict=True):
+            for i in reversed(groups):
+                group, outermost = self.groups[i], i == groups[0]
+                if not outermost:
+                    lines.append(f"{group.coordinate} = {given} % {group.name}")
+                    lines.append(f"{given} = {given} // {group.name}")
+                elif group.coordinate != given:
+                    lines.append(f"{group.coordinate} = {given}")
+        return [*lines, f"{self.groups[-1].coordinate} = column"]
+
+    # What is read, and written
+
+    def reads(self) -> list[Access]:
+        """One access for each fragment that memory fills."""
+        found = {self.fragment(a): a for a in self.plan.loads if a.mode not in ("index", "size")}
+        return list(found.values())
+
+    def fixed(self, access: Access) -> bool:
+        """Whether it is the same for all rows."""
+        _, rows = self.split_groups()
+        return not access.index_of and not set(access.tokens) & set(rows)
+
+    def place(self, access: Access) -> str:
+        """The offset of an access' first element."""
+        assert access.array is not None
+        parts = access.array.parts if access.mode == "flat" else None
+        where = self.at(replace(access, part=0) if parts else access, "")
+        return f"cute.crd2idx(({where}{',' if ',' not in where else ''}), {self.tensors[access.array.name]}.layout)"
+
+    def read(self, access: Access) -> dict:
+        """The lines that read a fragment, and that stand for an input which is left out."""
+        assert access.array is not None
+        name, array, tensor = self.fragment(access), access.array, self.tensors[access.array.name]
+        inner = self.groups[-1].coordinate
+        if access.mode == "flat":
+            lines = [
+                f"{name} = vectors.load({tensor}, {self.place(access)}, {array.parts} * valid, {array.parts} * vec, ragged)",
+                f"{name} = cute.make_tensor({name}.iterator, cute.make_layout(({array.parts}, vec)))",
+            ]
+        elif access.mode == "tile" and not access.index_of:
+            lines = [f"{name} = vectors.load({tensor}, {self.place(access)}, valid, vec, ragged)"]
+        else:
+            element = self.element(array, self.at(access, ""))
+            lines = [f"{name} = cute.make_rmem_tensor((vec,), {tensor}.element_type)"]
+            if access.mode == "scalar" and not access.index_of:
+                lines.append(f"{name}.fill({element})")
+            else:
+                lines += [
+                    "for i in cutlass.range_constexpr(vec):",
+                    "    if i < valid:",
+                    f"        {name}[i] = {element.replace(inner, f'{inner} + i')}",
+                ]
+        fragment = next(f for f in self.fragments() if f["name"] == name)
+        absent = [
+            f"{name} = cute.make_rmem_tensor({fragment['shape']}, {fragment['default_type']})",
+            f"{name}.fill({fragment['default']})",
+        ]
+        return {"name": name, "guard": self.guard(access), "lines": lines, "absent": absent}
+
+    def made(self, access: Access) -> list[str]:
+        """The lines that fill a fragment with coordinates."""
+        assert access.group is not None
+        name, coordinate = self.fragment(access), self.groups[access.group].coordinate
+        fill = (
+            f"device.count_up({name}, {coordinate})"
+            if access.group == len(self.groups) - 1
+            else f"{name}.fill({coordinate})"
+        )
+        return [f"{name} = cute.make_rmem_tensor((vec,), cutlass.Int32)", fill]
+
+    def written_fragments(self) -> list[dict]:
+        stores = {self.fragment(a) for a in self.plan.stores}
+        return [f for f in self.fragments() if f["name"] in stores]
+
+    def writes(self) -> list[list[str]]:
+        rows, done = [], set()
+        for access in self.plan.stores:
+            assert access.array is not None
+            name, tensor = self.fragment(access), self.tensors[access.array.name]
+            if name in done:
+                continue
+            done.add(name)
+            if access.mode == "flat":
+                parts = access.array.parts
+                flat = f"cute.make_tensor({name}.iterator, cute.make_layout(({parts} * vec,)))"
+                rows.append([f"vectors.store({flat}, {tensor}, {self.place(access)}, {parts} * valid, ragged)"])
+            elif access.mode == "tile":
+                rows.append([f"vectors.store({name}, {tensor}, {self.place(access)}, valid, ragged)"])
+            else:
+                inner = self.groups[-1].coordinate
+                spot = self.at(access, "").replace(inner, f"{inner} + i")
+                rows.append(
+                    [
+                        "for i in cutlass.range_constexpr(vec):",
+                        "    if i < valid:",
+                        f"        {tensor}[{spot}] = {name}[i]",
+                    ]
+                )
+        return rows
+
+
+def _needed(lines: list[str], body: list[str]) -> list[str]:
+    """Of assignments, those that a body, or another of them that it needs, takes a name from."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        name = line.partition(" = ")[0]
+        if any(re.search(rf"\b{name}\b", text.partition(" = ")[2] or text) for text in (*kept, *body)):
+            kept.insert(0, line)
+    return kept

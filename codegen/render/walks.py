@@ -85,6 +85,7 @@ class WalkContext(RowContext):
 
     # The kernel that writes the statistics of rows too long for one
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def first(self) -> RowContext | None:
         """What it shows."""
         plan = self.plan.first

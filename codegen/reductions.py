@@ -21,6 +21,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from codegen import online
 from codegen.errors import Mistake
 from codegen.ir import DTYPES, Node
 from codegen.plan import (
@@ -41,6 +42,7 @@ REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
+WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
 LEAN_RESIDENT = 768  # where threads keep twice as much
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
@@ -182,6 +184,19 @@ class Reduction:
         count = 1 + max((s.stage for s in self.rows), default=-1)
         return tuple(tuple(s for s in self.rows if s.stage == i) for i in range(count))
 
+    @functools.cached_property
+    def sweeps(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that each pass over a row folds: two together where the second follows maxima of the first."""
+        found: list[tuple[int, ...]] = []
+        for i, stage in enumerate(self.stages):
+            nodes = [[s.node for s in found] for found in (stage, self.stages[i - 1])]
+            carried = [c.node for c in self.carried if c.stage == i]
+            if self.kind == "row" and found and found[-1] == (i - 1,) and online.follows(*nodes, carried):
+                found[-1] = (i - 1, i)
+            else:
+                found.append((i,))
+        return tuple(found)
+
     @property
     def row_groups(self) -> tuple[Group, ...]:
         return self.groups[: self.kept]
@@ -272,9 +287,9 @@ class Reduction:
 
     @property
     def passes(self) -> int:
-        """How many times a row is read where it is not kept: once a stage, once more for what is written along it."""
+        """How many times a row is read where it is not kept: once a sweep, once more for what is written along it."""
         written = any(a.mode != "row" for a in self.stores) or self.columns
-        return len(self.stages) + bool(written)
+        return len(self.sweeps) + bool(written)
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """How many rows there are, and columns; where everything is reduced, one row of all."""
@@ -312,16 +327,16 @@ class Reduction:
         cluster = schedule.get("cluster", cluster)
         folded = width + 4 * vec * sum(s.over == "column" for s in self.columns)
         most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
-        # A ragged row's one vector more is no reason for more threads in each block of a cluster, where registers allow
-        arrays = self.vector_bytes(dtypes)
-        full = cluster == 1 or (kept > KEPT and len(arrays) == 1)
-        needed = count if full else columns // vec
         per_row = 1
-        while per_row < MAX_THREADS // (2 if self.columns else 1) and per_row * cluster * most < needed:
+        while per_row < MAX_THREADS // (2 if self.columns else 1):
+            # A ragged row's one vector more, which few threads have, is no reason for twice as many
+            if per_row * cluster * most >= (count if per_row < WARP else columns // vec):
+                break
             per_row *= 2
         per_row = schedule.get("threads_per_row", per_row)
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
+        whole = -(-(columns // vec) // (per_row * cluster)) or 1  # a thread's, but for what a ragged row has more
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if self.columns:
             most_kept = MOST_KEPT_WALKING if cluster == 1 else REGISTER_BYTES // per_row
@@ -334,10 +349,11 @@ class Reduction:
             return WalkLaunch(
                 vec, ragged, threads, per_row, vectors, cluster, 1, exact and threads == per_row, True, parts
             )
-        if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
+        if whole * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        held = vectors * vec * sum(arrays)
+        arrays = self.vector_bytes(dtypes)
+        held = whole * vec * sum(arrays)
         lean = cluster > 1 and len(arrays) == 1 and KEPT < held <= 2 * KEPT
         few = cluster > 1 and kept == KEPT and KEPT < held < 4 * KEPT
         resident = (LEAN_RESIDENT if lean else RESIDENT if few else 0) // threads

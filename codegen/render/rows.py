@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from codegen import emit
 from codegen.ir import Node
+from codegen.online import rescaled
 from codegen.pipeline import Op
 from codegen.plan import Access, Group
 from codegen.reductions import Carried, Reduction, Statistic
@@ -62,7 +63,8 @@ class RowContext(Context):
             "row_loads": self.row_loads(),
             "loads": [row for row in map(self.load_row, self.vector_loads()) if row["of_row"]],
             "stages": [self.stage(i) for i in range(len(self.plan.stages))],
-            "meeting": ", ".join(f"*{self.shared(i)}" for i in range(len(self.plan.stages))),
+            "sweeps": [self.sweep(stages) for stages in self.plan.sweeps],
+            "meeting": ", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
             "row_outputs": self.row_outputs(),
             "kept_values": [{"register": f"r{camel(c.name)}Kept", "type": self.compute()} for c in self.plan.carried],
             "columns": self.columns_text(),
@@ -440,7 +442,31 @@ class RowContext(Context):
     # Passes over the row
 
     def stage(self, number: int) -> dict:
-        statistics, function = self.plan.stages[number], self.stage_function(number)
+        """What is folded of each vector."""
+        function = self.stage_function(number)
+        return {
+            **self.fold_of(self.plan.stages[number]),
+            "shared": self.shared(number),
+            "function": function,
+            "arguments": self.arguments(function, "vec"),
+            "carried": self.carried(function, number),
+            "loads": self.loads_for(function),
+        }
+
+    def sweep(self, stages: tuple[int, ...]) -> dict:
+        """One pass over a row: its stages, and what their statistics are folded to over the row's threads."""
+        found = [self.stage(i) for i in stages]
+        statistics = [s for i in stages for s in self.plan.stages[i]]
+        loads = {load["text"]: load for stage in found for load in stage["loads"]}
+        return {
+            **self.fold_of(tuple(statistics)),
+            "shared": self.shared(stages[0]),
+            "stages": found,
+            "loads": list(loads.values()),
+            **(self.rising(stages) if len(stages) > 1 else {"maxima": [], "rescaled": "", "kept_values": []}),
+        }
+
+    def fold_of(self, statistics: tuple[Statistic, ...]) -> dict:
         running = [f"r{camel(s.name)}" for s in statistics]
         types = [self.statistic_type(s) for s in statistics]
         return {
@@ -451,13 +477,37 @@ class RowContext(Context):
             "statistics": list(
                 zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
             ),
-            "shared": self.shared(number),
-            "function": function,
-            "arguments": self.arguments(function, "vec"),
-            "carried": self.carried(function, number),
-            "loads": self.loads_for(function),
             "means": [(s.name, self.statistic_type(s)) for s in statistics if s.op == "mean"],
         }
+
+    def rising(self, stages: tuple[int, ...]) -> dict:
+        """How sums of exponentials follow maxima that are folded in the same pass."""
+        before, after = (self.plan.stages[i] for i in stages)
+        statistics = [*before, *after]
+        ways = [(s, way) for s in after if (way := rescaled(s.node))]
+        maxima, places = [], []
+        for maximum in before:
+            followers = [(s, way) for s, way in ways if way.maximum is maximum.node]
+            if followers:
+                sums = ", ".join(f"r{camel(s.name)}" for s, _ in followers)
+                texts = in_tuple([f'("{way.power}", {emit.literal(way.scale)})' for _, way in followers])
+                name = camel(maximum.name)
+                maxima.append({
+                    "name": maximum.name, "seen": f"r{name}Seen", "type": self.statistic_type(maximum),
+                    "risen": f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, kept and begin == 0)",
+                })  # fmt: skip
+        kept = []
+        for s, way in ways:
+            place = next(i for i, m in enumerate(statistics) if m.node is way.maximum)
+            text = f'"{way.power}", {emit.literal(way.scale)}'
+            places.append(f"({statistics.index(s)}, {place}, {text})")
+            name = statistics[place].name
+            kept += [
+                f"reduce.rescale_kept(r{camel(c.name)}Kept, r{camel(name)}Seen, {name}, {text})"
+                for c in self.plan.carried
+                if c.node is s.operand
+            ]
+        return {"maxima": maxima, "rescaled": in_tuple(places), "kept_values": kept}
 
     def shared(self, stage: int) -> str:
         """The shared memory of a stage."""

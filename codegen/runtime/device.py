@@ -81,24 +81,59 @@ def next_coordinates(
 @cute.jit
 def load_anywhere(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
     """Copy the elements from `offset` on of a compact tensor to registers, wherever they start: the two aligned vectors
-    that hold them, shifted into place. Near the tensor's end, element by element."""
-    vec = cute.size(dst)
-    if cutlass.const_expr(not _in_words(dst)):
-        for i in cutlass.range_constexpr(vec):
-            dst[i] = (src.iterator + offset + i).load()
+    that hold them, shifted into place. Where the tensor's last elements fill no vector, element by element."""
+    if cutlass.const_expr(not shiftable(dst)):
+        load_elements(src, offset, dst)
     else:
-        skip = _misalignment(offset, vec)
-        base = cute.assume(offset - skip, divby=vec)
-        if base + 2 * vec <= _extent(src):
-            both = cute.make_rmem_tensor((vec, 2), src.element_type)
-            for k in cutlass.range_constexpr(2):
-                half = cute.make_tensor(src.iterator + base + k * vec, cute.make_layout((vec,)))
-                cute.autovec_copy(half, both[None, k])
-            words = cute.recast_tensor(both, Uint32)
-            _shift_words([words[i] for i in range(cute.size(words))], skip, vec - 1, dst)
-        else:
-            for i in cutlass.range_constexpr(vec):
-                dst[i] = (src.iterator + offset + i).load()
+        load_shifted(src, offset, dst, cutlass.Boolean(True))
+        if offset + cute.size(dst) > whole_vectors(src, cute.size(dst)):
+            load_elements(src, offset, dst)
+
+
+def shiftable(vector: cute.Tensor) -> bool:
+    """Whether `load_shifted` can fill these registers: a vector of whole words, its size a power of two."""
+    return _in_words(vector) and cute.size(vector) & (cute.size(vector) - 1) == 0
+
+
+@cute.jit
+def load_shifted(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor, there: cutlass.Boolean) -> None:
+    """Copy the elements from `offset` on of a compact tensor to registers, if they are `there`: the two aligned vectors
+    that hold them, shifted into place. Zeros for those of a vector that the tensor does not fill."""
+    vec = cute.size(dst)
+    skip, whole = _misalignment(offset, vec), whole_vectors(src, vec)
+    base = cute.assume(offset - skip, divby=vec)
+    both = cute.make_rmem_tensor((vec, 2), src.element_type)
+    both.fill(0)
+    if there & (base >= 0) & (base < whole):
+        cute.autovec_copy(vector(src, base, vec), both[None, 0])
+    if there & (skip != 0) & (base + vec < whole):
+        cute.autovec_copy(vector(src, base + vec, vec), both[None, 1])
+    words = cute.recast_tensor(both, Uint32)
+    _shift_words([words[i] for i in range(cute.size(words))], skip, vec - 1, dst)
+
+
+@cute.jit
+def load_elements(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
+    """Copy the elements from `offset` on of a compact tensor to registers one by one; zeros outside the tensor."""
+    extent = _extent(src)
+    # Whole at the end: registers that are filled in pieces would make the loads of other vectors wait for each other
+    held = cute.make_rmem_tensor((cute.size(dst),), src.element_type)
+    held.fill(0)
+    for i in cutlass.range_constexpr(cute.size(dst)):
+        if (offset + i >= 0) & (offset + i < extent):
+            held[i] = (src.iterator + offset + i).load()
+    cute.autovec_copy(held, dst)
+
+
+def whole_vectors(tensor: cute.Tensor, vec: int) -> cutlass.Int64:
+    """How many of a compact tensor's elements fill aligned vectors: all but the last few."""
+    extent = _extent(tensor)
+    return extent - extent % vec
+
+
+def vector(tensor: cute.Tensor, place: cutlass.Int64, vec: int) -> cute.Tensor:
+    """An aligned vector in memory."""
+    return cute.make_tensor(tensor.iterator + cute.assume(place, divby=vec), cute.make_layout((vec,)))
 
 
 @cute.jit
@@ -129,7 +164,7 @@ def store_anywhere(
         joined = (lane > 0) & (before >= vec)
         stores = (valid > 0) & (before >= 0) & (after >= vec - skip) & ((skip == 0) | joined)
         if stores:
-            cute.autovec_copy(shifted, cute.make_tensor(dst.iterator + base, cute.make_layout((vec,))))
+            cute.autovec_copy(shifted, vector(dst, base, vec))
         head = first_bits(
             vec - skip, vec
         )  # what this lane's aligned vector takes of its elements; the rest is the next one's

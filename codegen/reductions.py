@@ -329,8 +329,9 @@ class Reduction:
         most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
         per_row = 1
         while per_row < MAX_THREADS // (2 if self.columns else 1):
-            # A ragged row's one vector more, which few threads have, is no reason for twice as many
-            if per_row * cluster * most >= (count if per_row < WARP else columns // vec):
+            # A ragged row's one vector more, which few threads have, is no reason for twice as many, where registers allow
+            full = cluster == 1 and (self.columns or per_row < WARP)
+            if per_row * cluster * most >= (count if full else columns // vec):
                 break
             per_row *= 2
         per_row = schedule.get("threads_per_row", per_row)

@@ -158,9 +158,9 @@ def add_rmsnorm_group_fp8_kernel(
             rResidualOut.store(residual_out.to(mResidualOut.element_type))
             rScale.store(scale.to(mScale.element_type))
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0, 0), mResidualOut.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
             reduce.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

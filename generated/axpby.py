@@ -198,8 +198,8 @@ def axpby_backward_kernel(
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 rDy.store(dy.to(mDy.element_type))
-                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
-                reduce.store_row(rDy, mDy, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
+                reduce.store_row(rDy, mDy, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
 
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:

@@ -344,7 +344,7 @@ def cross_entropy_z_loss_backward_kernel(
                 once = reduce.inside(c, cutlass.select_(columns < 1, columns, 1), vec, True, False)  # a row counts once
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
 
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)

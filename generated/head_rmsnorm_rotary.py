@@ -165,8 +165,8 @@ def head_rmsnorm_rotary_kernel(
             )
             rY0.store(y0.to(mY.element_type))
             rY1.store(y1.to(mY.element_type))
-            reduce.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), c, columns, 1, ragged, False, per_row)
-            reduce.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), c, columns, 1, ragged, False, per_row)
+            reduce.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
+            reduce.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
 
 
 @cute.jit
@@ -381,8 +381,8 @@ def head_rmsnorm_rotary_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside)
                 rDx0.store(dx0.to(mDx.element_type))
                 rDx1.store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
 
     reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row)

@@ -228,9 +228,9 @@ def mixture_backward_kernel(
                 rDa.store(da.to(mDa.element_type))
                 rDb.store(db.to(mDb.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     found = reduce.over_row([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), sTotals, threads, 1)
     if tidx == 0:

@@ -155,8 +155,8 @@ def qk_rmsnorm_kernel(
             )
             rQOut.store(q_out.to(mQOut.element_type))
             rKOut.store(k_out.to(mKOut.element_type))
-            reduce.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), c, columns, 1, ragged, True, per_row)
-            reduce.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+            reduce.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -347,8 +347,8 @@ def qk_rmsnorm_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDq.store(dq.to(mDq.element_type))
                 rDk.store(dk.to(mDk.element_type))
-                reduce.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row)

@@ -249,7 +249,7 @@ def weighted_column_sum_backward_kernel(
                 cute.full((vec,), rWeight[0], rWeight.element_type).to(cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         dweight = weighted_column_sum_backward_row(

@@ -549,7 +549,7 @@ class RowContext(Context):
                 continue
             parts = access.array.parts if self.interleaved(access) else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
-            where = f"{self.start(access)}, c, columns, {parts}, ragged, {aligned}, per_row"
+            where = f"{self.start(access)}, column, v * step, columns, {parts}, ragged, {aligned}, per_row"
             lines[name] = f"reduce.store_row({name}, {tensor}, {where})"
         return list(lines.values())
 

@@ -82,34 +82,30 @@ def next_coordinates(
 def load_anywhere(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
     """Copy the elements from `offset` on of a compact tensor to registers, wherever they start: the two aligned vectors
     that hold them, shifted into place. Where the tensor's last elements fill no vector, element by element."""
+    vec = cute.size(dst)
     if cutlass.const_expr(not shiftable(dst)):
         load_elements(src, offset, dst)
     else:
-        load_shifted(src, offset, dst, cutlass.Boolean(True))
-        if offset + cute.size(dst) > whole_vectors(src, cute.size(dst)):
+        skip, whole = misalignment(offset, vec), whole_vectors(src, vec)
+        both = cute.make_rmem_tensor((vec, 2), src.element_type)
+        both.fill(0)
+        for k in cutlass.range_constexpr(2):
+            if offset - skip + k * vec < whole:
+                cute.autovec_copy(vector(src, offset - skip + k * vec, vec), both[None, k])
+        shift_into(both, skip, dst)
+        if offset + vec > whole:
             load_elements(src, offset, dst)
 
 
 def shiftable(vector: cute.Tensor) -> bool:
-    """Whether `load_shifted` can fill these registers: a vector of whole words, its size a power of two."""
+    """Whether `shift_into` can fill these registers: a vector of whole words, its size a power of two."""
     return _in_words(vector) and cute.size(vector) & (cute.size(vector) - 1) == 0
 
 
-@cute.jit
-def load_shifted(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor, there: cutlass.Boolean) -> None:
-    """Copy the elements from `offset` on of a compact tensor to registers, if they are `there`: the two aligned vectors
-    that hold them, shifted into place. Zeros for those of a vector that the tensor does not fill."""
-    vec = cute.size(dst)
-    skip, whole = _misalignment(offset, vec), whole_vectors(src, vec)
-    base = cute.assume(offset - skip, divby=vec)
-    both = cute.make_rmem_tensor((vec, 2), src.element_type)
-    both.fill(0)
-    if there & (base >= 0) & (base < whole):
-        cute.autovec_copy(vector(src, base, vec), both[None, 0])
-    if there & (skip != 0) & (base + vec < whole):
-        cute.autovec_copy(vector(src, base + vec, vec), both[None, 1])
+def shift_into(both: cute.Tensor, skip: cutlass.Int32, dst: cute.Tensor) -> None:
+    """dst = as many of the elements in two vectors side by side, from the one at `skip` in the first on."""
     words = cute.recast_tensor(both, Uint32)
-    _shift_words([words[i] for i in range(cute.size(words))], skip, vec - 1, dst)
+    _shift_words([words[i] for i in range(cute.size(words))], skip, cute.size(dst) - 1, dst)
 
 
 @cute.jit
@@ -154,7 +150,7 @@ def store_anywhere(
     rest = first_bits(valid, vec)
     if cutlass.const_expr(_in_words(src)):
         lane = cute.arch.lane_idx() % group
-        skip = _misalignment(offset, vec)
+        skip = misalignment(offset, vec)
         base = cute.assume(offset - skip, divby=vec)
         own = cute.recast_tensor(src, Uint32)
         words = [own[i] for i in range(cute.size(own))]
@@ -192,7 +188,7 @@ def _in_words(vector: cute.Tensor) -> bool:
     return cute.size(vector) * vector.element_type.width % 32 == 0
 
 
-def _misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
+def misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
     """How many elements after a multiple of `vec`, a power of two, a place that is not negative lies."""
     return Int32(offset) & (vec - 1)
 

@@ -161,27 +161,46 @@ def load_row(
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
     pieces = [cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))) for v in range(vectors)]
-    whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
     dst.fill(0)
-    for v in cutlass.range_constexpr(vectors):
-        c = first + v * step
-        place = start + cutlass.Int64(c) * parts
-        if cutlass.const_expr(not ragged):
+    if cutlass.const_expr(not ragged):
+        for v in cutlass.range_constexpr(vectors):
+            c = first + v * step
             if c < columns:
+                place = start + cutlass.Int64(c) * parts
                 cute.autovec_copy(device.vector(src, place, count), pieces[v], l1c_evict_priority=cached)
-        elif cutlass.const_expr(aligned):
-            if (c < columns) & (place < whole):
-                cute.autovec_copy(device.vector(src, place, count), pieces[v], l1c_evict_priority=cached)
-        elif cutlass.const_expr(device.shiftable(pieces[0])):
-            device.load_shifted(src, place, pieces[v], c < columns)
-    # One by one what fills no vector of memory; apart, since branches between loads would make them wait for each other
-    if cutlass.const_expr(ragged):
+    else:
+        whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
+        place = start + cutlass.Int64(first) * parts
+        skip = 0 if aligned else device.misalignment(place, count)  # the same for all vectors of a row
+        base = place - skip
+        left = _at_most(whole - base, Int64(columns - first) * parts + skip)  # of elements to read in vectors
+        both = cute.make_rmem_tensor((count, 2), src.element_type)
+        for v in cutlass.range_constexpr(vectors):
+            at = v * step * parts
+            if cutlass.const_expr(aligned):
+                if at < left:
+                    cute.autovec_copy(device.vector(src, base + at, count), pieces[v], l1c_evict_priority=cached)
+            elif cutlass.const_expr(device.shiftable(pieces[0])):
+                both.fill(0)
+                if (at < left) & (at >= 2 * count or base + at >= 0):
+                    cute.autovec_copy(device.vector(src, base + at, count), both[None, 0])
+                if at + count < cutlass.select_(skip == 0, 0, left):
+                    cute.autovec_copy(device.vector(src, base + (at + count), count), both[None, 1])
+                device.shift_into(both, skip, pieces[v])
+        # One by one what fills no vector of memory; apart, since branches between loads would make them wait for each other
         if start + cutlass.Int64(columns) * parts > whole:
             for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                place = start + cutlass.Int64(c) * parts
-                if (c < columns) & (place + count > whole):
-                    device.load_elements(src, place, pieces[v])
+                at = v * step * parts
+                if (first + v * step < columns) & (place + (at + count) > whole):
+                    device.load_elements(src, place + at, pieces[v])
+        forget(dst)  # else the compiler would take the vectors apart here, for the few that come one by one
+
+
+def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
+    """The lesser of the two, in 32 bits: a thread's vectors lie within less than 2**30 elements."""
+    least = cutlass.select_(a < b, a, b)
+    least = cutlass.select_(least < 2**30, least, Int64(2**30))
+    return Int32(cutlass.select_(least < 0, Int64(0), least))
 
 
 def forget(registers: cute.Tensor) -> None:
@@ -261,18 +280,19 @@ def store_row(
     src: cute.Tensor,
     dst: cute.Tensor,
     start: cutlass.Int64,
-    first: cutlass.Int32,
+    column: cutlass.Int32,
+    offset: cutlass.Constexpr[int],
     columns: cutlass.Int32,
     parts: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     aligned: cutlass.Constexpr[bool],
     per_row: cutlass.Constexpr[int],
 ):
-    """Store one vector of a row, as `load_row` loads it. Neighbouring threads of a row hold neighbouring vectors; all
-    lanes of a warp take part."""
+    """Store one vector of a row, from column + offset on, as `load_row` loads it. Neighbouring threads of a row hold
+    neighbouring vectors; all lanes of a warp take part."""
     count = cute.size(src)
-    vec = count // parts
-    place = start + cutlass.Int64(first) * parts
+    vec, first = count // parts, column + offset
+    place = start + cutlass.Int64(column) * parts + offset * parts
     held = cute.make_tensor(src.iterator, cute.make_layout((count,)))
     if cutlass.const_expr(not ragged):
         if first < columns:

@@ -44,7 +44,7 @@ BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
 WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
-LEAN_RESIDENT = 768  # where threads keep twice as much
+LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
 WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them
@@ -189,9 +189,9 @@ class Reduction:
         """The stages that each pass over a row folds: two together where the second follows maxima of the first."""
         found: list[tuple[int, ...]] = []
         for i, stage in enumerate(self.stages):
-            nodes = [[s.node for s in found] for found in (stage, self.stages[i - 1])]
+            before = self.stages[i - 1] if self.kind == "row" and found and found[-1] == (i - 1,) else ()
             carried = [c.node for c in self.carried if c.stage == i]
-            if self.kind == "row" and found and found[-1] == (i - 1,) and online.follows(*nodes, carried):
+            if before and online.follows([s.node for s in stage], [s.node for s in before], carried):
                 found[-1] = (i - 1, i)
             else:
                 found.append((i,))
@@ -280,6 +280,11 @@ class Reduction:
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
 
+    @property
+    def alone(self) -> bool:
+        """Whether a row is of one array."""
+        return len({a.array for a in self.loads if a.mode == "flat" and self.of_row(a)}) == 1
+
     def vector_bytes(self, dtypes: Mapping[str, str]) -> list[int]:
         """The same of each array that is read along a row, those that all rows share among them."""
         arrays = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
@@ -323,7 +328,7 @@ class Reduction:
         if clusters(arch) and row > CLUSTER_ROW:
             share = CLUSTER_ROW * (2 if self.columns else 1)  # whose blocks meet less often the fewer they are
             cluster = next((c for c in (2, 4) if row <= c * share), MAX_CLUSTER)
-            kept *= 2 if row > cluster * CLUSTER_ROW else 1
+            kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
         folded = width + 4 * vec * sum(s.over == "column" for s in self.columns)
         most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
@@ -353,14 +358,32 @@ class Reduction:
         if whole * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        arrays = self.vector_bytes(dtypes)
-        held = whole * vec * sum(arrays)
-        lean = cluster > 1 and len(arrays) == 1 and KEPT < held <= 2 * KEPT
-        few = cluster > 1 and kept == KEPT and KEPT < held < 4 * KEPT
-        resident = (LEAN_RESIDENT if lean else RESIDENT if few else 0) // threads
-        dear = 4 * vec * vectors * len(self.carried)
-        carried = not lean and 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
-        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried, lean, resident)
+        own, dear = whole * width, 4 * vec * vectors * len(self.carried)
+        carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
+        deep = cluster > 1 and self.alone and own > KEPT
+        lean = deep or (ragged and own >= KEPT and (cluster > 1 or not carried))
+        resident = self._resident(own, deep) if lean else 0
+        if not lean and cluster > 1 and kept == KEPT and KEPT < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * KEPT:
+            resident = RESIDENT
+        return RowLaunch(
+            vec,
+            ragged,
+            threads,
+            per_row,
+            vectors,
+            cluster,
+            True,
+            exact,
+            carried and not lean,
+            lean,
+            resident // threads,
+        )
+
+    def _resident(self, own: int, deep: bool) -> int:
+        """Threads that a processor has registers for, where each keeps so many bytes of its row and nothing else."""
+        if deep and own > 2 * KEPT:
+            return RESIDENT
+        return LEAN_RESIDENT if deep and any(a.mode != "row" for a in self.stores) else MAX_THREADS
 
     def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""

@@ -104,15 +104,15 @@ def add_layernorm_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rResidual = cute.make_rmem_tensor((vec, vectors), mResidual.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rBias = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rBias.fill(0.0)
     else:
-        rBias = cute.make_rmem_tensor((vec, vectors), mBias.element_type)
+        rBias = cute.make_rmem_tensor((vec, 1), mBias.element_type)
     rResidualOut = cute.make_rmem_tensor((vec,), mResidualOut.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -175,17 +175,17 @@ def add_layernorm_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
             reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
-        if cutlass.const_expr(mBias is not None):
-            reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            if cutlass.const_expr(mBias is not None):
+                reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             residual_out, y = add_layernorm_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
-                rBias[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
+                rBias[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),

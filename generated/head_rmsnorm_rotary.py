@@ -97,8 +97,8 @@ def head_rmsnorm_rotary_kernel(
 
     rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rWeight0 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
-    rWeight1 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rWeight0 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rWeight1 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
     rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
     rY0 = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -147,15 +147,15 @@ def head_rmsnorm_rotary_kernel(
             reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
             reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
             reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
-        reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+            reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
             y0, y1 = head_rmsnorm_rotary_chain(
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
-                rWeight0[None, v].load().to(cutlass.Float32),
-                rWeight1[None, v].load().to(cutlass.Float32),
+                rWeight0[None, 0].load().to(cutlass.Float32),
+                rWeight1[None, 0].load().to(cutlass.Float32),
                 rCos[None, v].load().to(cutlass.Float32),
                 rSin[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),

@@ -97,8 +97,8 @@ def qk_rmsnorm_kernel(
 
     rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
     rK = cute.make_rmem_tensor((vec, vectors), mK.element_type)
-    rQWeight = cute.make_rmem_tensor((vec, vectors), mQWeight.element_type)
-    rKWeight = cute.make_rmem_tensor((vec, vectors), mKWeight.element_type)
+    rQWeight = cute.make_rmem_tensor((vec, 1), mQWeight.element_type)
+    rKWeight = cute.make_rmem_tensor((vec, 1), mKWeight.element_type)
     rQOut = cute.make_rmem_tensor((vec,), mQOut.element_type)
     rKOut = cute.make_rmem_tensor((vec,), mKOut.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
@@ -139,15 +139,15 @@ def qk_rmsnorm_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
             reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
-        reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
-        reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+            reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
             q_out, k_out = qk_rmsnorm_chain(
                 rQ[None, v].load().to(cutlass.Float32),
                 rK[None, v].load().to(cutlass.Float32),
-                rQWeight[None, v].load().to(cutlass.Float32),
-                rKWeight[None, v].load().to(cutlass.Float32),
+                rQWeight[None, 0].load().to(cutlass.Float32),
+                rKWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),

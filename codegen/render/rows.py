@@ -211,14 +211,18 @@ class RowContext(Context):
                 return f"reduce.count_up(c, {width}).to({integer})"
             return f"r{camel(access.name)}[None, v{self.of_row(access)}].load().to({integer})"
         assert access.array is not None
-        name, kind = self.fragment(access), self.spec.kind(access.array)
+        name, kind, v = self.fragment(access), self.spec.kind(access.array), "0" if self.one_vector(access) else "v"
         if access.mode == "row":
             load = f"cute.full(({width},), {name}[0{self.of_row(access)}], {name}.element_type)"
         elif self.interleaved(access):
-            load = f"{name}[{access.part}, None, v{self.of_row(access)}].load()"
+            load = f"{name}[{access.part}, None, {v}{self.of_row(access)}].load()"
         else:
-            load = f"{name}[None, v{self.of_row(access)}].load()"
+            load = f"{name}[None, {v}{self.of_row(access)}].load()"
         return load + {"float": f".to({self.compute()})", "int": f".to({integer})", "bool": " != 0"}[kind]
+
+    def one_vector(self, access: Access) -> bool:
+        """Whether registers hold a single vector of what all rows share: it is read when it is needed."""
+        return access.mode == "flat" and not self.plan.of_row(access) and access.array in self.spec.inputs
 
     def of_row(self, access: Access) -> str:
         """The mode of the row in the registers of an array that each row has its own values in."""
@@ -358,6 +362,7 @@ class RowContext(Context):
             return {"name": self.fragment(access), "shape": f"({shape})", "dtype": "cutlass.Int32", "tensor": "",
                     "default": None, "default_type": ""}  # fmt: skip
         tensor = self.tensors[access.array.name]
+        shape = shape.replace("vectors", "1") if self.one_vector(access) else shape
         words = [str(access.array.parts)] if self.interleaved(access) else []
         words += [w for w in shape.replace(" ", "").split(",") if w]
         words += ["at_once"] if self.of_row(access) and access.array in self.spec.inputs else []
@@ -399,6 +404,7 @@ class RowContext(Context):
             "guard": self.guard(access),
             "values": self.loaded_by(access),
             "of_row": self.plan.of_row(access),
+            "one_vector": self.one_vector(access),
         }
         if access.mode == "flat":
             assert access.array is not None
@@ -406,7 +412,8 @@ class RowContext(Context):
             parts = access.array.parts if self.interleaved(access) else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
             into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
-            return row | {"text": f"reduce.load_row({tensor}, {self.start(access)}, column, step, columns, {into})"}
+            first = "c" if self.one_vector(access) else "column"
+            return row | {"text": f"reduce.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"}
         extents = ", ".join(g.name for g in self.plan.column_groups)
         if access.mode == "index":
             assert access.group is not None

@@ -57,6 +57,10 @@ class WalkContext(RowContext):
             "rows": "row_count" if self.plan.collapsed else self.rows_text(),
         }
 
+    def one_vector(self, access: Access) -> bool:
+        """A thread keeps what all rows share."""
+        return False
+
     def rows_text(self) -> str:
         """The number of rows that meet."""
         return " * ".join(g.name for g in self.plan.walked_groups) or "1"

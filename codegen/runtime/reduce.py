@@ -452,13 +452,14 @@ def _over_lanes(
 ) -> list[Vector]:
     """Each statistic folded over what a lane has of it, and over groups of this many neighbouring lanes. Sums that follow
     a maximum are rescaled to that of all these lanes first."""
-    followed = {place: (maximum, way) for place, maximum, *way in rescaled}
+    followed = {place: (maximum, power, scale) for place, maximum, power, scale in rescaled}
     found: list[Vector] = []
     for k, op in enumerate(ops):
         own = values[k]
-        if k in followed:  # after its maximum
-            maximum, way = followed[k]
-            own = [rescale(v, m[0], found[maximum][0], *way) for v, m in zip(own, values[maximum], strict=True)]
+        if k in followed:  # a sum, which stands after its maximum
+            maximum, power, scale = followed[k]
+            seen, risen_to = values[maximum], found[maximum][0]
+            own = [rescale(value, m[0], risen_to, power, scale) for value, m in zip(own, seen, strict=True)]
         total = own[0]
         for value in own[1:]:
             total = combine(op, total, value)
@@ -513,8 +514,8 @@ def risen(
     in its way (power, scale), unless the row is read `once`, and there are none yet."""
     now = over_vector(maximum, "max")[0]
     if not once:
-        for held, way in zip(sums, ways, strict=True):
-            held.store(rescale(held.load(), seen[0], now, *way))
+        for held, (power, scale) in zip(sums, ways, strict=True):
+            held.store(rescale(held.load(), seen[0], now, power, scale))
     seen[0] = now
     return now
 

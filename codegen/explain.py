@@ -341,7 +341,13 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
         "groups_why": words(op.plan).groups(),
         "statistics": [
-            {"name": s.name, "value": calls[id(s.node)], "stage": s.stage, "over": s.over}
+            {
+                "name": s.name,
+                "value": calls[id(s.node)],
+                "stage": s.stage,
+                "over": s.over,
+                "same_pass": s.over == "row" and any(s.stage in sweep[1:] for sweep in op.plan.sweeps),
+            }
             for s in (*op.plan.rows, *op.plan.inner, *op.plan.columns)
         ],
         "accesses": accesses(op),

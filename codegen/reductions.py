@@ -362,8 +362,10 @@ class Reduction:
         carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
         deep = cluster > 1 and self.alone and own > KEPT
         lean = deep or (ragged and own >= KEPT and (cluster > 1 or not carried))
-        resident = self._resident(own, deep) if lean else 0
-        if not lean and cluster > 1 and kept == KEPT and KEPT < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * KEPT:
+        resident = 0
+        if lean and cluster > 1 and self.alone:
+            resident = self._resident(own, deep)
+        elif cluster > 1 and kept == KEPT and KEPT < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * KEPT:
             resident = RESIDENT
         return RowLaunch(
             vec,
@@ -383,7 +385,9 @@ class Reduction:
         """Threads that a processor has registers for, where each keeps so many bytes of its row and nothing else."""
         if deep and own > 2 * KEPT:
             return RESIDENT
-        return LEAN_RESIDENT if deep and any(a.mode != "row" for a in self.stores) else MAX_THREADS
+        written = deep and any(a.mode != "row" for a in self.stores)
+        few = max(sum(len(self.stages[i]) for i in sweep) for sweep in self.sweeps) <= 2
+        return MAX_THREADS if few and not written else LEAN_RESIDENT
 
     def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""

@@ -46,14 +46,15 @@ class Backward:
     gradients: tuple[tuple[str, str], ...]  # (x, dx)
 
 
-def differentiate(spec: Spec) -> Backward:
-    """The backward of a checked spec. Raises `Mistake` where it has none that could be a kernel."""
-    return _Reverse(spec).backward()
+def differentiate(spec: Spec, kept: str = "float32") -> Backward:
+    """The backward of a checked spec; what it saves of the chain is `kept` in this type. Raises `Mistake` where it has none
+    that could be a kernel."""
+    return _Reverse(spec, kept).backward()
 
 
 class _Reverse:
-    def __init__(self, spec: Spec):
-        self.spec, self.scope = spec, make_scope(spec)
+    def __init__(self, spec: Spec, kept: str):
+        self.spec, self.scope, self.kept = spec, make_scope(spec), kept
         self.statements = read_chain(spec, self.scope)
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
@@ -270,7 +271,7 @@ class _Reverse:
         names = [name for name in saved if name not in self.made]
         if names and any("float64" in self.spec.dtypes(a) for a in self.spec.inputs):
             raise Mistake(f"what is computed in float64 cannot be saved yet: {', '.join(names)}")
-        dtypes = {"float": "float32", "int": self.spec.integer, "bool": "bool"}
+        dtypes = {"float": self.kept, "int": self.spec.integer, "bool": "bool"}
         return [
             Array(name, dtypes[saved[name].kind], tuple(Axis((a,), extents=(None,)) for a in saved[name].dims))
             for name in names

@@ -6,6 +6,7 @@ for a line, get a name. Chain names are kept, so the code reads like the spec.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,8 +70,13 @@ def emit_values(
 ) -> tuple[list[str], list[str]]:
     """The lines that some values need, and the values' texts. What the dialect has as a leaf is not computed."""
     emitter = _Emitter(statements, names, dialect, values)
-    lines = emitter.lines()
-    return lines, [emitter.result(value) for value in values]
+    lines, results = emitter.lines(), [emitter.result(value) for value in values]
+    # A second name of what is there already, which nothing here asks for
+    idle = {
+        name for name in emitter.aliases if not any(re.search(rf"\b{name}\b", t.partition(" = ")[2]) for t in lines)
+    }
+    idle -= set(re.findall(r"\w+", " ".join(results)))
+    return [line for line in lines if line.partition(" = ")[0] not in idle], results
 
 
 class _Emitter:
@@ -88,6 +94,7 @@ class _Emitter:
         self.text: dict[int, str] = {}
         self.binding: dict[int, int] = {}  # how tightly the text of a node binds
         self.out: list[str] = []
+        self.aliases: set[str] = set()
         self.count = 0
 
     def is_leaf(self, node: Node) -> bool:
@@ -106,6 +113,8 @@ class _Emitter:
                 if node.is_const:
                     text = self.constant_vector(node)
                 self.out.append(f"{name} = {text}")
+                if self.is_leaf(node):
+                    self.aliases.add(name)
             if not node.is_const:
                 self.text[id(node)], self.binding[id(node)] = name, ATOM
         for root in self.roots:

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.arch import lacks
+from codegen.gemms import Gemm, Product
 from codegen.ir import DTYPES, Leaf, Node, axes_text, dims_text, topological
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Derived, Op
@@ -34,20 +35,22 @@ from codegen.words import statistics_words, words
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of an architecture, with its memory bandwidth in bytes a second as NVIDIA gives it."""
+    """A GPU of an architecture, with NVIDIA's figures: its memory's bytes a second, and the operations a second that its
+    tensor cores do on dense bfloat16, summed in float32."""
 
     arch: str
     name: str
     bandwidth: float
+    tensor_cores: float
 
 
 GPUS = (
-    Gpu("sm_80", "A100 80GB SXM", 2.039e12),
-    Gpu("sm_89", "L4", 0.300e12),
-    Gpu("sm_89", "RTX 4090", 1.008e12),
-    Gpu("sm_90a", "H100 SXM", 3.35e12),
-    Gpu("sm_100a", "B200", 8.0e12),
-    Gpu("sm_120a", "RTX 5090", 1.792e12),
+    Gpu("sm_80", "A100 80GB SXM", 2.039e12, 312e12),
+    Gpu("sm_89", "L4", 0.300e12, 121e12),
+    Gpu("sm_89", "RTX 4090", 1.008e12, 165.2e12),
+    Gpu("sm_90a", "H100 SXM", 3.35e12, 989.4e12),
+    Gpu("sm_100a", "B200", 8.0e12, 2250e12),
+    Gpu("sm_120a", "RTX 5090", 1.792e12, 209.5e12),
 )
 
 
@@ -94,7 +97,7 @@ def graph(op: Op) -> Graph:
                 args = tuple(names[id(a)] for a in node.args)
                 if node.op in REDUCTIONS:
                     args += (f"axis={axes_text(axes_of(node))}",)
-                elif node.op in ("cast", "take"):
+                elif node.op in ("cast", "take", "contract"):
                     args += (str(node.attr),)
                 operations.append(Operation(name, node.op, args, node.kind + dims_text(node.dims), node))
         if statement.name in outputs:
@@ -213,7 +216,9 @@ def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int
 
 
 def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
-    """A launch, as a script reads it."""
+    """A launch, as a script reads it; of an op that contracts, that of its epilogue after XLA's matmul."""
+    if isinstance(op.plan, Gemm):
+        op = op.plan.epilogue
     plan, how = op.plan, launch_of(op, binding, shape, arch)
     vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
     facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
@@ -248,6 +253,8 @@ def accesses(op: Op) -> list[dict[str, Any]]:
 
 def ragged_words(op: Op) -> str:
     """What becomes of extents that vectors do not divide."""
+    if isinstance(op.plan, Gemm):
+        op = op.plan.epilogue
     if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
         return "one element a thread: every extent is as good as any other"
     return words(op.plan).ragged()
@@ -295,11 +302,20 @@ def backward(op: Op) -> dict[str, Any] | None:
     }
 
 
-def _roofline(op: Op, binding: Binding, moved: int, gpu: Gpu) -> float | None:
-    """Microseconds to move the bytes; None where the architecture lacks a dtype."""
+def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:
+    """The contractions, and the operations (multiplications and additions) of each."""
+    if not isinstance(op.plan, Gemm):
+        return []
+    return [(p, 2 * elements((*p.acc.axes, p.axis), shape) * (p.acc.parts or 1)) for p in op.plan.products]
+
+
+def _roofline(op: Op, binding: Binding, moved: int, found: list[tuple[Product, int]], gpu: Gpu) -> float | None:
+    """Microseconds to move the bytes, or to do the products where that takes longer; None where the architecture lacks a
+    dtype. Tensor cores do twice as many operations on half as many bits."""
     if lacks(op, binding, gpu.arch):
         return None
-    return round(moved / gpu.bandwidth * 1e6, 3)
+    work = sum(count * DTYPES[binding.dtype(p.a)].size / 2 for p, count in found)
+    return round(max(moved / gpu.bandwidth, work / gpu.tensor_cores) * 1e6, 3)
 
 
 # All of it
@@ -308,7 +324,8 @@ def _roofline(op: Op, binding: Binding, moved: int, gpu: Gpu) -> float | None:
 def explain(op: Op, shape: Shape) -> dict[str, Any]:
     """Everything, as a script reads it; `as_text` prints the same."""
     spec, found = op.spec, graph(op)
-    calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for o in found.operations}
+    reducing = graph(op.plan.epilogue) if isinstance(op.plan, Gemm) else found
+    calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for o in reducing.operations}
     costs = []
     for binding in bindings(spec):
         fused = fused_bytes(binding, shape)
@@ -324,7 +341,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                     "unfused": unfused_bytes(op, binding, shape),
                     "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in _kept(op, keeps)),
                 },
-                "roofline_us": {g.name: _roofline(op, binding, fused, g) for g in GPUS},
+                "roofline_us": {g.name: _roofline(op, binding, fused, products(op, shape), g) for g in GPUS},
             }
         )
     return {
@@ -338,6 +355,17 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "outputs": {a.name: {"type": str(a), "shape": list(extents(a, shape))} for a in spec.outputs},
         "graph": [{"name": o.name, "op": o.op, "args": list(o.args), "type": o.type} for o in found.operations],
         "results": dict(found.outputs),
+        "products": {
+            p.acc.name: {
+                "type": str(p.acc),
+                "shape": list(extents(p.acc, shape)),
+                "a": p.a.name,
+                "b": p.b.name,
+                "over": p.axis,
+                "operations": count,
+            }
+            for p, count in products(op, shape)
+        },
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
         "groups_why": words(op.plan).groups(),
         "statistics": [
@@ -416,10 +444,16 @@ def _steps(report: dict[str, Any]) -> Table:
 
 def _arrays(report: dict[str, Any]) -> Table:
     table = _table("array", "", "type", "shape", "how the kernel reaches it", "and in a ragged call")
-    arrays = {**report["inputs"], **report["outputs"]}
+    arrays = {**report["inputs"], **report["outputs"], **report["products"]}
+    for name in dict.fromkeys(p[factor] for factor in "ab" for p in report["products"].values()):
+        shape = " x ".join(map(str, arrays[name]["shape"]))
+        table.add_row(
+            *map(escape, (name, "read", arrays[name]["type"], shape, "in tiles, for the tensor cores", "the same"))
+        )
     for a in report["accesses"]:
         shape = " x ".join(map(str, arrays[a["array"]]["shape"])) if a["array"] else ""
         verb = ("write" if a["stored"] else "read") if a["array"] else ""
+        verb = "" if a["array"] in report["products"] else verb
         table.add_row(*map(escape, (a["value"], verb, a["type"] or "", shape, a["how"], a["ragged"])))
     return table
 
@@ -450,8 +484,12 @@ _LAUNCH_OF_ROWS = {
 
 
 def _rooflines(report: dict[str, Any]) -> Table:
-    """The least time that memory allows."""
-    table = _table("memory roofline", *(f"{g['name']}\n{g['arch']}" for g in report["gpus"]), right=1)
+    """The least time that memory, or the tensor cores, allow."""
+    table = _table(
+        "roofline" if report["products"] else "memory roofline",
+        *(f"{g['name']}\n{g['arch']}" for g in report["gpus"]),
+        right=1,
+    )
     table.add_row("TB/s", *(f"{g['bandwidth'] / 1e12:.2f}" for g in report["gpus"]), style="dim")
     for cost in report["costs"]:
         times = [cost["roofline_us"][g["name"]] for g in report["gpus"]]

@@ -6,11 +6,12 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen import plan, reducing
+from codegen import gemms, plan, reducing
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.check import check
 from codegen.errors import Mistake, SpecError
+from codegen.gemms import Gemm, Product
 from codegen.ir import Statement, topological
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise
@@ -27,7 +28,7 @@ class Op:
     spec: Spec
     statements: tuple[Statement, ...]
     reference: Reference
-    plan: Elementwise | Reduction
+    plan: Elementwise | Reduction | Gemm
 
     @functools.cached_property
     def backward(self) -> Derived | Mistake:
@@ -35,6 +36,8 @@ class Op:
         if self.spec.grad == "none":
             return Mistake("the spec says `grad: none`")
         try:
+            if isinstance(self.plan, Gemm):
+                return gemm_backward(self.spec, self.plan)
             found = differentiate(self.spec)
             return Derived(derived(found.spec), found, derived(found.forward) if found.forward else None)
         except SpecError as error:
@@ -50,12 +53,30 @@ class Derived:
     op: Op
     how: Backward
     forward: Op | None
+    products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that keeps it)
 
 
 def derived(spec: Spec) -> Op:
     """The op of a spec that was made from another. Raises `SpecError` where it has no kernel."""
     statements = read_chain(spec, whole=False)
     return Op(spec, statements, Reference(()), plan_of(spec, statements))
+
+
+def gemm_backward(spec: Spec, plan: Gemm) -> Derived:
+    """The backward of an op that contracts, up to the products: their gradients are products themselves."""
+    found = gemms.pull(spec, plan.products, plan.epilogue.spec)
+    forward = None
+    if found.forward is not None:
+        epilogue = derived(found.forward)
+        forward = Op(found.forward, epilogue.statements, Reference(()), gemm_plan(plan.products, epilogue))
+    return Derived(derived(found.how.spec), found.how, forward, found.products)
+
+
+def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:
+    try:
+        return Gemm(products, epilogue, gemms.tile_of(products, epilogue.spec, epilogue.statements))
+    except Mistake as mistake:
+        return Gemm(products, epilogue, mistake)
 
 
 def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
@@ -87,7 +108,14 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
     return op
 
 
-def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Reduction:
+def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Reduction | Gemm:
     """The plan of the kind that the chain asks for. Raises `SpecError` where no kernel of ours can do it."""
+    if gemms.contracts(statements):
+        products, after = gemms.split(spec)
+        try:
+            return gemm_plan(products, derived(after))
+        except SpecError as error:
+            found = [spec.source.diagnostic(spec.chain.span, d.message, d.hint) for d in error.diagnostics]
+            raise SpecError(found) from None
     reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
     return (reducing if reduces else plan).make_plan(spec, statements)

@@ -17,7 +17,7 @@ one row is put together from the aligned vectors that hold it. One that runs int
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -252,6 +252,11 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
     return planner.elementwise()
 
 
+def tile_plan(spec: Spec, statements: tuple[Statement, ...], borders: Container[str]) -> Elementwise:
+    """The plan of a chain that is done tile by tile: each of `borders` begins a group, and nothing is collapsed."""
+    return _Elementwise(spec, statements).elementwise(borders)
+
+
 class Planner:
     """What plans of every kind begin with: the chain's nodes, and the axes it runs over."""
 
@@ -269,8 +274,7 @@ class Planner:
         for line, statement in zip(lines, self.statements, strict=True):
             if any(n.op in ops for n in topological([statement.value])):
                 assert isinstance(line.tree, ast.Assign)
-                names = {"MatMult" if op == "contract" else op for op in ops}
-                found = [n for n in ast.walk(line.tree) if _named(n) in names]
+                found = [n for n in ast.walk(line.tree) if _named(n) in ops]
                 return line.diagnostic(Placed(found[0] if found else line.tree.value, Mistake(message, hint)))
         raise AssertionError(ops)
 
@@ -316,13 +320,13 @@ class Planner:
             return "gather" if along or mode == "scalar" else "tile"
         return mode
 
-    def groups(self, apart: set, border: str | None = None) -> tuple[Group, ...]:
-        """Collapse neighbouring axes that every array has together, consecutively, in order; none across the axis
-        `border`, which begins a group."""
+    def groups(self, apart: set, borders: Container[str] = ()) -> tuple[Group, ...]:
+        """Collapse neighbouring axes that every array has together, consecutively, in order; each of `borders` begins a
+        group."""
         merged: list[list[str]] = []
         for axis in self.axes:
             alone = apart & {merged[-1][-1], axis} if merged else set()
-            if merged and axis != border and self.together(merged[-1][-1], axis) and not alone:
+            if merged and axis not in borders and self.together(merged[-1][-1], axis) and not alone:
                 merged[-1].append(axis)
             else:
                 merged.append([axis])
@@ -349,8 +353,6 @@ class Planner:
 class _Elementwise(Planner):
     def refusals(self) -> list[Diagnostic]:
         """What no kernel does yet, or ever: one message for the first reason found."""
-        if any(n.op == "contract" for n in self.nodes):
-            return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", "")]
         first = self.spec.outputs[0]
         for output in self.spec.outputs[1:]:
             if output.axes != first.axes:
@@ -379,13 +381,13 @@ class _Elementwise(Planner):
             return [self.mistake(message, "join axes that every array has together", first)]
         return []
 
-    def elementwise(self) -> Elementwise:
+    def elementwise(self, borders: Container[str] | None = None) -> Elementwise:
         apart = {n.attr for n in self.nodes if n.op in ("index", "size")}
         tables = {n.args[0].attr.name for n in self.nodes if n.op == "take"}  # type: ignore[attr-defined]
-        groups = self.groups(apart)
+        groups = self.groups(apart, borders or ())
         tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         # `take` makes its table's own coordinates, `index` a group's: neither can be split away
-        simple = not apart and not tables and len(groups) == 1
+        simple = borders is None and not apart and not tables and len(groups) == 1
         full = all(_covers(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
         trailing = all(_is_flat(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
         collapsed = simple and full and trailing
@@ -479,7 +481,5 @@ class Names:
 
 
 def _named(tree: ast.AST) -> str:
-    """The function that a call names, or the operator of an operation."""
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-        return tree.func.id
-    return type(tree.op).__name__ if isinstance(tree, ast.BinOp) else ""
+    """The function that a call names."""
+    return tree.func.id if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else ""

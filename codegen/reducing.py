@@ -56,8 +56,6 @@ class _Reductions(Planner):
 
     def refusals(self) -> list[Diagnostic]:
         """What no kernel does yet, or ever: one message for the first reason found."""
-        if any(n.op == "contract" for n in self.nodes):
-            return [self.mistake_in_chain({"contract"}, "no kernel for a contraction (@) yet", "")]
         checks = (
             self.refuse_stages,
             self.refuse_names,
@@ -279,7 +277,7 @@ class _Reductions(Planner):
             kept = 1
             tokens: dict[str, Tokens] = {a.name: (0, 1) if a.axes else () for a in self.spec.arrays}
         else:
-            groups = self.groups(self.placed, self.axes[self.place])
+            groups = self.groups(self.placed, {self.axes[self.place]})
             kept = sum(set(g.axes) <= set(self.axes[: self.place]) for g in groups)
             tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         names = Names(self.spec, self.statements)

@@ -98,6 +98,12 @@ class Spec:
     def array(self, name: str) -> Array:
         return next(a for a in self.arrays if a.name == name)
 
+    @property
+    def free_types(self) -> tuple[str, ...]:
+        """The type variables that no input binds which is always there: a call may name their dtypes."""
+        bound = {a.dtype for a in self.inputs if a.default is None}
+        return tuple(name for name, _ in self.types if name not in bound)
+
     def dtypes(self, array: Array | str) -> tuple[str, ...]:
         """The dtypes an array may have."""
         name = array if isinstance(array, str) else array.dtype

@@ -52,7 +52,9 @@ class _Writer:
             for node in self.reached([statement.value]):
                 if id(node) not in self.written:
                     self.write(node)
-            self.lines.append(f"{statement.target} = {self.written[id(statement.value)][0]}")
+            text = self.written[id(statement.value)][0]
+            if text != statement.target:
+                self.lines.append(f"{statement.target} = {text}")
         return "\n".join(self.lines) + "\n"
 
     def write(self, node: Node) -> None:

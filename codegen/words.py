@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from codegen.errors import Mistake
+from codegen.gemms import Gemm
 from codegen.ir import ROWS, part_text
 from codegen.plan import Access, Elementwise, Plan
 from codegen.reductions import Reduction, axes_of
 
 
-def words(plan: Elementwise | Reduction) -> ElementwiseWords | ReductionWords:
+def words(plan: Elementwise | Reduction | Gemm) -> ElementwiseWords | ReductionWords | GemmWords:
     """What answers for a plan."""
+    if isinstance(plan, Gemm):
+        return GemmWords(plan)
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
 
 
@@ -163,3 +167,27 @@ class ReductionWords:
             f"where a vector's elements do not divide {columns}, accesses stay wide; what of a vector lies outside the row "
             "is neither read nor written, and counts as nothing in a reduction"
         )
+
+
+class GemmWords:
+    """A contraction's: its own for the products, its epilogue's for all else."""
+
+    def __init__(self, plan: Gemm):
+        self.plan, self.epilogue = plan, words(plan.epilogue.plan)
+
+    def kind(self) -> str:
+        products = listed(
+            f"{p.acc.name} = {p.a.name} @ {p.b.name} over {axis_word(p.axis)}" for p in self.plan.products
+        )
+        tile = self.plan.tile
+        how = f"two kernels: {tile.message}" if isinstance(tile, Mistake) else "its epilogue in the same kernel"
+        return f"{self.plan.kind}: {products}; {how}"
+
+    def groups(self) -> str:
+        return self.epilogue.groups()
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        return self.epilogue.access(access)
+
+    def ragged(self) -> str:
+        return self.epilogue.ragged()

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from generated.add_rmsnorm_row_fp8 import add_rmsnorm_row_fp8 as add_rmsnorm_row_fp8
     from generated.alibi_bias import alibi_bias as alibi_bias
     from generated.all_finite import all_finite as all_finite
+    from generated.attention_scores import attention_scores as attention_scores
     from generated.axpby import axpby as axpby
+    from generated.batched_dense_gelu import batched_dense_gelu as batched_dense_gelu
     from generated.bias_gelu import bias_gelu as bias_gelu
     from generated.bias_gelu_fp8 import bias_gelu_fp8 as bias_gelu_fp8
     from generated.bias_gelu_tanh import bias_gelu_tanh as bias_gelu_tanh
@@ -48,6 +50,29 @@ if TYPE_CHECKING:
     from generated.daffine import daffine as daffine
     from generated.dbias_gelu import dbias_gelu as dbias_gelu
     from generated.dchannel_affine import dchannel_affine as dchannel_affine
+    from generated.dense import dense as dense
+    from generated.dense_amax import dense_amax as dense_amax
+    from generated.dense_geglu_pairs import dense_geglu_pairs as dense_geglu_pairs
+    from generated.dense_geglu_weights import dense_geglu_weights as dense_geglu_weights
+    from generated.dense_gelu import dense_gelu as dense_gelu
+    from generated.dense_gelu_aux import dense_gelu_aux as dense_gelu_aux
+    from generated.dense_gelu_tanh import dense_gelu_tanh as dense_gelu_tanh
+    from generated.dense_reglu_pairs import dense_reglu_pairs as dense_reglu_pairs
+    from generated.dense_relu import dense_relu as dense_relu
+    from generated.dense_relu_fp8 import dense_relu_fp8 as dense_relu_fp8
+    from generated.dense_residual import dense_residual as dense_residual
+    from generated.dense_residual_squares import dense_residual_squares as dense_residual_squares
+    from generated.dense_rms_scaled import dense_rms_scaled as dense_rms_scaled
+    from generated.dense_row_bias import dense_row_bias as dense_row_bias
+    from generated.dense_scaled_columns import dense_scaled_columns as dense_scaled_columns
+    from generated.dense_silu import dense_silu as dense_silu
+    from generated.dense_silu_residual import dense_silu_residual as dense_silu_residual
+    from generated.dense_softcap import dense_softcap as dense_softcap
+    from generated.dense_squared_relu import dense_squared_relu as dense_squared_relu
+    from generated.dense_swiglu import dense_swiglu as dense_swiglu
+    from generated.dense_swiglu_pairs import dense_swiglu_pairs as dense_swiglu_pairs
+    from generated.dense_swiglu_weights import dense_swiglu_weights as dense_swiglu_weights
+    from generated.dense_transposed import dense_transposed as dense_transposed
     from generated.dequantize_fp8 import dequantize_fp8 as dequantize_fp8
     from generated.dequantize_int8 import dequantize_int8 as dequantize_int8
     from generated.dgeglu import dgeglu as dgeglu
@@ -89,6 +114,7 @@ if TYPE_CHECKING:
     from generated.gelu_mul import gelu_mul as gelu_mul
     from generated.gelu_tanh import gelu_tanh as gelu_tanh
     from generated.gelu_tanh_mul import gelu_tanh_mul as gelu_tanh_mul
+    from generated.gemm_linear import gemm_linear as gemm_linear
     from generated.gemma_rmsnorm import gemma_rmsnorm as gemma_rmsnorm
     from generated.glu import glu as glu
     from generated.glu_pairs import glu_pairs as glu_pairs
@@ -113,9 +139,15 @@ if TYPE_CHECKING:
     from generated.lerp import lerp as lerp
     from generated.log_sigmoid import log_sigmoid as log_sigmoid
     from generated.log_softmax import log_softmax as log_softmax
+    from generated.logits_logsumexp import logits_logsumexp as logits_logsumexp
     from generated.logsumexp import logsumexp as logsumexp
     from generated.lower_bound import lower_bound as lower_bound
     from generated.masked_softmax import masked_softmax as masked_softmax
+    from generated.matmul_dgelu import matmul_dgelu as matmul_dgelu
+    from generated.matmul_dgelu_dbias import matmul_dgelu_dbias as matmul_dgelu_dbias
+    from generated.matmul_drelu_dbias import matmul_drelu_dbias as matmul_drelu_dbias
+    from generated.matmul_dsilu import matmul_dsilu as matmul_dsilu
+    from generated.matmul_dswiglu_pairs import matmul_dswiglu_pairs as matmul_dswiglu_pairs
     from generated.mean_cross_entropy import mean_cross_entropy as mean_cross_entropy
     from generated.mean_pool import mean_pool as mean_pool
     from generated.mean_squared_error import mean_squared_error as mean_squared_error
@@ -165,6 +197,9 @@ if TYPE_CHECKING:
     from generated.row_sum import row_sum as row_sum
     from generated.saxpy import saxpy as saxpy
     from generated.scale_shift import scale_shift as scale_shift
+    from generated.scaled_matmul_fp8 import scaled_matmul_fp8 as scaled_matmul_fp8
+    from generated.scaled_matmul_fp8_gelu import scaled_matmul_fp8_gelu as scaled_matmul_fp8_gelu
+    from generated.scaled_matmul_int8 import scaled_matmul_int8 as scaled_matmul_int8
     from generated.scaled_softmax import scaled_softmax as scaled_softmax
     from generated.scaled_srelu import scaled_srelu as scaled_srelu
     from generated.scaled_swiglu import scaled_swiglu as scaled_swiglu
@@ -208,7 +243,9 @@ __all__ = [
     "add_rmsnorm_row_fp8",
     "alibi_bias",
     "all_finite",
+    "attention_scores",
     "axpby",
+    "batched_dense_gelu",
     "bias_gelu",
     "bias_gelu_fp8",
     "bias_gelu_tanh",
@@ -241,6 +278,29 @@ __all__ = [
     "daffine",
     "dbias_gelu",
     "dchannel_affine",
+    "dense",
+    "dense_amax",
+    "dense_geglu_pairs",
+    "dense_geglu_weights",
+    "dense_gelu",
+    "dense_gelu_aux",
+    "dense_gelu_tanh",
+    "dense_reglu_pairs",
+    "dense_relu",
+    "dense_relu_fp8",
+    "dense_residual",
+    "dense_residual_squares",
+    "dense_rms_scaled",
+    "dense_row_bias",
+    "dense_scaled_columns",
+    "dense_silu",
+    "dense_silu_residual",
+    "dense_softcap",
+    "dense_squared_relu",
+    "dense_swiglu",
+    "dense_swiglu_pairs",
+    "dense_swiglu_weights",
+    "dense_transposed",
     "dequantize_fp8",
     "dequantize_int8",
     "dgeglu",
@@ -282,6 +342,7 @@ __all__ = [
     "gelu_mul",
     "gelu_tanh",
     "gelu_tanh_mul",
+    "gemm_linear",
     "gemma_rmsnorm",
     "glu",
     "glu_pairs",
@@ -306,9 +367,15 @@ __all__ = [
     "lerp",
     "log_sigmoid",
     "log_softmax",
+    "logits_logsumexp",
     "logsumexp",
     "lower_bound",
     "masked_softmax",
+    "matmul_dgelu",
+    "matmul_dgelu_dbias",
+    "matmul_drelu_dbias",
+    "matmul_dsilu",
+    "matmul_dswiglu_pairs",
     "mean_cross_entropy",
     "mean_pool",
     "mean_squared_error",
@@ -358,6 +425,9 @@ __all__ = [
     "row_sum",
     "saxpy",
     "scale_shift",
+    "scaled_matmul_fp8",
+    "scaled_matmul_fp8_gelu",
+    "scaled_matmul_int8",
     "scaled_softmax",
     "scaled_srelu",
     "scaled_swiglu",

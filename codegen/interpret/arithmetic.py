@@ -173,6 +173,12 @@ def to_f16(x: Array) -> Array:
     return canonical(x.astype(np.float16)).view(np.uint16)
 
 
+def to_tf32(x: Array) -> Array:
+    """float32 to tf32 bits, a float32 without its 13 lowest: to nearest, ties away from zero (.rna)."""
+    rounded = (x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(x), rounded, canonical(x).view(np.uint32))
+
+
 def to_float8(x: Array, kind: str) -> Array:
     """float32 to e4m3 or e5m2 bits, to nearest even, saturating to the largest finite value (.satfinite)."""
     dtype, top = {"e4m3": (ml_dtypes.float8_e4m3fn, 448.0), "e5m2": (ml_dtypes.float8_e5m2, 57344.0)}[kind]

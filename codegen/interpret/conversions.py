@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def convert(words, operands) -> Execute:
     to, source = words[-2:]
     target, *sources = operands
+    if words == ("rna", "tf32", "f32"):
+        return lambda m: m.write(target, ar.to_tf32(m.read(sources[0], "f32")))
     flags = only(words[:-2], (*ROUNDINGS, *INTEGRAL, "ftz", "sat", "satfinite"))
     mode = next((w for w in words if w in (*ROUNDINGS, *INTEGRAL)), None)
     if to in ("e4m3x2", "e5m2x2", "f16x2", "bf16x2"):

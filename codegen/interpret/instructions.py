@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from codegen.interpret import accesses, conversions, floating, integers, logic, mbarriers, warps
+from codegen.interpret import accesses, conversions, floating, integers, logic, matrices, mbarriers, warps
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.decoding import Execute, Unknown
 from codegen.interpret.ptx import Instruction, PtxError
@@ -107,6 +107,8 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "getctarank": accesses.rank_of,
     "cp": accesses.copy_async,
     "redux": warps.reduce,
+    "ldmatrix": matrices.load_matrices,
+    "mma": matrices.multiply,
     "activemask": warps.active_mask,
     "elect": warps.elect,
     "membar": accesses.fence,

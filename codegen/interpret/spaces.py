@@ -30,8 +30,10 @@ class Spaces:
             bits = "s64" if self.m.program.register_class(address.base.name) == "b64" else "u32"
             base = self.m.read(address.base, bits).astype(np.int64)
         else:
-            base = self.address_of(address.base).astype(np.int64)
+            bits, base = "s64", self.address_of(address.base).astype(np.int64)
         base = base + address.offset
+        if bits == "u32":
+            base = (base + (1 << 31)) % (1 << 32) - (1 << 31)  # addresses of 32 bits wrap around
         return np.broadcast_to(base, (self.m.width(),)) if base.shape[0] != self.m.width() else base
 
     def address_of(self, name: str) -> np.ndarray:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import jinja2
 
+from codegen.gemms import Gemm
 from codegen.pipeline import Derived, Op
 from codegen.plan import Elementwise
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext
+from codegen.render.gemms import GemmContext
 from codegen.render.rows import RowContext
 from codegen.render.walks import WalkContext
 
@@ -37,6 +39,8 @@ def environment() -> jinja2.Environment:
 def context_of(op: Op) -> Context:
     if isinstance(op.plan, Elementwise):
         return ElementwiseContext(op)
+    if isinstance(op.plan, Gemm):
+        return GemmContext(op)
     return WalkContext(op) if op.plan.columns else RowContext(op)
 
 
@@ -45,11 +49,10 @@ def render_op(op: Op) -> str:
     context = context_of(op)
     values = context.values()
     values |= {"kernel": kernel_text(context, values), "derived": {}}
-    if isinstance(op.backward, Derived):
-        found = {"forward": op.backward.forward, "backward": op.backward.op}
-        for name, own in ((n, context_of(o)) for n, o in found.items() if o is not None):
-            values["derived"][name] = made = own.values()
-            made["kernel"] = kernel_text(own, made)
+    for name, derived in derived_ops(op).items():
+        own = context_of(derived)
+        values["derived"][name] = made = own.values()
+        made["kernel"] = kernel_text(own, made)
     template = environment().get_template("op.py.jinja")
     text = template.render(values, imports=context.imports(template.render(values, imports=[])))
     # The template's runs of empty lines, not the spec's
@@ -57,6 +60,20 @@ def render_op(op: Op) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", head) + spec + re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"
 
 
+def derived_ops(op: Op) -> dict[str, Op]:
+    """The ops that an op's module holds besides it, by what they are to it."""
+    found = {"epilogue": op.plan.epilogue} if isinstance(op.plan, Gemm) else {}
+    if isinstance(op.backward, Derived):
+        if op.backward.forward is not None:
+            found["forward"] = op.backward.forward
+        found["backward"] = op.backward.op
+    return found
+
+
 def kernel_text(context: Context, values: dict) -> str:
     """The kernel, or kernels, and what launches them."""
+    if isinstance(context, GemmContext):
+        values = values["tile"]
+        if values is None:
+            return ""
     return environment().get_template(context.template).render(values).rstrip("\n")

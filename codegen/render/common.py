@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable
 
 from codegen import emit
+from codegen.gemms import Gemm
 from codegen.ir import DTYPES, reaching, topological
 from codegen.ops import OPS
 from codegen.pipeline import Op
@@ -52,7 +53,7 @@ class Context:
         # Parts that lie next to each other come in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
-    def planned(self, op: Op) -> Elementwise | Reduction:
+    def planned(self, op: Op) -> Elementwise | Reduction | Gemm:
         return op.plan
 
     def kernel(self) -> dict:
@@ -225,22 +226,19 @@ class Context:
 
     def imports(self, body: str) -> list[str]:
         """What the module's body uses."""
-        lines = ["from typing import NamedTuple", ""] if len(self.spec.outputs) > 1 else []
+        lines = ["import functools"] if "functools." in body else []
+        lines += ["from typing import NamedTuple"] if len(self.spec.outputs) > 1 else []
+        lines += [""] if lines else []
         lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
         lines += ["import jax.numpy as jnp"] if re.search(r"\bjnp\.", body) else []
         lines += ["", "from codegen import runtime"]
-        used = [name for name in ("device", "reduce") if re.search(rf"\b{name}\.", body)]
+        used = [name for name in ("device", "gemm", "reduce") if re.search(rf"(?<!/)\b{name}\.", body)]
         return [*lines, f"from codegen.runtime import {', '.join(used)}"] if used else lines
 
     def result_class(self) -> dict | None:
         if len(self.spec.outputs) == 1:
             return None
         return {"name": camel(self.spec.op) + "Outputs", "fields": [a.name for a in self.spec.outputs]}
-
-    def free_types(self) -> list[str]:
-        """Type variables that no input binds: keywords of the function."""
-        bound = {a.dtype for a in self.spec.inputs}
-        return [t for t, d in self.spec.types if t not in bound]
 
     def signature(self) -> list[str]:
         rows = []
@@ -251,7 +249,7 @@ class Context:
             hint = p.kind if p.static else f"{p.kind} | jax.Array"
             default = "" if p.default is None else f" = {emit.literal(p.default)}"
             rows.append(f"{p.name}: {hint}{default},")
-        for t in self.free_types():
+        for t in self.spec.free_types:
             rows.append(f'{t}: str = "{dict(self.spec.types)[t][0]}",')
         rows.append("implementation: runtime.Implementation = None,")
         return rows
@@ -267,7 +265,7 @@ class Context:
             doc = f" {p.doc}" if p.doc else ""
             text = f"{p.name}: {p.kind}, {how}.{doc}"
             lines += map(quoted, textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    "))
-        for t in self.free_types():
+        for t in self.spec.free_types:
             lines.append(f"  {t}: the dtype of {', '.join(a.name for a in spec.outputs if a.dtype == t)}.")
         lines.append(
             '  implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.'

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from codegen.gemms import GemmLaunch
 from codegen.plan import Launch
 from codegen.reductions import RowLaunch, WalkLaunch
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from codegen.runtime.op import Op
 
 
-def in_place(op: Op, how: Launch | RowLaunch | WalkLaunch) -> dict[str, str]:
+def in_place(op: Op, how: Launch | RowLaunch | WalkLaunch | GemmLaunch) -> dict[str, str]:
     """The inputs whose buffers a launch may write an output to, and which."""
     if not isinstance(how, Launch) and not (isinstance(how, RowLaunch) and how.kept):
         return {}
@@ -31,7 +32,7 @@ def in_place(op: Op, how: Launch | RowLaunch | WalkLaunch) -> dict[str, str]:
 
 
 def pairs(
-    op: Op, how: Launch | RowLaunch | WalkLaunch, present: Sequence[str], donated: Sequence[bool]
+    op: Op, how: Launch | RowLaunch | WalkLaunch | GemmLaunch, present: Sequence[str], donated: Sequence[bool]
 ) -> dict[int, int]:
     """The same by place, among the inputs that are there and among the outputs, of the inputs that are `donated`."""
     given = [name for name, gone in zip(present, donated, strict=False) if gone]

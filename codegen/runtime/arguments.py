@@ -88,9 +88,13 @@ def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str])
                 raise TypeError(f"{spec.op}: {array.name!r} is {array} with dtype {got}, but {where}")
     types = {name: got for name, (got, _) in bound.items()}
     for name, allowed in spec.types:
-        if name in types:
-            continue
         value = chosen.get(name)
+        if name in types:
+            if value is not None and _dtype_name(spec, name, value) != types[name]:
+                raise TypeError(
+                    f"{spec.op}: {name} is {types[name]} by {bound[name][1]!r}, not {_dtype_name(spec, name, value)}"
+                )
+            continue
         got = allowed[0] if value is None else _dtype_name(spec, name, value)
         if got not in allowed:
             raise TypeError(f"{spec.op}: {name} is {_either(allowed)}, not {got}")

@@ -5,6 +5,7 @@ Shapes and structure are drawn, so that a failing call shrinks; the arrays' valu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,28 +62,9 @@ def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = No
     @st.composite
     def draw(pick) -> Case:
         choice = pick(st.sampled_from(bound))
-        dtypes = {a.name: choice.dtype(a) for a in spec.arrays}
-        edges = [n for v in op.plan.edges(dtypes, overrides(spec, None)) for n in (v - 1, v, v + 1)]
-        inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
         names = [axis for axis in spec.axes if axis != ROWS]
-        last = ([axis for axis in names if axis not in spec.extents] or [""])[-1]
-        columns = op.plan.kind in ("column", "row+column")
-        extents: dict[str, int] = {}
-        left = BUDGET
-        for axis in reversed(names):
-            pool = inner if axis == last or (columns and axis == names[0]) else [1, 2, 3, 5, 7]
-            n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
-            extents[axis] = n
-            left //= max(1, n)
-        rows: tuple[int, ...] = ()
-        if ROWS in spec.axes:
-            sizes = [
-                n for n in (1, 2, 3, 5, 17, 64, 255, *([] if names and not columns else inner)) if n <= max(1, left)
-            ]
-            rank = pick(st.integers(0, 3))
-            for _ in range(rank):
-                n = pick(st.sampled_from([m for m in sizes if m <= max(1, left)]))
-                rows, left = (n, *rows), left // n
+        sizes = _product_sizes if op.plan.kind == "gemm" else _sizes
+        rows, extents = sizes(pick, op, {a.name: choice.dtype(a) for a in spec.arrays}, names)
         if pick(st.integers(0, 9)) == 0:  # an empty array
             # not one that a value is picked from: a table, and what a max is over
             needed = {a.index_of[1] for a in op.plan.loads if a.index_of}
@@ -105,6 +87,53 @@ def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = No
     return draw()
 
 
+def _sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The leading extents, and those of the axes that have names."""
+    spec = op.spec
+    edges = [n for v in op.plan.edges(dtypes, overrides(spec, None)) for n in (v - 1, v, v + 1)]
+    inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
+    last = ([axis for axis in names if axis not in spec.extents] or [""])[-1]
+    columns = op.plan.kind in ("column", "row+column")
+    extents: dict[str, int] = {}
+    left = BUDGET
+    for axis in reversed(names):
+        pool = inner if axis == last or (columns and axis == names[0]) else [1, 2, 3, 5, 7]
+        n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
+        extents[axis] = n
+        left //= max(1, n)
+    rows: tuple[int, ...] = ()
+    if ROWS in spec.axes:
+        sizes = [n for n in (1, 2, 3, 5, 17, 64, 255, *([] if names and not columns else inner)) if n <= max(1, left)]
+        rank = pick(st.integers(0, 3))
+        for _ in range(rank):
+            n = pick(st.sampled_from([m for m in sizes if m <= max(1, left)]))
+            rows, left = (n, *rows), left // n
+    return rows, extents
+
+
+# Around the tiles of matrices and the vectors of rows
+CONTRACTED = (1, 3, 8, 16, 31, 32, 64, 65, 130)
+TILED = (1, 2, 3, 5, 8, 13, 16, 31, 64, 65, 127, 128, 136, 257)
+
+
+def _product_sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The same for an op that contracts: no array has all axes, and a contraction is worth more than one step."""
+    del dtypes
+    contracted = {p.axis for p in op.plan.products}
+    tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
+    extents = {}
+    for axis in names:
+        pool = CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
+        extents[axis] = op.spec.extents.get(axis) or pick(st.sampled_from(pool))
+    rows: tuple[int, ...] = ()
+    if ROWS in op.spec.axes:
+        left = BUDGET // max(1, *extents.values())
+        for _ in range(pick(st.integers(0, 2))):
+            n = pick(st.sampled_from([m for m in TILED if m <= max(1, left)]))
+            rows, left = (n, *rows), left // n
+    return rows, extents
+
+
 def _param(param: Param, domain: object) -> st.SearchStrategy[Any]:
     default = param.default
     if param.kind == "bool":
@@ -124,12 +153,18 @@ def arrays(op, case: Case) -> dict[str, np.ndarray]:
     """The inputs of a call, by name."""
     generator = np.random.default_rng(case.seed)
     domains, along = dict(op.spec.domain), reduced_dimension(op.plan, generator)
+    contracted = {p.axis for p in op.plan.products} if op.plan.kind == "gemm" else set()
     made = {}
     for array in op.spec.inputs:
         if array.name in case.absent:
             continue
         dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
-        made[array.name] = values(generator, dtype, shape, case, domains.get(array.name), along)
+        own = [i - len(array.dims) for i, d in enumerate(array.dims) if contracted & set(d.names)]
+        domain = domains.get(array.name)
+        if own:
+            made[array.name] = values(generator, dtype, shape, case, domain, own[0], MODERATE)
+        else:
+            made[array.name] = values(generator, dtype, shape, case, domain, along)
     return made
 
 
@@ -146,6 +181,7 @@ def values(
     case: Case,
     domain: object = None,
     along: int | None = None,
+    beyond: float = math.inf,
 ) -> np.ndarray:
     """Random values of a dtype; special ones among them where the case asks for it: in every fourth place, or, where they
     are to be reduced `along` a dimension, in few enough for others to matter."""
@@ -160,7 +196,9 @@ def values(
         x = low + (high - low) * generator.random(shape)
         return stored(np.clip(x, low, high), dtype)
     if case.specials:
-        pool = np.array(special_values(dtype))
+        pool = np.array(
+            [v for v in special_values(dtype) if not 0 < abs(v) < 1 / beyond and not beyond < abs(v) < math.inf]
+        )
         often: Any = 0.25
         if along is not None and shape:
             x = _special_lines(generator, x, along)
@@ -176,6 +214,9 @@ def values(
         x = np.where(np.abs(x) < 1e-30, 1.0, x)
     with np.errstate(all="ignore"):
         return x.astype(jnp.dtype(dtype)) if case.specials and domain is None else stored(x, dtype)
+
+
+MODERATE = 1e4  # products of such factors neither overflow nor vanish
 
 
 def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) -> np.ndarray:
@@ -220,6 +261,6 @@ def special_values(dtype: str) -> list[float]:
 def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict[str, Any]]:
     """The positional and keyword arguments of the call."""
     args = [None if a.name in case.absent else jnp.asarray(made[a.name]) for a in op.spec.inputs]
-    bound = {a.dtype for a in op.spec.inputs}
-    free = {name: dtype for name, dtype in case.types.variables if name not in bound}
+    there = {a.dtype for a in op.spec.inputs if a.name not in case.absent}
+    free = {name: dtype for name, dtype in case.types.variables if name in op.spec.free_types and name not in there}
     return args, {**dict(case.params), **free}

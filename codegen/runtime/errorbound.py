@@ -72,6 +72,26 @@ class Bound:
     overflow: np.ndarray
 
 
+@dataclass(frozen=True)
+class Terms:
+    """A contraction: its value, the sum of its terms' magnitudes, that of its factors' (what is not finite left out), how
+    many terms there are, and whether factors may be rounded to TF32."""
+
+    value: np.ndarray
+    size: np.ndarray
+    spread: np.ndarray
+    count: int
+    rounded: bool
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.value, self.size, self.spread
+
+    def of(self, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Terms:
+        """The same for some of the elements."""
+        return Terms(value, size, spread, self.count, self.rounded)
+
+
 class Analysis:
     """The bounds of a chain's values. `compute` is "float32" or "float64"; values have a dimension for each axis of
     `order`, `rows` of them for `...`, or are scalars; `narrow` holds the nodes, by identity, that may be approximate."""
@@ -98,9 +118,10 @@ class Analysis:
             self.dimensions[axis] = tuple(range(start, start + (rows if axis == ROWS else 1)))
 
     def statements(
-        self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray]
+        self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray | Bound]
     ) -> dict[tuple[str, int | None], Bound]:
-        """The bound of every value the statements assign. `leaves` holds what they read, by `leaf_key`."""
+        """The bound of every value the statements assign. `leaves` holds what they read, by `leaf_key`: values that are
+        exact, or bounds."""
         bounds: dict[int, Bound] = {}
         results = {}
         with np.errstate(all="ignore"):
@@ -112,8 +133,11 @@ class Analysis:
                 results[(statement.name, statement.part)] = bounds[id(statement.value)]
         return results
 
-    def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray]) -> Bound:
+    def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray | Bound]) -> Bound:
         key = leaf_key(node)
+        found = leaves.get(key)
+        if isinstance(found, Bound):
+            return found
         if node.is_const or key in leaves:
             value = np.asarray(node.attr if node.is_const else leaves[key])
             if node.kind == "float":
@@ -183,6 +207,13 @@ class Analysis:
                 reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
             error = error + np.where(_lost(arg), np.inf, reach)
         return value, error
+
+    def contraction(self, terms: Terms) -> Bound:
+        """A sum of products, in any order; tensor cores may cut where others round, and flush what is denormal."""
+        unit = 2 * (terms.count + 2) * self.unit + (2.0**-9 if terms.rounded else 0.0)
+        beyond = terms.size * (1 + unit) > self.top
+        error = np.where(np.isfinite(terms.value), terms.size * unit, 0) + (terms.spread + terms.count + 1) * self.tiny
+        return Bound(terms.value, np.where(beyond, np.inf, error), beyond)
 
     def reduction(self, node: Node, arg: Bound) -> Bound:
         """The axes lost stay, of length 1."""

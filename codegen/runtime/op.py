@@ -26,6 +26,7 @@ import numpy as np
 from codegen import pipeline
 from codegen.arch import lacks
 from codegen.errors import Mistake
+from codegen.gemms import GemmLaunch
 from codegen.ir import DTYPES
 from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
@@ -68,7 +69,7 @@ class KernelCall:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them; of parts, as they are
-    how: Launch | RowLaunch | WalkLaunch
+    how: Launch | RowLaunch | WalkLaunch | GemmLaunch
     constants: dict[str, Any]
 
     def compiled_for(self, arch: str) -> kernels.Call:
@@ -84,13 +85,20 @@ class Op(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R], text: str, parts: dict[str, Any]):
         functools.update_wrapper(self, function)
-        self._text = text
-        self._launch, self._xla, self._reference = parts["launch"], parts["xla"], parts["reference"]
-        self._result = parts.get("result")
-        self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._text, self._reference, self._result = text, parts["reference"], parts.get("result")
         self._typed = functools.lru_cache(maxsize=None)(lambda key, out: partition.typed(self._functions(key), out))
-        self._xla_extra = list(inspect.signature(self._xla).parameters)
-        self._backward = Backward(self, parts) if "backward_launch" in parts else None
+        self._begin(parts.get("launch"), parts.get("xla"))
+        self._backward = self._backward_of(parts) if "backward_launch" in parts else None
+
+    def _begin(self, launch: Callable[..., None] | None, xla: Callable[..., Any] | None) -> None:
+        """What every generated kernel has: its launcher, its jnp form, and the functions behind its calls."""
+        self._launch: Any = launch
+        self._xla: Any = xla
+        self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._xla_extra = [] if xla is None else list(inspect.signature(xla).parameters)
+
+    def _backward_of(self, parts: dict[str, Any]) -> Backward:
+        return Backward(self, parts)
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
@@ -121,6 +129,11 @@ class Op(Generic[P, R]):
     def statements(self):
         """The chain as a typed graph."""
         return self._op.statements
+
+    @property
+    def multiplied(self) -> frozenset[str]:
+        """The inputs that are factors of a contraction."""
+        return frozenset()
 
     def __repr__(self) -> str:
         return f"<codegen op {self.__name__}>"  # type: ignore[attr-defined]
@@ -159,6 +172,8 @@ class Op(Generic[P, R]):
                 given[array.name] = array.default
             elif DTYPES[key.types.dtype(array)].kind == "float":
                 given[array.name] = jnp.asarray(value).astype(compute)
+            elif array.name in self.multiplied:
+                given[array.name] = jnp.asarray(value).astype(jnp.int32)
             else:
                 given[array.name] = jnp.asarray(value)
         given.update(key.static)
@@ -175,9 +190,8 @@ class Op(Generic[P, R]):
 
     @functools.cached_property
     def _names(self) -> list[str]:
-        bound = {a.dtype for a in self.spec.inputs}
-        free = [t for t, _ in self.spec.types if t not in bound]
-        return [*(a.name for a in self.spec.inputs), *(p.name for p in self.spec.params), *free, "implementation"]
+        names = [*(a.name for a in self.spec.inputs), *(p.name for p in self.spec.params)]
+        return [*names, *self.spec.free_types, "implementation"]
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[Key, tuple]:
         """What is compiled in, and the arrays (inputs that are there, then dynamic params). Raises TypeError or
@@ -234,7 +248,8 @@ class Op(Generic[P, R]):
 
     # The function behind a key
 
-    def _make(self, key: Key) -> Callable[..., tuple]:
+    def _run(self, key: Key) -> Callable[..., tuple]:
+        """A call by the implementation that is asked for, not yet differentiable."""
         xla = functools.partial(self.jnp_form, key)
 
         @functools.cache
@@ -256,6 +271,10 @@ class Op(Generic[P, R]):
                 return xla(*operands)
             return choose(cute, xla, *operands)
 
+        return run
+
+    def _make(self, key: Key) -> Callable[..., tuple]:
+        run, xla = self._run(key), functools.partial(self.jnp_form, key)
         batched = jax.custom_batching.custom_vmap(lambda *operands: partition.varying(run(*operands), operands))
 
         @batched.def_vmap
@@ -339,9 +358,7 @@ class Op(Generic[P, R]):
         """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
         call = self._kernel_call(key, operands)
         described = call.compiled_for(current_arch() or interpreted.DEFAULT_ARCH)
-        dynamic = [p.name for p in self._dynamic]
-        folded = [f"{s.name} parts" for s in self.plan.columns]
-        names = [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
+        names = self._tensor_names()
         count = len(call.shapes) if parts else len(self.spec.outputs)
         present = [x for x in call.operands if x is not None]
 
@@ -358,6 +375,12 @@ class Op(Generic[P, R]):
             return tuple(map(jnp.asarray, on_host(*present)))
         shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))[:count]
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
+
+    def _tensor_names(self) -> list[str]:
+        """What a kernel's tensors are called in messages: inputs, dynamic parameters, outputs, parts."""
+        dynamic = [p.name for p in self._dynamic]
+        folded = [f"{s.name} parts" for s in self.plan.columns]
+        return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
         """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold, and
@@ -406,7 +429,7 @@ class Op(Generic[P, R]):
                 problem = f"{mistake.message}; implementation='xla' runs without"
         return problem
 
-    def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch:
+    def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
         """The launch for these types and extents."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         arch = current_arch()
@@ -419,10 +442,8 @@ class _Derived(Op):
     def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
         self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]
         self.origin, self._which = forward, which
-        self._launch, self._xla = parts[f"{which}_launch"], parts[f"{which}_xla"]
         self._backward = self._result = None
-        self._functions = functools.lru_cache(maxsize=None)(self._make)
-        self._xla_extra = list(inspect.signature(self._xla).parameters)
+        self._begin(parts.get(f"{which}_launch"), parts.get(f"{which}_xla"))
 
     @functools.cached_property
     def derived(self) -> pipeline.Derived:
@@ -459,15 +480,24 @@ class Backward(_Derived):
     def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
         """The gradient of each operand of the forward; None where it is zero."""
         how = self.derived.how
+        names = [*how.saved, *how.inputs, *(p.name for p in self._dynamic)]
+        values = dict(zip(names, (*residuals[0], *residuals[1]), strict=True))
+        return self.ordered(key, self.gradients(key, values, cotangents))
+
+    def gradients(self, key: Key, values: dict[str, Any], cotangents: tuple) -> dict[str, jax.Array]:
+        """The gradients that the kernel gives, by the names of what they are of. `values` are what it takes besides the
+        cotangents; None is an input that is left out."""
+        how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
-        names = [*(dy for _, dy in how.cotangents), *how.saved, *how.inputs, *(p.name for p in self._dynamic)]
-        values = (*(outer[y] for y, _ in how.cotangents), *residuals[0], *residuals[1])
-        there = {name: x for name, x in zip(names, values, strict=True) if x is not None}
+        there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
         arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
         own = Key(key.implementation, key.types, arrays, static)
         made = self._functions(own)(*(there[name] for name in (*arrays, *(p.name for p in self._dynamic))))
-        gradients = {name: dx for (name, _), dx in zip(how.gradients, made, strict=True)}
+        return {name: dx for (name, _), dx in zip(how.gradients, made, strict=True)}
+
+    def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:
+        """Gradients in the order of the forward's operands; None where there is none."""
         scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
         return tuple(
             gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
@@ -482,5 +512,10 @@ class Backward(_Derived):
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Makes the decorated declaration an op. `text` is the spec; `launch`, `xla` and `reference` are the generated
     launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel,
-    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives; `result` is the NamedTuple of several outputs."""
+    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives; an op that contracts
+    has `epilogue_launch` and `epilogue_xla`; `result` is the NamedTuple of several outputs."""
+    if "epilogue_launch" in parts:
+        from codegen.runtime.gemm_op import GemmOp
+
+        return lambda function: GemmOp(function, text, parts)
     return lambda function: Op(function, text, parts)

@@ -19,10 +19,11 @@ import numpy as np
 
 from codegen.ir import DTYPES, reaching
 from codegen.pipeline import Derived
-from codegen.plan import access_key
+from codegen.plan import Access, access_key
 from codegen.runtime import arguments, draw, views
 from codegen.runtime.draw import Case
-from codegen.runtime.errorbound import Analysis, stored, ulp
+from codegen.runtime.errorbound import Analysis, Terms, stored, ulp
+from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 
 
@@ -36,8 +37,9 @@ EXAMPLES = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else "8"))
 
 
 def default_examples(op: Op) -> int:
-    """Calls a test: fewer of ops that reduce, nearly each of which has a row length, so a kernel to compile, of its own."""
-    return EXAMPLES if op.plan.kind == "elementwise" else max(1, EXAMPLES * 2 // 3)
+    """Calls a test: fewer of ops that reduce, nearly each of which has a row length, so a kernel to compile, of its own; and
+    of those that contract, which take long to compile."""
+    return {"elementwise": EXAMPLES, "gemm": max(1, EXAMPLES // 2)}.get(op.plan.kind, max(1, EXAMPLES * 2 // 3))
 
 
 @functools.cache
@@ -150,14 +152,20 @@ def error_bounds(
     op: Op, case: Case, args: list, keywords: dict[str, Any]
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """For each output: the chain's own value, the bound of its error, and where it overflows on the way."""
-    plan, spec = op.plan, op.spec
-    with jax.default_device(jax.devices("cpu")[0]):
-        arrays = {a.name: jnp.asarray(np.asarray(x)) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
-        leaves: dict[tuple, np.ndarray] = {}
-        for access in plan.loads:
-            value = views.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
-            leaves[access_key(plan, access)] = np.asarray(value)
-    leaves |= {("param", name): np.asarray(value) for name, value in case.params}
+    spec = op.spec
+    arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
+    products: dict[str, Terms] = {}
+    if isinstance(op, GemmOp):
+        products, op = op.exact_products(arrays, case.axes), op.epilogue
+        arrays |= {name: terms.value for name, terms in products.items()}
+    plan = op.plan
+
+    def read(access: Access, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        with jax.default_device(jax.devices("cpu")[0]):
+            there = {name: jnp.asarray(x) for name, x in arrays.items()}
+            return np.asarray(views.jnp_value(plan, access, there, case.axes, "float64", "int64"))
+
+    leaves: dict[tuple, Any] = {access_key(plan, a): read(a, arrays) for a in plan.loads}
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
     widths = {a.name: DTYPES[case.types.dtype(a)] for a in spec.outputs}
     wide_outputs = {name for name, d in widths.items() if d.kind != "float" or d.size >= 4}
@@ -165,6 +173,12 @@ def error_bounds(
     narrow = {i for i, names in reached.items() if not names & wide_outputs} if spec.math == "auto" else set()
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
                         plan.order, len(case.axes.rows))  # fmt: skip
+    leaves |= {("param", name): np.asarray(value) for name, value in case.params}
+    for access in plan.loads:
+        if access.array is not None and access.array.name in products and op.spec.kind(access.array) == "float":
+            name = access.array.name
+            terms = products[name].of(*(read(access, {name: x}) for x in products[name].arrays))
+            leaves[access_key(plan, access)] = analysis.contraction(terms)
     bounds = analysis.statements(op.statements, leaves)
     tolerance = {name: float(x) for name, x in spec.tolerance if name != "why"}
     results = []
@@ -278,6 +292,8 @@ def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
         got = given.pulled(lambda full: run(*full))(given.own, given.cotangents)
     derived = op.backward
     saved = [derived.op.spec.array(name) for name in derived.how.saved] if isinstance(derived, Derived) else []
+    if isinstance(op, GemmOp):  # what is kept of the products, their gradients, and TF32 on a GPU
+        saved += [a for a in op.spec.inputs if a.name in op.multiplied]
     dtypes = [case.types.dtype(a) for a in saved]
     kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
     outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)

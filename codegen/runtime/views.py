@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from codegen.gemms import GemmLaunch
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import INT_MAX, Access, Elementwise, Extents, Launch, Plan
 from codegen.reductions import Reduction, RowLaunch, Statistic, WalkLaunch
@@ -105,7 +107,7 @@ def kernel_shape(plan: Plan, array: Array, axes: Axes) -> tuple[Any, ...]:
     return tuple(shape) or (1,)
 
 
-def divisibility(plan: Plan, array: Array, how: Launch | RowLaunch | WalkLaunch) -> tuple[int, ...]:
+def divisibility(plan: Plan, array: Array, how: Launch | RowLaunch | WalkLaunch | GemmLaunch) -> tuple[int, ...]:
     """What the compiler may assume of each mode: only that whole vectors fit the innermost group. A kernel that reduces
     says itself where its vectors are."""
     tokens = plan.view(array.name).tokens
@@ -147,7 +149,7 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     extents = group_extents(plan, axes)
     if not extents:
         return Extents(1, 1)
-    inner, total = _divisor(extents[-1]), _divisor(_product(extents))
+    inner, total = divisor(extents[-1]), divisor(_product(extents))
     if not isinstance(plan, Reduction):
         return Extents(inner, total)
     rows = tuple(n for i, n in enumerate(extents[: plan.kept]) if i not in plan.apart)
@@ -155,7 +157,14 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     return Extents(inner, total, *(n if isinstance(n, int) else None for n in map(_product, sizes)))
 
 
-def _divisor(extent: Any) -> int | None:
+def power_of_two(extent: Any, most: int) -> int:
+    """The largest power of two known to divide an extent, up to `most`."""
+    found = divisor(extent) or 1
+    return math.gcd(found, most) if found else most
+
+
+def divisor(extent: Any) -> int | None:
+    """An extent; where it is symbolic, the largest vector width known to divide it, or None."""
     if isinstance(extent, int):
         return extent
     for width in (16, 8, 4, 2):

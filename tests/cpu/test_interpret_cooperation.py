@@ -163,6 +163,12 @@ def test_a_barrier_of_some_warps_orders_no_others():
     )
 
 
+def test_addresses_of_32_bits_wrap_around():
+    """The compiler may count down from 0, and add what makes the address."""
+    backwards = "  sub.u32 %r9, %r8, %r1;\n  add.u32 %r9, %r9, %r8;\n  ld.shared.u32 %r5, [%r9+508];\n"
+    assert halves(WRITE + "  bar.sync 0;\n" + backwards + OUT) == [127 - i for i in range(128)]
+
+
 def test_many_readers_and_a_barrier_of_them_all():
     """Both warps of a half read one word, then its owner writes it behind their barrier."""
     word = "  shl.b32 %r9, %r6, 8;\n  add.u32 %r9, %r9, %r8;\n  ld.shared.u32 %r5, [%r9];\n"

@@ -13,6 +13,7 @@ from codegen import (
     chain,
     check,
     formula,
+    gemms,
     ir,
     names,
     notation,
@@ -36,6 +37,7 @@ MODULES = (
     specfile,
     statements,
     formula,
+    gemms,
     chain,
     check,
     reference,
@@ -115,6 +117,14 @@ EXCEPTIONS = {
     "the number of columns must be known": "the columns are symbolic",
     "columns are more than one kernel keeps": "the rows are too long",
     "split the op in two: one along rows": "the rows are too long",
+    # Reasons why an op is two kernels, or has no backward: tests/pure/test_gemms.py
+    "no floating type of at least 16 bits": "the backward differentiates the jnp form",
+    "a GEMM kernel": "XLA's matmul, and a kernel for the epilogue",
+    "the two products differ": "the same",
+    "of two types": "the same",
+    "a product of vectors": "the same",
+    "an output that is no tile": "the same",
+    "no main loop for": "the same",
 }
 MAKERS = {"Mistake", "fail", "mistake", "mistake_in_chain", "error", "_at", "at", "diagnostic"}
 

@@ -1,0 +1,380 @@
+"""Contractions: an op with `a @ b` as products and the op that follows them, its epilogue.
+
+The epilogue is a spec of its own, in the same language, whose inputs hold the products (`acc`) in place of what they are
+made from. Its plan is one of an element-wise or a reducing kernel, which can follow a matmul of XLA's; where it is
+element-wise, a GEMM kernel can do it tile by tile, before anything is written (`Gemm.tile`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from codegen.autodiff import Backward, differentiate
+from codegen.chain import read_chain
+from codegen.errors import Diagnostic, Mistake, SpecError
+from codegen.ir import DTYPES, Leaf, Node, Statement, topological
+from codegen.plan import Elementwise, tile_plan
+from codegen.scope import make_scope
+from codegen.spec import Array, Spec
+from codegen.statements import Placed, read_lines
+from codegen.text import Scalar, Source
+from codegen.unparse import unparse
+
+if TYPE_CHECKING:
+    from codegen.pipeline import Op
+
+
+LANES = 4  # neighbours, at least, that hold consecutive vectors of a row in an epilogue
+
+
+@dataclass(frozen=True)
+class Product:
+    """`acc = a @ b` over one axis: two inputs, and the epilogue's input that holds the result."""
+
+    a: Array
+    b: Array
+    axis: str
+    acc: Array
+
+
+@dataclass(frozen=True)
+class GemmLaunch:
+    """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
+
+    vec: int
+    ragged: bool
+    config: str  # "sm_80(tile_m=128, ...)"
+
+    @property
+    def constants(self) -> dict[str, int | bool | str]:
+        """What the launcher takes of it."""
+        return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a GEMM kernel does to a tile of the products: the epilogue's element-wise plan, its axes in three."""
+
+    plan: Elementwise
+    batch: tuple[str, ...]  # axes that all have
+    rows: tuple[str, ...]  # axes of a
+    column: str  # the axis of b
+    b_is_nk: bool  # b's columns before the contracted axis
+    paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
+    accs: tuple[str, ...]  # the epilogue's inputs that hold products
+
+    def launch(self, dtypes: Mapping[str, str], a: str, extents: Mapping[str, int | None], precise: bool) -> GemmLaunch:
+        """The launch for arrays of these dtypes (by name), `a` that of the factors, and these extents: M, N, and what
+        divides N where that is not known. Raises `Mistake` where there is none."""
+        if DTYPES[a].kind != "int" and DTYPES[a].size not in (2, 4):
+            raise Mistake(f"no main loop for {a}")
+        if DTYPES[a].kind == "int" and a != "int8":
+            raise Mistake(f"no main loop for {a}")
+        widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
+        vec = min(8, 16 // max(widths))
+        inner = extents["N"]
+        rows = extents["M"]
+        few = rows is not None and inner is not None and rows * inner <= 512 * 512
+        tile_m, tile_n = (32, 64 if self.paired else 32) if few else (128, 128)
+        options = {
+            "tile_m": tile_m, "tile_n": tile_n, "tile_k": 64 // DTYPES[a].size, "warps_m": 2, "warps_n": 1 if few else 2,
+            "stages": 2 if few else 4,
+        }  # fmt: skip
+        if DTYPES[a].size == 4:
+            options["precise"] = precise
+        text = ", ".join(f"{name}={value}" for name, value in options.items())
+        return GemmLaunch(vec, inner is None or inner % vec != 0, f"sm_80({text})")
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """The plan of an op that contracts."""
+
+    products: tuple[Product, ...]
+    epilogue: Op
+    tile: Tile | Mistake  # why there is none
+    kind: str = "gemm"
+
+    def __getattr__(self, name: str) -> Any:
+        """Of arrays, axes and reductions, the epilogue's plan knows."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.epilogue.plan, name)
+
+    @property
+    def kernels(self) -> int:
+        """Those of the epilogue, and the matmul where that is one of its own."""
+        return self.epilogue.plan.kernels + isinstance(self.tile, Mistake)
+
+    @property
+    def accs(self) -> tuple[str, ...]:
+        return tuple(p.acc.name for p in self.products)
+
+
+def contracts(statements: tuple[Statement, ...]) -> bool:
+    """Whether a chain has a contraction."""
+    return any(n.op == "contract" for n in topological(s.value for s in statements))
+
+
+def split(spec: Spec) -> tuple[tuple[Product, ...], Spec]:
+    """The products of a checked spec, and its epilogue. Raises `SpecError` for a contraction that is not one of two
+    inputs."""
+    return _Splitter(spec).split()
+
+
+class _Splitter:
+    def __init__(self, spec: Spec):
+        self.spec, self.scope = spec, make_scope(spec)
+        self.statements = read_chain(spec, self.scope, whole=False)
+        self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
+        self.found: dict[tuple[str, str, str], Product] = {}
+
+    def split(self) -> tuple[tuple[Product, ...], Spec]:
+        spec, leaves = self.spec, {}
+        problems: list[Diagnostic] = []
+        nodes = [n for n in topological(s.value for s in self.statements) if n.op == "contract"]
+        for node in nodes:
+            try:
+                leaves[id(node)] = self.leaf(node)
+            except Mistake as mistake:
+                problems.append(self.place(node, mistake))
+        if any("float64" in spec.dtypes(a) for a in spec.inputs):
+            span = next(a.span for a in spec.inputs if "float64" in spec.dtypes(a)) or spec.chain.span
+            message = "no kernel for a contraction (@) in float64"
+            problems.append(spec.source.diagnostic(span, message, "leave float64 out of its types"))
+        for key in ("save", "grad"):
+            if (key == "save" and spec.save) or (key == "grad" and not isinstance(spec.grad, str)):
+                message = f"{key!r} says nothing in an op that contracts (@)"
+                hint = "what its backward needs is kept, and the products' gradients are products"
+                problems.append(spec.source.diagnostic(spec.chain.span, message, f"delete it: {hint}"))
+        if problems:
+            raise SpecError(problems)
+        return tuple(self.found.values()), self.epilogue(leaves)
+
+    def place(self, node: Node, mistake: Mistake) -> Diagnostic:
+        lines, _ = read_lines(self.spec.chain)
+        holding = (any(n is node for n in topological([s.value])) for s in self.statements)
+        line = next(line for line, holds in zip(lines, holding, strict=True) if holds)
+        assert isinstance(line.tree, ast.Assign)
+        found = [n for n in ast.walk(line.tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult)]
+        return line.diagnostic(Placed(found[0] if found else line.tree.value, mistake))
+
+    def leaf(self, node: Node) -> str:
+        """What the epilogue calls a contraction."""
+        left, right = (n.args[0] if n.op == "float" else n for n in node.args)
+        for side in (left, right):
+            if not isinstance(side.attr, Leaf) or side.op != "input":
+                raise Mistake("'@' takes inputs as they are", "compute what it is to take in an op of its own")
+            if self.spec.array(side.attr.name).default is not None:
+                raise Mistake(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
+        if self.last(left, right) > self.last(right, left):
+            left, right = right, left  # b has the columns
+        a, b, axis = left.attr, right.attr, str(node.attr)
+        assert isinstance(a, Leaf) and isinstance(b, Leaf)
+        if a.part is not None:
+            raise Mistake(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
+        product = self.found[a.name, b.name, axis] = self.product(a, b, axis, node)
+        return product.acc.name if b.part is None else f"{product.acc.name}[{b.part}]"
+
+    def last(self, own: Node, other: Node) -> int:
+        """The place of the last axis that a side has alone."""
+        return max((self.spec.axes.index(axis) for axis in own.dims if axis not in other.dims), default=-1)
+
+    def product(self, a: Leaf, b: Leaf, axis: str, node: Node) -> Product:
+        if (found := self.found.get((a.name, b.name, axis))) is not None:
+            return found
+        first, second = self.spec.array(a.name), self.spec.array(b.name)
+        for array in (first, second):
+            for dim in array.dims:
+                if axis in dim.names and (dim.parts is not None or len(dim.names) > 1):
+                    raise Mistake(f"'@' over {axis}, of which {array.name!r} has parts", "give it an axis of its own")
+        dims = {d.names: d for array in (first, second) for d in array.dims if axis not in d.names}
+        order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
+        kinds = {"float": "float32", "int": "int32"}
+        named = next((s.name for s in self.statements if s.value is node and s.part is None), "acc")
+        name = named if named not in {o.name for o in self.spec.outputs} and b.part is None else self.fresh("acc")
+        return Product(first, second, axis, Array(name, kinds[node.kind], tuple(order)))
+
+    def fresh(self, name: str) -> str:
+        base, count = name, 1
+        while name in self.taken:
+            count += 1
+            name = f"{base}{count}"
+        self.taken.add(name)
+        return name
+
+    def straight(self, assigned: list[Statement], leaves: Mapping[int, str]) -> list[Node]:
+        """What becomes of the products by sums and scales alone, where something else takes it: what a backward may want.
+        With the terms added, it has the sign that a ReLU saw."""
+        calls = self.scope.graph.calls
+
+        def arguments(node: Node) -> tuple[Node, ...]:
+            """Of a function of the prelude, its own: what is within it stays there."""
+            return calls[id(node)].values if id(node) in calls else node.args
+
+        linear: set[int] = set()
+        taken: dict[int, Node] = {}
+        for node in topological((s.value for s in assigned), lambda n: id(n) in leaves, arguments):
+            own = [a for a in arguments(node) if id(a) in linear]
+            scaled = len(own) == 1 and (node.op == "mul" or (node.op == "div" and own[0] is node.args[0]))
+            kept = id(node) not in calls and own and (scaled or node.op in ("add", "sub", "neg"))
+            if id(node) in leaves or kept:
+                linear.add(id(node))
+            else:
+                taken |= {id(a): a for a in own if id(a) not in leaves}
+        return list(taken.values())
+
+    def epilogue(self, leaves: Mapping[int, str]) -> Spec:
+        spec = self.spec
+        made = {a.name for a in spec.outputs}
+        accs = {p.acc.name for p in self.found.values()}
+        plain = {"input", "param", "const", "index", "size"}
+        assigned = [
+            s
+            for s in self.statements
+            if s.name in made or (id(s.value) not in leaves and s.value.op not in plain and s.name not in accs)
+        ]
+        known = {id(s.value) for s in assigned if s.part is None and s.name not in made}
+        straight = [Statement(self.fresh("z"), None, n) for n in self.straight(assigned, leaves) if id(n) not in known]
+        assigned = [*straight, *assigned]
+        names = {
+            id(s.value): s.name
+            for s in reversed((*straight, *self.statements))
+            if s.part is None and s.name not in made | accs and id(s.value) not in leaves
+        }
+        text = unparse(assigned, self.scope.graph.calls, names, leaves)
+        nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
+        used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+        used |= {str(n.attr) for n in nodes if n.op == "param"}
+        params = tuple(p for p in spec.params if p.name in used)
+        inputs = (*(p.acc for p in self.found.values()), *(a for a in spec.inputs if a.name in used))
+        source = Source(f"{spec.path} (epilogue)", text, tuple(text.split("\n")))
+        domain = tuple((n, d) for n, d in spec.domain if n in used)
+        return replace(
+            spec, source=source, op=f"{spec.op}_epilogue", summary=f"What follows the matmul of {spec.op}.",
+            inputs=inputs, params=params, chain=Scalar(source, text, "plain", 0, len(text)), save=(), aliases=(),
+            domain=domain, bench=(),
+        )  # fmt: skip
+
+
+# Tiles
+
+
+def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:
+    """How a GEMM kernel does the epilogue within its tiles. Raises `Mistake` where it cannot."""
+    first = products[0]
+    a, b = first.a, first.b
+    if len(products) > 2 or any(p.a != first.a or p.axis != first.axis for p in products):
+        raise Mistake("a GEMM kernel has one product, or two of the same rows")
+    if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
+        raise Mistake(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
+    if len({(p.b.dims, p.b.dtype) for p in products}) > 1:
+        raise Mistake("the two products differ in shape or type")
+    if b.dtype != a.dtype:
+        raise Mistake(f"{a.name!r} and {b.name!r} are of two types")
+    batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
+    rows = tuple(x for x in a.axes if x not in (*batch, first.axis))
+    columns = tuple(x for x in b.axes if x not in (*batch, first.axis))
+    if len(columns) != 1 or not rows:
+        raise Mistake("a product of vectors: no tiles")
+    if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
+        raise Mistake("axes in an order that a GEMM kernel does not read")
+    column, order = columns[0], (*batch, *rows, columns[0])
+    if any(output.axes != order for output in epilogue.outputs):
+        raise Mistake(f"an output that is no tile of ({', '.join(order)})")
+    plan = tile_plan(epilogue, statements, {rows[0], column})
+    parts = next((d for d in b.dims if d.parts is not None), None)
+    if parts is not None and (parts.parts != 2 or column not in parts.names or len(products) > 1):
+        raise Mistake(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
+    paired = "two" if len(products) == 2 else ""
+    if parts is not None:
+        paired = "halves" if parts.parts_first else "interleaved"
+    accs = tuple(p.acc.name for p in products)
+    return Tile(plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs)
+
+
+# The backward
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """The backward of an op that contracts: that of its epilogue, which takes what `forward`, the epilogue as it runs where
+    gradients will be asked for, keeps: its outputs, and products, by the names that they are kept under."""
+
+    how: Backward
+    forward: Spec | None
+    products: tuple[tuple[str, str], ...]  # (acc, the output of `forward` that keeps it)
+
+
+def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
+    """The backward of an op's epilogue. Of the products and the tiles that the chain names after them, it takes those with
+    which it reads least. Raises `Mistake` where no kernel can do it."""
+    dtype = kept_dtype(spec, products)
+    accs = {p.acc.name: replace(p.acc, dtype=dtype) for p in products}
+    own = replace(epilogue, op=spec.op, inputs=tuple(accs.get(a.name, a) for a in epilogue.inputs))
+    axes = products[0].acc.axes
+    tiles = [
+        s.name for s in read_chain(own, whole=False)
+        if s.part is None and s.value.dims == axes and s.value.kind == "float" and s.value.args
+        and s.name not in {o.name for o in spec.outputs}
+    ]  # fmt: skip
+    found = [_differentiated(own, (), dtype), *(_differentiated(own, (name,), dtype) for name in tiles)]
+    how = min((h for h in found if h is not None), key=_reads, default=None)
+    if how is None:
+        differentiate(own, dtype)
+        raise AssertionError("no backward, and no reason")
+    stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in read_chain(own, whole=False)
+              if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
+    outputs = {p.acc.name: stored.get((Leaf(p.acc.name), dtype)) for p in products}
+    shared = tuple((acc, name) for acc, name in outputs.items() if name is not None and acc in how.inputs)
+    kept = [p.acc for p in products if p.acc.name in how.inputs and not outputs[p.acc.name]]
+    more = list(how.forward.outputs[len(epilogue.outputs) :]) if how.forward else []
+    if not kept and not more:
+        return Pulled(how, None, shared)
+    taken = {a.name for a in epilogue.arrays} | {s.name for s in read_chain(own, whole=False)}
+    names = {acc.name: _free(f"{acc.name}_kept", taken) for acc in kept}
+    lines = [
+        f"{names[acc.name]}{part} = {acc.name}{part}"
+        for acc in kept
+        for part in ([f"[{k}]" for k in range(acc.parts)] if acc.parts else [""])
+    ]
+    text = epilogue.chain.value + "".join(f"{line}\n" for line in lines)
+    source = Source(epilogue.source.path, text, tuple(text.split("\n")))
+    forward = replace(
+        epilogue, source=source, op=f"{spec.op}_forward", summary=f"{spec.op}, with what its backward takes.",
+        outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)),
+        chain=Scalar(source, text, "plain", 0, len(text)), grad="none",
+    )  # fmt: skip
+    return Pulled(how, forward, (*shared, *names.items()))
+
+
+def _differentiated(spec: Spec, save: tuple[str, ...], dtype: str) -> Backward | None:
+    try:
+        return differentiate(replace(spec, save=save), dtype)
+    except Mistake:
+        return None
+
+
+def _reads(how: Backward) -> tuple[int, int]:
+    """The tiles and the arrays that a backward reads."""
+    most = max(len(a.axes) for a in how.spec.inputs)
+    return sum((a.parts or 1) for a in how.spec.inputs if len(a.axes) == most), len(how.spec.inputs)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
+    """The type (a dtype or a type variable) that products and their gradients are kept in: that of the rows, and where
+    that is float8 or an integer, the first output's."""
+    for array in (products[0].a, *spec.outputs):
+        kinds = [DTYPES[d] for d in spec.dtypes(array)]
+        if all(d.kind == "float" and d.size > 1 for d in kinds):
+            return array.dtype
+    raise Mistake("no floating type of at least 16 bits to keep products in")

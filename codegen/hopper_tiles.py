@@ -1,0 +1,140 @@
+"""The Hopper GEMM's tiles: what fits on a multiprocessor, and which to take for a product. Plain Python, without a GPU.
+
+Times are in cycles of a multiprocessor, fitted to what one H100 took. For 32 bytes along K its tensor cores work on a tile
+for tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, as power allows
+no more. Small tiles wait for shared memory, which in 128 bytes a cycle takes what TMA writes, (tile_m + tile_n) * 32 bytes,
+and gives what WGMMA reads: for each 64 rows a's part and all of b's. A warp that runs an epilogue beside another's main
+loop issues an instruction every three to five cycles, the slower the fewer registers the accumulators leave it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from codegen.ir import DTYPES
+
+SHARED = 227 * 1024  # bytes of shared memory that a block may have
+ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
+WARPS = 8  # that multiply
+MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
+HALVES = {"float16", "bfloat16"}
+FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the Hopper main loop cuts a product."""
+
+    tile_m: int  # rows of a tile
+    tile_n: int  # its columns, of both b together where there are two
+    tile_k: int
+    stages: int  # tiles of the operands in shared memory
+    cluster_m: int = 1  # tiles above each other that share what they read of b
+    cluster_n: int = 1  # tiles side by side that share what they read of a
+    pingpong: bool = False  # whether each of two warpgroups has a tile of its own, or both share one
+    group: int = 8  # rows of clusters that are walked column by column
+    blocks: int = 132  # at most: the multiprocessors
+    piece: int = 64  # columns of accumulators that pass through shared memory at once
+    ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
+
+    @property
+    def cluster(self) -> int:
+        """Blocks in a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread that hold accumulators."""
+        return self.tile_m * self.tile_n // (128 if self.pingpong else 256)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """A thread's, where it loads and where it multiplies: together what a multiprocessor has."""
+        return (24, 240) if self.accumulators >= 160 else (40, 232)
+
+    def shared(self, a: str, b: str) -> int:
+        """Bytes of shared memory for operands of these dtypes."""
+        stage = (self.tile_m * DTYPES[a].size + self.tile_n * DTYPES[b].size) * self.tile_k + 16
+        return self.stages * stage + WARPS * ROWS * self.piece * 4
+
+    def row_pieces(self, N: int, paired: str = "") -> int:
+        """Tiles side by side, each of which writes one partial result of a fold over a row."""
+        return -(-N // (self.tile_n // (2 if paired else 1)))
+
+    def column_pieces(self, M: int) -> int:
+        """Tiles above each other, each of which writes one partial result of a fold over a column."""
+        return -(-M // self.tile_m)
+
+
+def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K: int = 0, N: int = 0) -> str:
+    """Why the main loop cannot compute a product of these dtypes so, in one sentence; empty where it can. K and N are those
+    of the operands in memory, 2N where pairs are interleaved; what divides them will do."""
+    if not (a == b and a in HALVES or b_is_nk and (a == b == "int8" or {a, b} <= FLOAT8)):
+        order = "" if b_is_nk else ", b of shape (K, N)"
+        return f"WGMMA multiplies float16, bfloat16, and, b of shape (N, K), float8 or int8; got {a} and {b}{order}"
+    for name, columns, dtype in (("a", K, a), ("b", K if b_is_nk else N, b)):
+        if columns * DTYPES[dtype].size % 16:
+            return f"TMA loads rows of whole 16 bytes; a row of {name} has {columns} of {dtype}"
+    own = tiles.tile_n // (2 if paired == "halves" else 1)
+    step = 8 * tiles.cluster_m if b_is_nk else 64  # columns that lie together in shared memory
+    if own % step and (paired == "halves" or tiles.tile_n % 32):
+        return f"a tile's {own} columns of each b are no multiple of {step}"
+    if tiles.tile_m % (64 if tiles.pingpong else 128) or not 16 <= tiles.tile_n <= 256 or tiles.tile_n % 16:
+        return f"WGMMA cannot make tiles of {tiles.tile_m} x {tiles.tile_n}{' (pingpong)' if tiles.pingpong else ''}"
+    if tiles.tile_k * DTYPES[a].size % 32:
+        return f"a tile is {tiles.tile_k * DTYPES[a].size} bytes wide along K, WGMMA takes 32 at once"
+    if tiles.accumulators > MOST_ACCUMULATORS:
+        return f"a thread would hold {tiles.accumulators} accumulators; {MOST_ACCUMULATORS} leave enough of its registers"
+    if tiles.shared(a, b) > SHARED:
+        return f"{tiles.stages} stages need {tiles.shared(a, b)} bytes of shared memory; a block has {SHARED}"
+    return ""
+
+
+# What measured best somewhere. Tiles of 128 x 192 load the least a product; those of 128 x 128 divide small products better
+# and leave registers to long epilogues; where an epilogue reads tiles, reading far ahead needs smaller pieces or those.
+WIDE, SQUARE = Tiles(128, 192, 64, 4, 2, pingpong=True), Tiles(128, 128, 64, 6, 2, pingpong=True, ahead=2)
+TABLE = (
+    WIDE,
+    Tiles(128, 160, 64, 5, 2, pingpong=True, ahead=2),
+    SQUARE,
+    Tiles(128, 256, 64, 4, 2, ahead=2),
+    Tiles(256, 128, 64, 4, 2, ahead=2),
+    Tiles(128, 64, 64, 8, 2, pingpong=True, ahead=2),
+    Tiles(64, 256, 64, 4, pingpong=True, ahead=2),
+    Tiles(64, 128, 64, 8, pingpong=True, ahead=2),
+    Tiles(64, 64, 64, 10, pingpong=True, ahead=2),
+)
+
+
+def choose(
+    M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
+    paired: str = "", multiprocessors: int = 132, work: int = 12, reads_tiles: bool = False,
+) -> Tiles | None:  # fmt: skip
+    """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
+    the epilogue for each accumulator; `reads_tiles`: whether it reads arrays of the output's shape."""
+    columns = N if not paired else 2 * N
+    size = DTYPES[a].size
+    found: dict[Tiles, float] = {}
+    for tiles in TABLE:
+        if reads_tiles and tiles == WIDE:
+            tiles = replace(tiles, stages=5, piece=32, ahead=3)
+        tiles = replace(tiles, tile_k=tiles.tile_k * 2 // size, blocks=multiprocessors)
+        held = 2 * N if paired == "interleaved" else N
+        if not refusal(tiles, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
+            found[tiles] = cycles(tiles, M, columns, K * size, L, work)
+    return min(found, key=lambda t: found[t], default=None)
+
+
+def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
+    """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
+    slabs, steps = tiles.tile_m // 64, -(-row_bytes // 32)
+    tensor_cores = slabs * tiles.tile_n / 2 * 1.15
+    shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128 * 0.9
+    main = steps * max(tensor_cores, shared_memory)
+    epilogue = tiles.accumulators * work * (2.9 if not tiles.pingpong else 4.6 if tiles.accumulators > 160 else 3.4)
+    # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer
+    each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + 500 + epilogue
+    high = -(-(-(-M // tiles.tile_m)) // tiles.cluster_m)
+    wide = -(-(-(-columns // tiles.tile_n)) // tiles.cluster_n)
+    turns = -(-high * wide * L // max(tiles.blocks // tiles.cluster, 1))
+    return turns * each + epilogue

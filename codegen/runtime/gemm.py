@@ -1,0 +1,96 @@
+"""What a generated contraction calls: the main loop that its plan names, over operands as JAX has them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from codegen.runtime import gemm_sm80
+
+
+@cute.jit
+def launch(
+    stream: Any,
+    mA: cute.Tensor,
+    mBs: tuple[cute.Tensor, ...],
+    tensors: tuple,
+    epilogue: cutlass.Constexpr[Callable[..., tuple]],
+    *,
+    batched: cutlass.Constexpr[bool],
+    b_is_nk: cutlass.Constexpr[bool],
+    paired: cutlass.Constexpr[str],
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """acc = a @ b, and the epilogue over its tiles.
+
+    mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or
+    with paired = "two" two; its columns are (2, N) where they are "halves" and (N, 2) where "interleaved".
+    config: which main loop, and what it is told, as `gemms.Tile.launch` writes it.
+    """
+    name, options = read_config(config)
+    columns = 1 if cutlass.const_expr(batched) else 0
+    columns += 0 if cutlass.const_expr(b_is_nk) else 1
+    found = []
+    for mB in mBs:
+        if cutlass.const_expr(paired == "halves"):
+            found += [_part(mB, columns, k) for k in range(2)]
+        elif cutlass.const_expr(paired == "interleaved"):
+            found.append(_joined(mB, columns))
+        else:
+            found.append(mB)
+    bs = tuple(found)
+    if cutlass.const_expr(not batched):
+        mA, bs = _one(mA), tuple(_one(mB) for mB in bs)
+    assert name == "sm_80", f"no main loop for {name}"
+    N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
+    if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
+        gemm_sm80.launch(
+            stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
+            vec=vec, ragged=ragged, **options,
+        )  # fmt: skip
+
+
+def read_config(config: str) -> tuple[str, dict[str, Any]]:
+    """The main loop, and its options: "sm_80(tile_m=128, ...)"."""
+    call = ast.parse(config, mode="eval").body
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    return call.func.id, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+
+
+def _part(mB: cute.Tensor, mode: int, part: int) -> cute.Tensor:
+    """One of the parts that a mode counts."""
+    rank = cute.rank(mB)
+    others = [i for i in range(rank) if i != mode]
+    layout = cute.make_layout(tuple(mB.shape[i] for i in others), stride=tuple(_stride(mB, i) for i in others))
+    return cute.make_tensor(mB.iterator + part * _stride(mB, mode), layout)
+
+
+def _joined(mB: cute.Tensor, mode: int) -> cute.Tensor:
+    """A mode and the one after it, which lies within it, as one."""
+    shape = [mB.shape[i] for i in range(cute.rank(mB))]
+    stride = [_stride(mB, i) for i in range(cute.rank(mB))]
+    shape[mode : mode + 2] = [shape[mode] * shape[mode + 1]]
+    del stride[mode]
+    return cute.make_tensor(mB.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
+
+
+def _one(mX: cute.Tensor) -> cute.Tensor:
+    """A matrix as a batch of one."""
+    shape = tuple(mX.shape[i] for i in range(cute.rank(mX)))
+    stride = tuple(_stride(mX, i) for i in range(cute.rank(mX)))
+    return cute.make_tensor(mX.iterator, cute.make_layout((Int32(1), *shape), stride=(stride[0], *stride)))
+
+
+def _stride(mX: cute.Tensor, mode: int) -> Any:
+    """A compact tensor's stride, which is known to be a multiple of what the extents within it are multiples of."""
+    stride: Any = 1
+    for inner in range(cute.rank(mX) - 1, mode, -1):
+        stride = stride * mX.shape[inner]
+    return stride if isinstance(stride, int) else Int64(stride)

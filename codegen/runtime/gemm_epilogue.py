@@ -1,0 +1,343 @@
+"""The end of a GEMM: from a warp's accumulators, as tensor cores leave them, to calls of a generated epilogue.
+
+Tensor cores leave each lane pairs of neighbouring columns; an epilogue wants whole vectors of a row. So accumulators pass
+through shared memory, slab by slab of 16 rows, in pieces of at most 64 columns: each warp has a piece of its own, and
+needs no barrier but its own lanes'. What the epilogue returns is folded over the rows and columns of a tile, in a fixed
+order: two runs agree to the bit.
+
+Shared memory holds a piece row by row, its 16-byte chunks permuted within a row (`_place`) so that neither the pairs that
+lanes write nor the chunks that they read meet in a bank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from codegen.runtime import device, reduce
+from codegen.runtime.reduce import WARP
+
+ROWS = 16  # of a slab
+PIECE = 64  # columns that pass through shared memory at once, at most
+STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an epilogue takes and gives, and how a tile's warps share its columns."""
+
+    vec: int  # columns that a lane handles at once: 4, 8 or 16
+    ragged: bool = False  # whether N is no multiple of vec
+    paired: str = ""  # "halves": a warp's columns are those of two accumulators, one after the other; "interleaved": column by column
+    row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: "sum", "max", "min"
+    column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
+    fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
+    piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
+    ahead: int = 1  # pieces by which operands are read before they are needed
+    warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
+    step: int = 1  # between their numbers
+    barrier: int = 0  # at which they meet for that; the block's next warps at the next one
+    threads: int = WARP  # that meet at one
+
+    @property
+    def stage(self) -> int:
+        """Words of shared memory that a warp needs, aligned to 16 bytes."""
+        return ROWS * self.piece
+
+    @property
+    def accumulators(self) -> int:
+        """How many an epilogue is given, each of as many columns as the output: together they are the product's."""
+        return 2 if self.paired else 1
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """How a lane walks over its warp's accumulators: from piece to piece, each `rows` rows of a slab and `width` columns, and
+    in each piece from vector to vector. All pieces of the same columns come one after another."""
+
+    row: Int32  # of the output, where the warp's accumulators begin, as `column` and `batch`
+    column: Int32
+    batch: Int32
+    M: Int32
+    N: Int32
+    slab_step: int
+    slabs: int
+    turns: int  # pieces in a row
+    width: int  # accumulators in a row of a piece
+    rows: int
+    per_row: int  # lanes that share a row
+    vec: int
+    columns: int  # of the output, in a row of a piece
+
+    @property
+    def steps(self) -> int:
+        """Vectors of a lane in a piece."""
+        return self.rows * self.per_row // WARP
+
+    @property
+    def buffers(self) -> int:
+        """In shared memory: one is written while another is read."""
+        return ROWS // self.rows
+
+    @property
+    def order(self) -> list[tuple[int, int, int]]:
+        """The pieces: turn, slab, and which rows of it."""
+        return [(t, s, p) for t in range(self.turns) for s in range(self.slabs) for p in range(ROWS // self.rows)]
+
+    def first_column(self, turn: int, lane: Int32) -> Int32:
+        """Of a lane's vectors in a turn."""
+        return self.column + turn * self.columns + lane % self.per_row * self.vec
+
+    def place(self, slab: int, part: int, step: int, lane: Int32, column: Int32) -> tuple[Int32, Int32, Int32]:
+        """Of a vector: its row, the columns that its row has, and how many of them are the vector's."""
+        r = self.row + slab * self.slab_step + part * self.rows + step * (WARP // self.per_row) + lane // self.per_row
+        limit = cutlass.select_(r < self.M, self.N, Int32(0))
+        return r, limit, cutlass.min(limit - column, Int32(self.vec))
+
+
+@cute.jit
+def finish(
+    acc: cute.Tensor,
+    stage: cute.Tensor,
+    warp: cutlass.Int32,
+    peer: cutlass.Int32,
+    place: tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32],
+    slab_step: cutlass.Constexpr[int],
+    extents: tuple[cutlass.Int32, cutlass.Int32],
+    pieces: tuple[cutlass.Int32, cutlass.Int32],
+    epilogue: cutlass.Constexpr[Callable],
+    tensors: tuple,
+    row_parts: tuple,
+    column_parts: tuple,
+    form: cutlass.Constexpr[Form],
+    reads: cutlass.Constexpr[tuple] = (None, None),
+):
+    """Run an epilogue over what a warp holds of a tile; all its lanes take part.
+
+    acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
+        lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are those of the one accumulator, then those of the other.
+    stage: (form.stage, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is this one's place.
+    peer: which of the `form.warps` that share its columns it is.
+    place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
+    extents: rows and columns of the output.
+    pieces: where row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one tensor for each fold, take what
+        this warp's columns, and these warps' rows, come to.
+    reads: two functions, or None each, that read operands before they are needed: columns(column, batch, tensors, vec,
+        ragged), called once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged). The epilogue's last
+        argument is what they return, one tuple, where there is one of them.
+    """
+    lane = cute.arch.lane_idx()
+    walk = _walk(acc, place, extents, slab_step, form)
+    words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * form.stage
+    rRows = [cute.make_rmem_tensor((ROWS * walk.slabs * walk.per_row // WARP,), Float32) for _ in form.row_ops]
+    for k in cutlass.range_constexpr(len(form.row_ops)):
+        rRows[k].fill(reduce.identity(form.row_ops[k], Float32))
+    rColumns = [reduce.accumulators(form.vec, walk.turns, op, Float32) for op in form.column_ops]
+
+    order = walk.order
+    cute.arch.sync_warp()  # the tile before is read
+    _write(acc, words, lane, order[0], 0, walk, form)
+    operands = [None]  # of the pieces that come next, the one before first
+    for i in cutlass.range_constexpr(min(form.ahead, len(order))):
+        operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
+    cute.arch.sync_warp()
+    for i in cutlass.range_constexpr(len(order)):
+        turn, slab, part = order[i]
+        lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
+        if cutlass.const_expr(form.ahead == 0):
+            operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
+        operands.pop(0)
+        now = operands[0]
+        values = [_read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)]
+        if cutlass.const_expr(i + 1 < len(order)):
+            if cutlass.const_expr(walk.buffers == 1):
+                cute.arch.sync_warp()
+            _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
+            if cutlass.const_expr(form.ahead > 0 and i + form.ahead < len(order)):
+                operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
+            cute.arch.sync_warp()
+        c = walk.first_column(turn, lane)
+        for step in cutlass.range_constexpr(walk.steps):
+            r, limit, valid = walk.place(slab, part, step, lane, c)
+            given = (now[step][0] + now[step][1],) if cutlass.const_expr(any(reads)) else ()
+            found = epilogue(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
+                inside = reduce.inside(c, limit, form.vec, form.ragged, False)
+                at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
+                _fold(found, inside, at, turn, rRows, rColumns, form)
+
+    for k in cutlass.range_constexpr(len(form.row_ops)):
+        for at in cutlass.range_constexpr(cute.size(rRows[k])):
+            slab, rest = at // (cute.size(rRows[k]) // walk.slabs), at % (cute.size(rRows[k]) // walk.slabs)
+            r, _, _ = walk.place(slab, 0, rest, lane, Int32(0))
+            total = reduce.over_lanes(cute.full((1,), rRows[k][at], Float32), form.row_ops[k], walk.per_row)
+            if (lane % walk.per_row == 0) & (r < walk.M):
+                row_parts[k][walk.batch, r, pieces[0]] = total[0]
+    if cutlass.const_expr(len(form.column_ops) > 0):
+        _store_columns(
+            rColumns, stage, warp, peer, lane, walk.per_row, walk.column, walk.N, walk.batch, pieces[1], column_parts, form
+        )
+
+
+def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
+    columns, slabs, count = 8 * cute.size(acc, mode=[2]), cute.size(acc, mode=[3]), form.accumulators
+    width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
+    per_row = width // (count * form.vec)
+    assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
+    rows = max(ROWS // 2, WARP // per_row)
+    return _Pieces(*place, *extents, slab_step, slabs, columns // width, width, rows, per_row, form.vec, width // count)
+
+
+def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, reads: tuple, tensors: tuple, form: Form) -> list[tuple]:
+    """What the epilogue reads for the vectors of the i-th piece, given what it read for those of the piece before."""
+    columns, tiles = reads
+    turn, slab, part = walk.order[i]
+    c = walk.first_column(turn, lane)
+    if slab + part > 0:  # the columns are as before
+        fixed = before[0][0]
+    else:
+        fixed = () if columns is None else tuple(columns(c, walk.batch, tensors, form.vec, form.ragged))
+    found = []
+    for step in range(walk.steps):
+        r, _, valid = walk.place(slab, part, step, lane, c)
+        own = () if tiles is None else tuple(tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged))
+        found.append((fixed, own))
+    return found
+
+
+def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:
+    """Where a chunk of 4 words of a row lies. Linear in the bits of its arguments: the place of a sum, where no bit is carried,
+    is the places' XOR. Bits 2 to 4 alone depend on more than one of them."""
+    swizzle = ((row & 3) * 2) ^ (row & 1) ^ ((chunk >> 3) & 1)
+    return row * piece + (chunk ^ (swizzle & (piece // 4 - 1))) * 4
+
+
+def _shifted(place: Int32, constant: int) -> Int32:
+    """The place of a sum whose one part is a constant's, mostly a constant's distance away."""
+    return (place ^ (constant & 28)) + (constant & ~28)
+
+
+def _write(
+    acc: cute.Tensor, words, lane: Int32, piece: tuple[int, int, int], buffer: int, walk: _Pieces, form: Form
+) -> None:
+    """A piece of accumulators to shared memory; of "halves", as many columns of each. acc: (2, 2, J, I)."""
+    turn, slab, part = piece
+    blocks, parts = walk.width // 8, 2 if form.paired == "halves" else 1
+    halves = [part] if walk.rows < ROWS else [0, 1]
+    row, quad = lane // 4, lane % 4
+    # A pair of columns is half a chunk
+    place = _place(row, quad, walk.width) if form.fours else _place(row, quad // 2, walk.width) + quad % 2 * 2
+    place += buffer * (form.stage // 2)
+    held = cute.make_rmem_tensor((2,), acc.element_type)
+    for b in range(blocks):
+        which, inside = b // (blocks // parts), b % (blocks // parts)
+        j = which * (cute.size(acc, mode=[2]) // parts) + turn * (blocks // parts) + inside
+        for i, half in enumerate(halves):
+            held[0], held[1] = acc[0, half, j, slab], acc[1, half, j, slab]
+            at = _shifted(place, _place(8 * i, b // 2 * 4 if form.fours else 2 * b, walk.width))
+            at = cute.assume(at + (b % 2 * 2 if form.fours else 0), divby=2)
+            cute.autovec_copy(held, cute.make_tensor(words + at, cute.make_layout((2,))))
+
+
+def _read(words, lane: Int32, buffer: int, step: int, walk: _Pieces, dtype, form: Form) -> tuple[cute.Tensor, ...]:
+    """A lane's vector of each accumulator: (vec,) registers."""
+    own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
+    count = own // walk.per_row  # of them, a lane's
+    place = _place(lane // walk.per_row, lane % walk.per_row * (count // 4), walk.width) + buffer * (form.stage // 2)
+    found = []
+    for part in range(walk.width // own):
+        held = cute.make_rmem_tensor((count,), dtype)
+        for i in range(count // 4):
+            at = _shifted(place, _place(step * (WARP // walk.per_row), part * (own // 4) + i, walk.width))
+            src = cute.make_tensor(words + cute.assume(at, divby=4), cute.make_layout((4,)))
+            cute.autovec_copy(src, cute.make_tensor(held.iterator + 4 * i, cute.make_layout((4,))))
+        found.append(held)
+    if form.paired == "interleaved":
+        both = found.pop()
+        for part in range(2):
+            held = cute.make_rmem_tensor((form.vec,), dtype)
+            for i in range(form.vec):
+                held[i] = both[2 * i + part]
+            found.append(held)
+    return tuple(found)
+
+
+def _fold(found: tuple, inside, at: int, turn: int, rRows: list, rColumns: list, form: Form) -> None:
+    """What the epilogue returned for one vector, into the statistics of its row and its columns."""
+    ops = form.row_ops + form.column_ops
+    assert len(found) == len(ops), f"an epilogue returned {len(found)} vectors to be folded by {ops}"
+    for k, op in enumerate(form.row_ops):
+        one = reduce.accumulator(form.vec, op, Float32)
+        reduce.accumulate([one], (op,), found[k], inside)
+        total = cute.full((1,), rRows[k][at], Float32)
+        rRows[k][at] = reduce.combine(op, total, reduce.over_vector(one, op))[0]
+    reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
+
+
+@cute.jit
+def _store_columns(
+    rColumns: list,
+    stage: cute.Tensor,
+    warp: cutlass.Int32,
+    peer: cutlass.Int32,
+    lane: cutlass.Int32,
+    per_row: cutlass.Constexpr[int],
+    column: cutlass.Int32,
+    N: cutlass.Int32,
+    batch: cutlass.Int32,
+    piece: cutlass.Int32,
+    column_parts: tuple,
+    form: cutlass.Constexpr[Form],
+):
+    """Columns' statistics, folded over a warp's rows, then, in shared memory, over those of its peers, to memory."""
+    words = cute.recast_ptr(stage.iterator, dtype=Float32)
+    vec, turns = form.vec, cute.size(rColumns[0], mode=[1])
+    span = turns * per_row * vec  # columns of the output
+    assert len(form.column_ops) * span <= form.stage, f"{len(form.column_ops)} statistics of {span} columns are too many"
+    cute.arch.sync_warp()
+    for k in cutlass.range_constexpr(len(form.column_ops)):
+        for turn in cutlass.range_constexpr(turns):
+            for i in cutlass.range_constexpr(vec):
+                total = _over_rows(rColumns[k][i, turn], form.column_ops[k], per_row)
+                if lane < per_row:
+                    (words + (warp * form.stage + k * span + (turn * per_row + lane) * vec + i)).store(total)
+    _meet(warp, form)
+    if peer == 0:
+        for k in cutlass.range_constexpr(len(form.column_ops)):
+            for c in cutlass.range_constexpr(0, span, WARP):
+                at = c + lane
+                if (at < span) & (column + at < N):
+                    first = words + (warp * form.stage + k * span + at)
+                    column_parts[k][batch, piece, column + at] = _over_peers(first, form.column_ops[k], form)
+    _meet(warp, form)  # the next tile may overwrite them
+
+
+def _over_rows(value: cutlass.Float32, op: str, per_row: int) -> cutlass.Float32:
+    """Folded over the lanes of a warp that hold the same column of other rows."""
+    total, lanes = cute.full((1,), value, Float32), WARP // 2
+    while lanes >= per_row:
+        total = reduce.combine(op, total, cute.full((1,), cute.arch.shuffle_sync_bfly(total[0], lanes), Float32))
+        lanes //= 2
+    return total[0]
+
+
+def _over_peers(first, op: str, form: Form) -> cutlass.Float32:
+    """Folded over the warps that share a column, in their order."""
+    total = cute.full((1,), reduce.identity(op, Float32), Float32)
+    for p in range(form.warps):
+        value = (first + p * (form.step * form.stage)).load()
+        total = reduce.combine(op, total, cute.full((1,), value, Float32))
+    return total[0]
+
+
+def _meet(warp: Int32, form: Form) -> None:
+    if form.warps == 1:
+        cute.arch.sync_warp()
+    else:
+        set_of_warps = warp // (form.threads // WARP)
+        cute.arch.barrier(barrier_id=form.barrier + set_of_warps, number_of_threads=form.threads)

@@ -1,0 +1,289 @@
+"""A generated op that contracts, as a JAX function.
+
+Its products and its epilogue are one kernel where that is fast (`fused`); else XLA multiplies, and the epilogue is a
+kernel of its own, as any op is. The gradients of the products are products again, by XLA, of what the epilogue's
+generated backward gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen import pipeline
+from codegen.errors import Mistake
+from codegen.gemms import Gemm, GemmLaunch
+from codegen.ir import DTYPES
+from codegen.plan import access_key
+from codegen.runtime import arguments, partition, unsigned, views
+from codegen.runtime.arguments import Axes, Types
+from codegen.runtime.errorbound import Terms
+from codegen.runtime.evaluate import evaluate
+from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
+from codegen.runtime.platform import choose
+from codegen.runtime.products import product
+from codegen.spec import Array
+
+
+class GemmOp(Op[P, R]):
+    """A generated op that contracts."""
+
+    def __init__(self, function: Callable[P, R], text: str, parts: dict[str, Any]):
+        super().__init__(function, text, parts)
+        self.epilogue = Epilogue(self, "epilogue", parts)
+
+    def _backward_of(self, parts: dict[str, Any]) -> Backward:
+        return GemmBackward(self, parts)
+
+    @property
+    def kernels(self) -> tuple[Op, ...]:
+        """Those of its epilogue and of its gradient."""
+        return (self.epilogue,) if self._backward is None else (self.epilogue, self._backward)
+
+    @functools.cached_property
+    def multiplied(self) -> frozenset[str]:
+        return frozenset(x.name for p in self.plan.products for x in (p.a, p.b))
+
+    # The products, then the epilogue
+
+    def products(self, key: Key, arrays: dict[str, Any], axes: Axes, dtype: str | None = None) -> dict[str, jax.Array]:
+        """The products, in `dtype` or in the type that they are summed in."""
+        exact = self.spec.math == "precise"
+        return {
+            p.acc.name: product(p, arrays[p.a.name], arrays[p.b.name], axes, dtype or p.acc.dtype, exact)
+            for p in self.plan.products
+        }
+
+    def exact_products(self, arrays: dict[str, np.ndarray], axes: Axes) -> dict[str, Terms]:
+        """The products as they are without any rounding."""
+        made = {}
+        with jax.default_device(jax.devices("cpu")[0]):
+            for p in self.plan.products:
+                factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
+                wide = "int64" if all(DTYPES[x.dtype.name].kind == "int" for x in factors) else "float64"
+                a, b = (jnp.asarray(x.astype(wide)) for x in factors)
+                sizes = [jnp.where(jnp.isfinite(x), abs(x), 0) for x in (a, b)]
+                ones = [jnp.ones_like(x) for x in (a, b)]
+
+                def of(x, y, p=p, wide=wide):
+                    return np.asarray(product(p, x, y, axes, wide))
+
+                rounded = self.spec.math != "precise" and any(x.dtype == np.float32 for x in factors)
+                spread = of(sizes[0], ones[1]) + of(ones[0], sizes[1])
+                made[p.acc.name] = Terms(of(a, b), of(*sizes), spread, axes.extents[p.axis], rounded)
+        return made
+
+    def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:
+        """The epilogue's call, its products made."""
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(self.spec, arrays)
+        spec = self.epilogue.spec
+        there = self.products(key, arrays, axes) | arrays
+        present = tuple(a.name for a in spec.inputs if a.name in there)
+        names = {p.name for p in spec.params}
+        static = tuple((name, value) for name, value in key.static if name in names)
+        params = self.parameters(key, operands)
+        dynamic = [params[p.name] for p in spec.params if not p.static]
+        return Key(key.implementation, key.types, present, static), (*(there[name] for name in present), *dynamic)
+
+    def composed(self, key: Key, *operands) -> tuple:
+        """XLA's matmul, then the epilogue's kernel."""
+        own, values = self.epilogue_call(key, operands)
+        return self.epilogue._functions(own)(*values)
+
+    def jnp_form(self, key: Key, *operands, sizes: Axes | None = None) -> tuple:
+        own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
+        return self.epilogue.jnp_form(own, *values, sizes=sizes)
+
+    # One kernel
+
+    def launch_for(self, types: Types, axes: Axes) -> GemmLaunch:
+        """The kernel's launch for these types and extents. Raises `Mistake` where there is none."""
+        tile = self.plan.tile
+        if isinstance(tile, Mistake):
+            raise tile
+        dtypes = {a.name: types.dtype(a) for a in self.plan.epilogue.spec.arrays}
+        rows = math.prod(axes.shape(tile.rows))
+        extents = {"M": rows if isinstance(rows, int) else None, "N": views.divisor(axes.extents[tile.column])}
+        return tile.launch(dtypes, types.dtype(self.plan.products[0].a), extents, self.spec.math == "precise")
+
+    def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
+        """What the launcher is called with: the factors, the epilogue's operands, its outputs."""
+        spec, tile = self.plan.epilogue.spec, self.plan.tile
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(self.spec, arrays)
+        how = self.launch_for(key.types, axes)
+        products = self.plan.products
+        factors = [products[0].a, *(p.b for p in products)]
+        own = [a for a in spec.inputs if a.name not in self.plan.accs]
+
+        def factor(array: Array) -> Tensor:
+            """Batch axes are one mode, and so are rows."""
+            shape: list[Any] = [math.prod(axes.shape(tile.batch))] if tile.batch else []
+            shape += [math.prod(axes.shape(tile.rows))] if array is products[0].a else []
+            for dim in array.dims:
+                if not set(dim.names) & {*tile.batch, *tile.rows}:
+                    extent = [axes.extents[dim.names[0]]]
+                    parts = [] if dim.parts is None else [dim.parts]
+                    shape += [*parts, *extent] if dim.parts_first else [*extent, *parts]
+            divisors = (*(1 for _ in shape[:-1]), views.power_of_two(shape[-1], 16))
+            if array is not products[0].a and not tile.b_is_nk and tile.paired == "interleaved":
+                divisors = (*divisors[:-2], views.power_of_two(shape[-2], 16), 2)
+            return Tensor(tuple(shape), key.types.dtype(array), divisors, 256)
+
+        def operand(array: Array) -> Tensor:
+            shape, dtype = views.kernel_shape(tile.plan, array, axes), key.types.dtype(array)
+            return Tensor(
+                shape, dtype, views.divisibility(tile.plan, array, how), views.alignment(tile.plan, array, dtype)
+            )
+
+        dynamic = [p for p in spec.params if not p.static]
+        kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
+        inputs = (
+            *map(factor, factors), *map(operand, own), *(Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds)
+        )  # fmt: skip
+        outputs = tuple(map(operand, spec.outputs))
+        params = self.parameters(key, operands)
+        static = {p.name: params[p.name] for p in spec.params if p.static}
+        return KernelCall(
+            unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
+            (
+                *(arrays[a.name] for a in factors),
+                *(arrays.get(a.name) for a in own),
+                *(params[p.name] for p in dynamic),
+            ),
+            inputs,
+            outputs,
+            tuple(views.user_shape(a, axes) for a in spec.outputs),
+            how,
+            {**static, **how.constants},
+        )
+
+    def _tensor_names(self) -> list[str]:
+        spec, products = self.plan.epilogue.spec, self.plan.products
+        own = [a.name for a in spec.inputs if a.name not in self.plan.accs]
+        dynamic = [p.name for p in spec.params if not p.static]
+        return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *(a.name for a in spec.outputs)]
+
+    def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
+        """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
+        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        try:
+            self.launch_for(key.types, axes)
+        except Mistake:
+            return False
+        return key.implementation in ("cute", "interpret")
+
+    def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
+        if self._fuses(key, operands):
+            return super()._run_interpret(key, *operands, parts=parts)
+        own, values = self.epilogue_call(key, operands)
+        return self.epilogue._run_interpret(own, *values, parts=parts)
+
+    def _run(self, key: Key) -> Callable[..., tuple]:
+        composed = functools.partial(self.composed, key)
+
+        @functools.cache
+        def cute(donated):
+            return partition.partitioned(self, key, functools.partial(self._run_cute, key, donated))
+
+        def run(*operands):
+            if key.implementation == "xla" or not self._fuses(key, operands):
+                return composed(*operands)
+            if key.implementation == "interpret":
+                return self._run_interpret(key, *operands)
+            return choose(cute, composed, *operands)
+
+        return run
+
+
+class Epilogue(_Derived):
+    """What follows the products of an op."""
+
+    @functools.cached_property
+    def _op(self) -> pipeline.Op:
+        plan = self.origin.plan
+        assert isinstance(plan, Gemm)
+        return plan.epilogue
+
+
+class GemmBackward(Backward):
+    """The generated backward of an op's epilogue, and the gradients of the products."""
+
+    origin: GemmOp
+
+    def __init__(self, forward: GemmOp, parts: dict[str, Any]):
+        _Derived.__init__(self, forward, "backward", parts)
+        self.forward = None
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
+        """The op's outputs, and its operands with what else the backward takes of the call: outputs, products, tiles."""
+        made: dict[str, Any] = {}
+        derived, op = self.derived, self.origin
+        if derived.forward is None:
+            outputs = plain(*operands)
+        else:
+            own, values = op.epilogue_call(key, operands)
+            outputs = op.epilogue._functions(own)(*values)
+            made = self.kept(own, values)
+        made |= dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
+        wanted = [*derived.how.saved, *(name for _, name in derived.products)]
+        return outputs, (operands, tuple(made[name] for name in wanted))
+
+    def kept(self, key: Key, operands: tuple) -> dict[str, jax.Array]:
+        """What the forward keeps besides its outputs, from the epilogue's operands."""
+        op, forward = self.origin.epilogue, self.derived.forward
+        assert forward is not None
+        plan = forward.plan.epilogue.plan  # type: ignore[union-attr]
+        arrays = op._arrays(key, operands)
+        axes = arguments.bind_axes(op.spec, arrays)
+        known = {a.name for a in op.spec.outputs}
+        stores = [a for a in plan.stores if a.array is not None and a.array.name not in known]
+        values = {(s.name, s.part): s.value for s in forward.statements}
+        roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
+        leaves = {
+            access_key(plan, a): views.jnp_value(plan, a, arrays, axes, "float32", op.spec.integer) for a in plan.loads
+        }
+        for name, value in op.parameters(key, operands).items():
+            leaves["param", name] = jnp.asarray(value)
+        made = evaluate(roots, leaves, {}, "float32", op.spec.integer, dict(key.types.variables))
+        found = views.stored(stores, made, plan.order, axes, key.types)
+        return {array.name: value for array, value in found.items()}
+
+    def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
+        derived, op = self.derived, self.origin
+        how = derived.how
+        operands, kept = residuals
+        arrays = op._arrays(key, operands)
+        names = [*how.inputs, *(p.name for p in self._dynamic)]
+        values = {name: (arrays | op.parameters(key, operands)).get(name) for name in names}
+        values |= dict(zip([*how.saved, *(acc for acc, _ in derived.products)], kept, strict=True))
+        gradients = self.gradients(key, values, cotangents)
+        axes = arguments.bind_axes(op.spec, arrays)
+        for p in op.plan.products:
+            if (inner := gradients.pop(p.acc.name, None)) is None:
+                continue
+            for name, value in self.through(p, arrays, inner, axes).items():
+                gradients[name] = gradients[name] + value if name in gradients else value
+        return self.ordered(key, gradients)
+
+    def through(self, p: Any, arrays: dict[str, Any], inner: jax.Array, axes: Axes) -> dict[str, jax.Array]:
+        """The gradients of a product's operands, from that of the product."""
+        exact = self.origin.spec.math == "precise"
+        a, b = (jnp.asarray(arrays[x.name]) for x in (p.a, p.b))
+        own = [name for name, x in ((p.a.name, a), (p.b.name, b)) if DTYPES[x.dtype.name].kind == "float"]
+        wide = {n: (x if x.dtype.itemsize > 1 else x.astype(inner.dtype)) for n, x in ((p.a.name, a), (p.b.name, b))}
+
+        def of(given):
+            full = wide | given
+            return product(p, full[p.a.name], full[p.b.name], axes, inner.dtype.name, exact)
+
+        (found,) = jax.vjp(of, {name: wide[name] for name in own})[1](inner)
+        return {name: value.astype(arrays[name].dtype) for name, value in found.items()}

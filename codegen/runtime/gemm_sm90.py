@@ -1,0 +1,345 @@
+"""The GEMM main loop for Hopper (sm_90a): acc = a @ b by TMA and WGMMA, then the epilogue.
+
+A block is three warpgroups. One warp of the last is the producer: by TMA it fills a ring of stages in shared memory with
+tiles of a and b. The first two are consumers: they multiply by WGMMA and hand accumulators to the driver of the epilogue.
+They share one tile (cooperative: 64 rows each, in turns), or have a tile each and take turns with the tensor cores
+(pingpong: the epilogue of the one runs while the other multiplies). Blocks are persistent: each walks over the tiles of
+the product, in an order that keeps what its neighbours read in the L2 cache. In a cluster of two, what both blocks read is
+loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide.
+
+What lies outside of a and b is zero to TMA, and what lies outside of the product is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.utils import LayoutEnum, hopper_helpers
+
+from codegen.hopper_tiles import Tiles
+from codegen.runtime import gemm_epilogue
+from codegen.runtime.gemm_epilogue import Form
+
+WARPGROUP = 128  # threads
+CONSUMERS = 2  # warpgroups, the first two of a block
+TURN, MEET = 1, 3  # named barriers, one for each consumer: that it is its turn to multiply; where its warps meet
+ROW_MAJOR, COLUMN_MAJOR = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
+
+
+def launch(
+    stream: cuda.CUstream,
+    mA: cute.Tensor,
+    mBs: tuple[cute.Tensor, ...],
+    tensors: tuple[cute.Tensor, ...],
+    epilogue: Callable[..., tuple],
+    *,
+    b_is_nk: bool,
+    paired: str = "",
+    vec: int,
+    ragged: bool,
+    row_ops: tuple[str, ...] = (),
+    column_ops: tuple[str, ...] = (),
+    row_parts: tuple[cute.Tensor, ...] = (),
+    column_parts: tuple[cute.Tensor, ...] = (),
+    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
+    **config: int | bool,
+) -> None:
+    """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
+
+    mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
+    multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
+    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
+    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
+    config: the fields of `Tiles`.
+    """
+    tiles = Tiles(**config)
+    together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
+    form = Form(
+        vec, ragged, paired, row_ops, column_ops, piece=tiles.piece, ahead=tiles.ahead,
+        warps=together, step=1, barrier=MEET, threads=32 * together,
+    )  # fmt: skip
+    parts = len(mBs)
+    assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"
+    a_type, b_type = mA.element_type, mBs[0].element_type
+    tile, box = (tiles.tile_m, tiles.tile_n, tiles.tile_k), (tiles.tile_m, tiles.tile_n // parts, tiles.tile_k)
+    b_order, b_major = (ROW_MAJOR, OperandMajorMode.K) if b_is_nk else (COLUMN_MAJOR, OperandMajorMode.MN)
+    a_layout = hopper_helpers.make_smem_layout_a(ROW_MAJOR, tile, a_type, tiles.stages)
+    b_layout = hopper_helpers.make_smem_layout_b(b_order, tile, b_type, tiles.stages)
+    b_part = hopper_helpers.make_smem_layout_b(b_order, box, b_type, 1)
+    tiled_mma = hopper_helpers.make_trivial_tiled_mma(
+        a_type, b_type, OperandMajorMode.K, b_major, Float32 if a_type.is_float else Int32,
+        (1 if tiles.pingpong else CONSUMERS, 1, 1), tiler_mn=(64, tiles.tile_n),
+    )  # fmt: skip
+
+    # As WGMMA names modes: (M, K, L) and (N, K, L)
+    load_a, tA = _loader(mA, (1, 2, 0), a_layout, box[::2], tiles.cluster_n)
+    loads = [_loader(mB, (1, 2, 0) if b_is_nk else (2, 1, 0), b_part, box[1:], tiles.cluster_m) for mB in mBs]
+
+    L, M, K = mA.shape
+    columns = mBs[0].shape[1 if b_is_nk else 2]
+    high = cute.ceil_div(cute.ceil_div(M, tiles.tile_m), tiles.cluster_m)  # in clusters
+    wide = cute.ceil_div(cute.ceil_div(columns, box[1]), tiles.cluster_n)
+    N = columns // 2 if paired == "interleaved" else columns
+    _launch(
+        stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
+        tensors, row_parts, column_parts, (high, wide, L), (M, N, K),
+        tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
+    )  # fmt: skip
+
+
+@cute.jit
+def _launch(
+    stream, load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents, tiled_mma, a_layout, b_layout,
+    epilogue: cutlass.Constexpr, reads: cutlass.Constexpr, tiles: cutlass.Constexpr, form: cutlass.Constexpr,
+):  # fmt: skip
+    """The kernel, where there is something to do."""
+    count = cutlass.min(clusters[0] * clusters[1] * clusters[2], tiles.blocks // tiles.cluster)
+    if count > 0:
+        _kernel(
+            load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents,
+            tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
+        ).launch(
+            grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+            cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
+        )  # fmt: skip
+
+
+def _loader(
+    tensor: cute.Tensor, modes: tuple[int, ...], layout: cute.ComposedLayout, box: tuple[int, int], sharers: int
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """How TMA loads a tensor's boxes into shared memory, and the tensor, its modes permuted, as coordinates for it."""
+    tensor = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+    op = cpasync.CopyBulkTensorTileG2SOp() if sharers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    info = cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), box, num_multicast=sharers)
+    return info[0], info[1]
+
+
+@cute.kernel
+def _kernel(
+    load_a: cute.CopyAtom,
+    tA: cute.Tensor,  # (M, K, L), coordinates
+    load_bs: tuple,
+    tBs: tuple,  # (N, K, L or 1), coordinates
+    tensors: tuple,
+    row_parts: tuple,
+    column_parts: tuple,
+    clusters: tuple,  # rows and columns of clusters, batches
+    extents: tuple,  # rows and columns of the output, K
+    tiled_mma: cute.TiledMma,
+    a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
+    b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
+    epilogue: cutlass.Constexpr,
+    reads: cutlass.Constexpr,
+    tiles: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+):
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    consumer = warp // 4  # which warpgroup
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    k_tiles = cute.ceil_div(extents[2], tiles.tile_k)
+    a_type, b_type = tiled_mma.op.a_dtype, tiled_mma.op.b_dtype
+
+    allocator = SmemAllocator()
+    sA = allocator.allocate_tensor(a_type, a_layout.outer, 1024, swizzle=a_layout.inner)
+    sB = allocator.allocate_tensor(b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
+    stage = allocator.allocate_tensor(Float32, cute.make_layout((form.stage, 4 * CONSUMERS)), 16)
+    full = allocator.allocate_array(Int64, tiles.stages)  # a stage's bytes have come
+    empty = allocator.allocate_array(Int64, tiles.stages)  # all that read a stage have read it
+
+    if warp == 0:
+        with cute.arch.elect_one():
+            warps = 4 if tiles.pingpong else 4 * CONSUMERS
+            readers = warps * (tiles.cluster_m + tiles.cluster_n - 1)  # of blocks that share a row or a column of tiles
+            for i in cutlass.range_constexpr(tiles.stages):
+                cute.arch.mbarrier_init(full + i, 1)
+                cute.arch.mbarrier_init(empty + i, readers)
+        cute.arch.mbarrier_init_fence()
+    if cutlass.const_expr(tiles.cluster > 1):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+
+    if consumer == CONSUMERS:
+        cute.arch.setmaxregister_decrease(tiles.registers[0])
+        if warp == 4 * CONSUMERS:
+            _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
+    else:
+        cute.arch.setmaxregister_increase(tiles.registers[1])
+        _consume(
+            sA, sB, stage, full, empty, clusters, rank, k_tiles, consumer, extents,
+            tensors, row_parts, column_parts, tiled_mma, epilogue, reads, tiles, form,
+        )  # fmt: skip
+
+
+def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
+    """Row, column and batch, in tiles, of this block's in the index-th cluster: bands of `group` rows of clusters, each
+    walked column by column."""
+    high, wide, _ = clusters
+    batch = index // (high * wide)
+    index = index % (high * wide)
+    first = index // (tiles.group * wide) * tiles.group
+    rows = cutlass.min(high - first, tiles.group)
+    index = index - first * wide
+    row, column = first + index % rows, index // rows
+    return row * tiles.cluster_m + rank % tiles.cluster_m, column * tiles.cluster_n + rank // tiles.cluster_m, batch
+
+
+@cute.jit
+def _produce(
+    load_a: cute.CopyAtom,
+    tA: cute.Tensor,
+    load_bs: tuple,
+    tBs: tuple,
+    sA: cute.Tensor,
+    sB: cute.Tensor,
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    clusters: tuple,
+    rank: cutlass.Int32,
+    k_tiles: cutlass.Int32,
+    tiles: cutlass.Constexpr,
+):
+    """One warp: the tiles of this block, stage by stage, as soon as a stage is free."""
+    cpasync.prefetch_descriptor(load_a)
+    stages, part_n = tiles.stages, tiles.tile_n // len(tBs)
+    high, wide = tiles.cluster_m, tiles.cluster_n
+    a_mask = b_mask = None  # the blocks that this one's part of a tile goes to: of its row, and of its column
+    if cutlass.const_expr(wide > 1):
+        a_mask = cutlass.Int16(sum(1 << high * i for i in range(wide)) << rank % high)
+    if cutlass.const_expr(high > 1):
+        b_mask = cutlass.Int16((1 << high) - 1 << rank // high * high)
+    gA = cute.local_tile(tA, (tiles.tile_m, tiles.tile_k), (None, None, None))
+    copies = [_partition(load_a, gA, sA, rank // high, wide)]  # (box, stages) and (box, tiles, K tiles, L) each
+    for i in cutlass.range_constexpr(len(tBs)):
+        cpasync.prefetch_descriptor(load_bs[i])
+        gB = cute.local_tile(tBs[i], (part_n, tiles.tile_k), (None, None, None))
+        sPart = cute.local_tile(sB, (part_n, tiles.tile_k), (i, 0, None))
+        copies.append(_partition(load_bs[i], gB, sPart, rank % high, high))
+    b_batches = cute.size(tBs[0], mode=[2])
+    size = cute.size_in_bytes(sA.element_type, cute.select(sA.layout, mode=[0, 1])) + cute.size_in_bytes(
+        sB.element_type, cute.select(sB.layout, mode=[0, 1])
+    )
+
+    filled = Int32(0)  # stages so far
+    index = cute.arch.block_idx()[0] // tiles.cluster
+    while index < clusters[0] * clusters[1] * clusters[2]:
+        row, column, batch = _place(index, clusters, rank, tiles)
+        b_batch = cutlass.min(batch, b_batches - 1)
+        for k in cutlass.range(k_tiles, unroll=1):
+            at = filled % stages
+            cute.arch.mbarrier_wait(empty + at, (filled // stages & 1) ^ 1)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
+            src, dst = copies[0][1], copies[0][0]
+            cute.copy(load_a, src[None, row, k, batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=a_mask)
+            for i in cutlass.range_constexpr(len(tBs)):
+                src, dst = copies[1 + i][1], copies[1 + i][0]
+                cute.copy(
+                    load_bs[i], src[None, column, k, b_batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask
+                )
+            filled += 1
+        index += cute.arch.grid_dim()[0] // tiles.cluster
+    # The other block of a cluster signals this one's barriers: they must be there until it has
+    for _ in cutlass.range_constexpr(stages):
+        cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
+        filled += 1
+
+
+def _partition(
+    load: cute.CopyAtom, gX: cute.Tensor, sX: cute.Tensor, rank: cutlass.Int32, sharers: int
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """What this block loads of each box, in shared and in global memory."""
+    rank = rank if sharers > 1 else 0
+    layout = cute.make_layout(sharers)
+    found: Any = cpasync.tma_partition(load, rank, layout, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
+    return found
+
+
+@cute.jit
+def _consume(
+    sA: cute.Tensor,
+    sB: cute.Tensor,
+    stage: cute.Tensor,
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    clusters: tuple,
+    rank: cutlass.Int32,
+    k_tiles: cutlass.Int32,
+    consumer: cutlass.Int32,
+    extents: tuple,
+    tensors: tuple,
+    row_parts: tuple,
+    column_parts: tuple,
+    tiled_mma: cute.TiledMma,
+    epilogue: cutlass.Constexpr,
+    reads: cutlass.Constexpr,
+    tiles: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+):
+    """One warpgroup: every tile of this block, or every second one, multiplied and handed to the epilogue."""
+    M, N, _ = extents
+    stages, high = tiles.stages, tiles.cluster_m
+    lane = cute.arch.lane_idx()
+    # A lane tells a block that this warp has read a stage: those that share a row or a column of tiles
+    signals = (lane < tiles.cluster) & ((lane % high == rank % high) | (lane // high == rank // high))
+    target = lane if cutlass.const_expr(tiles.cluster > 1) else None
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
+    slabs = tiles.tile_m // 64 // groups
+    accumulators = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8, slabs), tiled_mma.op.acc_dtype)
+    acc = cute.make_tensor(accumulators.iterator, cute.make_layout(((2, 2, tiles.tile_n // 8), slabs, 1)))
+    acc.fill(0)  # and so it stays where K is 0
+    own = tiled_mma.get_slice((0 if cutlass.const_expr(tiles.pingpong) else consumer) * WARPGROUP)
+    tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
+    tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
+    peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
+    step = cute.arch.grid_dim()[0] // tiles.cluster
+    index = cute.arch.block_idx()[0] // tiles.cluster
+    used = Int32(0)  # stages so far, by both consumers
+    if cutlass.const_expr(tiles.pingpong):
+        if consumer == 1:
+            index += step
+            used = k_tiles
+            cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
+        step = step * CONSUMERS
+
+    while index < clusters[0] * clusters[1] * clusters[2]:
+        row, column, batch = _place(index, clusters, rank, tiles)
+        if cutlass.const_expr(tiles.pingpong):
+            cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
+        row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
+        for k in cutlass.range(k_tiles, unroll=1):
+            at = used % stages
+            cute.arch.mbarrier_wait(full + at, used // stages & 1)
+            warpgroup.fence()
+            for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+                mma = cute.make_mma_atom(tiled_mma.op)
+                mma.set(warpgroup.Field.ACCUMULATE, k > 0 if cutlass.const_expr(block == 0) else True)
+                cute.gemm(mma, acc, tCrA[None, None, block, at], tCrB[None, None, block, at], acc)
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            if signals & (k > 0):  # the stage before is read
+                cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
+            used += 1
+        if cutlass.const_expr(tiles.pingpong):
+            cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
+        warpgroup.wait_group(0)
+        if signals & (k_tiles > 0):
+            cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
+
+        if (row * tiles.tile_m < M) & (column0 < N):
+            gemm_epilogue.finish(
+                accumulators, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
+                (column, row), epilogue, tensors, row_parts, column_parts, form, reads,
+            )  # fmt: skip
+        index += step
+        if cutlass.const_expr(tiles.pingpong):
+            used += k_tiles

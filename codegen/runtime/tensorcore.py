@@ -1,0 +1,88 @@
+"""PTX for tensor cores, as Ampere has it and all later architectures do: mma.sync, ldmatrix and cp.async.
+
+Fragments are 32-bit words in registers. A step along K is 32 bytes of it for every type: 16 of 16 bits (bfloat16, float16),
+8 of float32 (as tf32) or 32 of 8 bits (int8, float8); then the fragments of all types lie alike, in words. Lane `l` of a warp, with g = l//4 and q = l%4,
+holds of a (16 rows, 8 words) words 0..3: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); of b (8 columns, 8 words)
+words 0, 1: (g, q), (g, q + 4); of the product elements 0..3: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1).
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Int64, Numeric, Uint32
+from cutlass._mlir.dialects import llvm
+
+STEP = 32  # bytes of K that one instruction takes
+
+# What PTX calls the types of operands
+NAMES: dict[type[Numeric], str] = {
+    BFloat16: "bf16", Float16: "f16", Float32: "tf32", Int8: "s8", Float8E4M3FN: "e4m3", Float8E5M2: "e5m2"
+}  # fmt: skip
+
+
+def accumulator(dtype: type[Numeric]) -> type[Numeric]:
+    """What products of this type are summed in."""
+    return Int32 if dtype is Int8 else Float32
+
+
+def mma(a_type: type[Numeric], b_type: type[Numeric], acc: cute.Tensor, a: list[Uint32], b: list[Uint32]) -> None:
+    """acc (4,) += the product of a, 4 words, and b, 2 words. The types are one, or both float8 (from sm_89 on)."""
+    total = accumulator(a_type)
+    kind, name = ("f", "f32") if total is Float32 else ("r", "s32")
+    shape = f"m16n8k{8 * STEP // a_type.width}.row.col.{name}.{NAMES[a_type]}.{NAMES[b_type]}.{name}"
+    text = f"mma.sync.aligned.{shape} {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
+    operands = [x.ir_value() for x in (*a, *b, *(acc[i] for i in range(4)))]
+    result = llvm.inline_asm(
+        llvm.StructType.get_literal([total.mlir_type] * 4), operands, text,
+        ",".join(["=" + kind] * 4 + ["r"] * 6 + [kind] * 4), has_side_effects=False,
+    )  # fmt: skip
+    for i in range(4):
+        acc[i] = total(llvm.extractvalue(total.mlir_type, result, [i]))
+
+
+def ldmatrix(address: Int32, transposed: bool = False) -> list[Uint32]:
+    """Four 8 x 8 matrices of 16-bit elements from shared memory: lanes 8i .. 8i+7 give the addresses of the rows of the
+    i-th. Lane l gets of each the elements 2*(l%4) + {0, 1} of row l//4 or, transposed, of column l//4, as one word."""
+    trans = ".trans" if transposed else ""
+    result = llvm.inline_asm(
+        llvm.StructType.get_literal([Uint32.mlir_type] * 4), [address.ir_value()],
+        f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{$0, $1, $2, $3}}, [$4];", "=r,=r,=r,=r,r", has_side_effects=True,
+    )  # fmt: skip
+    return [Uint32(llvm.extractvalue(Uint32.mlir_type, result, [i])) for i in range(4)]
+
+
+def load_word(address: Int32) -> Uint32:
+    """A word of shared memory."""
+    text = "ld.shared.b32 $0, [$1];"
+    return Uint32(llvm.inline_asm(Uint32.mlir_type, [address.ir_value()], text, "=r,r", has_side_effects=True))
+
+
+def copy_async(target: Int32, source: Int64, size: int, there: Int32) -> None:
+    """cp.async of 4, 8 or 16 bytes from global to shared memory: zeros where `there`, the bytes to read, is 0."""
+    kind = "cg" if size == 16 else "ca"  # what is read in one go need not stay in the first cache
+    llvm.inline_asm(
+        None, [target.ir_value(), source.ir_value(), there.ir_value()],
+        f"cp.async.{kind}.shared.global.L2::128B [$0], [$1], {size}, $2;", "r,l,r", has_side_effects=True,
+    )  # fmt: skip
+
+
+def pick_bytes(low: Uint32, high: Uint32, places: int) -> Uint32:
+    """Four bytes of two words, each by its place, 0..7, in a digit of `places`."""
+    operands = [low.ir_value(), high.ir_value()]
+    return Uint32(llvm.inline_asm(Uint32.mlir_type, operands, f"prmt.b32 $0, $1, $2, {places};", "=r,r,r"))
+
+
+def split(word: Uint32, precise: bool) -> list[Uint32]:
+    """A float32 as tf32, rounded to nearest; `precise`: and what that leaves of it, as another. Tensor cores take no
+    notice of the 13 bits that tf32 lacks: adding half of what the last of the others counts is enough."""
+    if not precise:
+        return [_with_half(word)]
+    big = _with_half(word) & Uint32(0xFFFFE000)
+    rest = word.bitcast(Float32) - big.bitcast(Float32)
+    return [big, _with_half(rest.bitcast(Uint32))]
+
+
+def _with_half(word: Uint32) -> Uint32:
+    """x + 2**(e - 11), away from zero, where 2**e <= abs(x) < 2**(e + 1); infinities and NaN as they are."""
+    power = (word & Uint32(0xFF800000)).bitcast(Float32)
+    return cute.math.fma(power, Float32(2.0**-11), word.bitcast(Float32)).bitcast(Uint32)

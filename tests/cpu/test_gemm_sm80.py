@@ -1,0 +1,119 @@
+"""The main loop for Ampere and later with hand-written epilogues: the kernel's PTX, run by the interpreter."""
+
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+import gemm_cases
+import numpy as np
+import pytest
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from gemm_cases import BF16, TF32, Case, Tile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codegen.runtime import interpreted
+from codegen.runtime.compile import read_cubin
+from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
+
+
+def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    inputs, outputs = case.arguments(operands), case.outputs
+    return interpreted.run(case.call(case.arch), [*inputs, *outputs], list(inputs.values()), list(outputs.values()))
+
+
+@pytest.mark.parametrize("case", gemm_cases.CASES, ids=str)
+def test_products(case):
+    operands = case.operands(np.random.default_rng(0))
+    case.check(run(case, operands), operands)
+
+
+EXTENT = st.integers(0, 70) | st.integers(120, 140)
+UNKNOWN = dataclasses.replace(BF16, tile=Tile(32, 32, 32, 1, 2, 3), known=False)
+UNKNOWN_INT8 = dataclasses.replace(UNKNOWN, dtype="int8", out="int32", tile=Tile(32, 32, 64, 1, 2, 3))
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([UNKNOWN, UNKNOWN_INT8]), st.booleans(), EXTENT, EXTENT, EXTENT, st.integers(0, 3), st.booleans(),
+    st.integers(0, 1000),
+)  # fmt: skip
+def test_any_extent(case, nk, m, n, k, batch, shared, seed):
+    case = dataclasses.replace(case, b_is_nk=nk, M=m, N=n, K=k, L=batch, shared_b=shared and batch > 0)
+    operands = case.operands(np.random.default_rng(seed))
+    case.check(run(case, operands), operands)
+
+
+@pytest.mark.parametrize("b_is_nk", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "precise", "float16", "bfloat16"])
+def test_rounding(dtype, b_is_nk):
+    """Each product and each sum is off by so much of its size at most: tf32 by its rounding, `precise` by hardly more than
+    float32. On a GPU sums may be cut off instead of rounded, by twice as much."""
+    of_product = {"float32": 2.0**-10, "precise": 2.0**-21, "float16": 0, "bfloat16": 0}[dtype]
+    sums = 3 if dtype == "precise" else 1
+    tile = Tile() if "16" in dtype else TF32
+    precise = dtype == "precise"
+    case = Case("plain", dtype.replace("precise", "float32"), 40, 48, 24, b_is_nk, tile=tile, precise=precise)
+    rng = np.random.default_rng(0)
+    operands = {k: rng.standard_normal(case.shapes[k]).astype(case.dtype_of(k)) for k in ("a", "b")}
+    (y,) = run(case, operands)
+    a, b = (x.astype(np.float64) for x in operands.values())
+    error, size = np.abs(y - case.product(a, b)), case.product(np.abs(a), np.abs(b))
+    assert np.all(error <= (of_product + sums * case.K * 2.0**-24) * size)
+    if dtype == "float32":
+        assert np.any(error > (2.0**-21 + 3 * case.K * 2.0**-24) * size)  # what `precise` is there for
+
+
+def test_what_is_not_finite_stays_so():
+    """Infinities are infinite; as two of tf32, something."""
+    case = Case("plain", "float32", 16, 16, 8, tile=TF32)
+    operands = case.operands(np.random.default_rng(0))
+    operands["a"][0, 3, 2], operands["a"][0, 4, 1], operands["a"][0, 5, 0] = np.inf, -np.inf, np.nan
+    operands["a"][0, 6, 0] = np.uint32(0x7FFFFFFF).view(np.float32)  # the NaN of NVIDIA's arithmetic
+    operands["b"][:] = 1.0
+    (y,) = run(case, operands)
+    assert np.all(y[0, 3] == np.inf) and np.all(y[0, 4] == -np.inf) and np.all(np.isnan(y[0, 5:7]))
+    assert np.all(np.isfinite(y[0, 7:]))
+    (y,) = run(dataclasses.replace(case, precise=True), operands)
+    assert not np.any(np.isfinite(y[0, 3:7])) and np.all(np.isfinite(y[0, 7:]))
+
+
+def compiled(case: Case, arch: str) -> tuple[int, int, int]:
+    """Registers, stack and shared memory."""
+
+    def tensor(described):
+        if described is None:
+            return None
+        dtype, divisors, alignment = described
+        shape = tuple(cute.sym_int(divisibility=d) for d in divisors)
+        order = tuple(reversed(range(len(shape))))
+        return make_fake_compact_tensor(
+            getattr(cutlass, CUTLASS[dtype]), shape, stride_order=order, assumed_align=alignment
+        )
+
+    call = case.call(arch)
+    arguments = [*map(tensor, call.inputs + call.outputs), *(value for _, value in call.constants)]
+    with compiling_for(arch):
+        made = cute.compile(call.launch, make_fake_stream(), *arguments, options=f"{COMPILE_OPTIONS} --keep-cubin")
+        return read_cubin(made.__cubin__)
+
+
+CUTLASS = {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32", "int8": "Int8", "int32": "Int32"}
+LARGE = Case("bias_relu", "bfloat16", 4096, 4096, 4096, out="bfloat16", tile=Tile(128, 128, 64, 2, 2, 3, 2))
+KERNELS = [
+    LARGE, dataclasses.replace(LARGE, b_is_nk=False), dataclasses.replace(LARGE, tile=Tile(128, 256, 64, 2, 4, 3)),
+    dataclasses.replace(LARGE, launcher="swiglu", paired="halves"),
+    dataclasses.replace(LARGE, launcher="statistics"),
+    dataclasses.replace(LARGE, dtype="float32", out="float32", tile=Tile(128, 128, 32, 2, 2, 3, 2)),
+    dataclasses.replace(LARGE, dtype="float32", out="float32", tile=Tile(64, 64, 32, 2, 2, 3, 2), precise=True),
+    dataclasses.replace(LARGE, dtype="int8", out="float32", b_is_nk=False, tile=Tile(128, 128, 128, 2, 2, 3, 2)),
+    dataclasses.replace(LARGE, N=4097, K=4097, b_is_nk=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize("case", KERNELS, ids=str)
+def test_nothing_is_spilled(case, arch):
+    """What is spilled lies on the stack, and so does what is indexed by a value that only the GPU knows."""
+    registers, stack, _ = compiled(case, arch)
+    assert registers <= 255 and stack == 0

@@ -1,0 +1,233 @@
+"""Epilogues of GEMMs and their launchers, written by hand much as the generator writes them: what tests and benchmarks of
+the main loops compile."""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+
+from codegen.runtime import device, gemm_sm90, vectors
+
+
+def store(y, mY, place, valid, vec, ragged):
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, place, valid, ragged)
+
+
+def floats(rX):
+    return rX.load().to(cutlass.Float32)
+
+
+def offset(mX, batch, row, column):
+    return (cutlass.Int64(batch) * mX.shape[1] + row) * mX.shape[2] + column
+
+
+def tanh(x):
+    return cute.math.tanh(x, fastmath=True)
+
+
+def gelu_tanh(z):
+    half = 0.5 * z
+    return half + half * tanh(z * (0.7978845608028654 + 0.035677408136300125 * z * z))
+
+
+def gelu_tanh_slope(z):
+    square = z * z
+    t = tanh(z * (0.7978845608028654 + 0.035677408136300125 * square))
+    return 0.5 + 0.5 * t + (0.5 * z) * (1.0 - t * t) * (0.7978845608028654 + 0.10703222440890037 * square)
+
+
+def silu(z):
+    half = 0.5 * z
+    return half + half * tanh(half)
+
+
+Static = cutlass.Constexpr
+
+
+@cute.jit
+def read_row(column, batch, tensors: tuple, vec: Static, ragged: Static):
+    mX = tensors[0]
+    return (vectors.load(mX, column, mX.shape[0] - column, vec, ragged),)
+
+
+@cute.jit
+def read_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    return (vectors.load(tensors[-2], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
+
+
+@cute.jit
+def plain(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    """acc, stored as it is: what a product alone costs, and what integers come to."""
+    (mY,) = tensors
+    store(acc[0].load(), mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def never(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    """Nothing is stored: what all but the stores costs."""
+    (mY,) = tensors
+    store(acc[0].load(), mY, offset(mY, batch, row, column), valid - 100, vec, ragged)
+    return ()
+
+
+@cute.jit
+def relu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    y = device.maximum(acc[0].load() + floats(operands[0]), 0.0)
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def gelu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    y = gelu_tanh(acc[0].load() + floats(operands[0]))
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def gelu_erf(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    z = acc[0].load() + floats(operands[0])
+    y = 0.5 * z * device.erfc(-0.7071067811865476 * z, True, False)
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def residual(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    y = silu(acc[0].load() + floats(operands[0])) + floats(operands[1])
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def dgelu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+    mY = tensors[-1]
+    y = acc[0].load() * gelu_tanh_slope(floats(operands[0]))
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def swiglu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    mY = tensors[-1]
+    y = silu(acc[0].load()) * acc[1].load()
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return ()
+
+
+@cute.jit
+def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    """acc, stored; its row sums, row maxima and column sums."""
+    (mY,) = tensors
+    y = acc[0].load().to(cutlass.Float32)
+    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    return (y, y, y)
+
+
+EPILOGUES = {f.__name__: f for f in (plain, never, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums)}
+READS = {
+    "relu": (read_row, None), "gelu": (read_row, None), "gelu_erf": (read_row, None),
+    "dgelu": (None, read_tile), "residual": (read_row, read_tile),
+}  # fmt: skip
+
+
+@cute.jit
+def one_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+    piece: Static[int], ahead: Static[int],
+):  # fmt: skip
+    """One b, no other operand."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+        piece=piece, ahead=ahead,
+    )  # fmt: skip
+
+
+@cute.jit
+def two_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB0: cute.Tensor, mB1: cute.Tensor, mY: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+    piece: Static[int], ahead: Static[int],
+):  # fmt: skip
+    """Two b."""
+    gemm_sm90.launch(
+        stream, mA, (mB0, mB1), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+        piece=piece, ahead=ahead,
+    )  # fmt: skip
+
+
+@cute.jit
+def with_one_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+    piece: Static[int], ahead: Static[int],
+):  # fmt: skip
+    """One operand of the epilogue: a bias, or a tile."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+        piece=piece, ahead=ahead,
+    )  # fmt: skip
+
+
+@cute.jit
+def with_two_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mX: cute.Tensor, mZ: cute.Tensor, mY: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+    piece: Static[int], ahead: Static[int],
+):  # fmt: skip
+    """Two operands of the epilogue: a bias and a tile."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+        piece=piece, ahead=ahead,
+    )  # fmt: skip
+
+
+@cute.jit
+def sums_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
+    mRowSum: cute.Tensor, mRowMax: cute.Tensor, mColumnSum: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+    piece: Static[int], ahead: Static[int],
+):  # fmt: skip
+    """Statistics over rows and columns."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        row_ops=("sum", "max"), column_ops=("sum",), row_parts=(mRowSum, mRowMax), column_parts=(mColumnSum,),
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+        piece=piece, ahead=ahead,
+    )  # fmt: skip
+
+
+# epilogue -> its launcher, and its operands beside a and b: one value a column, or a tile
+LAUNCHERS = {
+    "plain": (one_launch, ""), "never": (one_launch, ""), "sums": (sums_launch, ""),
+    "swiglu": (one_launch, ""), "swiglu_two": (two_launch, ""),
+    "relu": (with_one_launch, "r"), "gelu": (with_one_launch, "r"), "gelu_erf": (with_one_launch, "r"),
+    "dgelu": (with_one_launch, "t"), "residual": (with_two_launch, "rt"),
+}  # fmt: skip

@@ -1,0 +1,123 @@
+"""Contractions: what is split off as products, what a tile can do, what a backward keeps."""
+
+import pytest
+
+from codegen.errors import Mistake
+from codegen.gemms import Gemm
+from codegen.pipeline import Derived, read_op
+
+
+def made(inputs: str, chain: str, outputs: str = "y: T[..., N]", types: str = "T: [float16, bfloat16]"):
+    text = "op: made\nsummary: Made.\ntypes:\n" + "".join(f"  {t}\n" for t in types.split("; "))
+    text += "inputs:\n" + "".join(f"  {i}\n" for i in inputs.split("; "))
+    text += "outputs:\n" + "".join(f"  {o}\n" for o in outputs.split("; "))
+    text += "chain: |\n" + "".join(f"  {line}\n" for line in chain.split("; "))
+    names = [o.partition(":")[0] for o in outputs.split("; ")]
+    text += "reference: |\n" + "".join(f"  {n} = 0\n" for n in names)
+    return read_op("specs/made.yaml", text)
+
+
+def plan(*args: str, **kwargs: str) -> Gemm:
+    found = made(*args, **kwargs).plan
+    assert isinstance(found, Gemm)
+    return found
+
+
+def test_the_epilogue_takes_the_product_in_float32():
+    found = plan("x: T[..., K]; w: T[K, N]; bias: T[N]", "z = x @ w + bias; y = relu(z)")
+    (product,) = found.products
+    assert (product.a.name, product.b.name, product.axis) == ("x", "w", "K")
+    assert (product.acc.name, str(product.acc)) == ("acc", "float32[..., N]")
+    assert [a.name for a in found.epilogue.spec.inputs] == ["acc", "bias"]
+    assert found.epilogue.spec.chain.value == "z = acc + bias\ny = relu(z)\n"
+
+
+def test_a_product_of_integers_is_one():
+    found = plan("x: T[..., K]; w: T[K, N]", "y = x @ w", "y: int32[..., N]", types="T: [int8]")
+    assert found.products[0].acc.dtype == "int32"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "chain", "paired", "accs"),
+    [
+        ("x: T[..., K]; w: T[K, (2 N)]", "y = (x @ w[0]) * (x @ w[1])", "halves", ["float32[..., (2 N)]"]),
+        ("x: T[..., K]; w: T[(N 2), K]", "y = (x @ w[0]) * (x @ w[1])", "interleaved", ["float32[..., (N 2)]"]),
+        ("x: T[..., K]; w: T[K, N]; v: T[K, N]", "y = (x @ w) * (x @ v)", "two", ["float32[..., N]"] * 2),
+    ],
+)
+def test_two_products_of_the_same_rows_are_one_kernel(inputs, chain, paired, accs):
+    found = plan(inputs, chain)
+    assert [str(p.acc) for p in found.products] == accs
+    assert found.tile.paired == paired
+
+
+def test_the_side_with_the_columns_is_b():
+    found = plan("w: T[N, K]; x: T[..., K]", "y = w @ x")
+    assert (found.products[0].a.name, found.products[0].b.name) == ("x", "w")
+    assert found.tile.b_is_nk
+
+
+def test_axes_of_both_are_a_batch():
+    found = plan("q: T[B, H, S, D]; k: T[B, H, P, D]", "y = q @ k", "y: T[B, H, S, P]")
+    assert (found.tile.batch, found.tile.rows, found.tile.column) == (("B", "H"), ("S",), "P")
+
+
+REASONS = {
+    "one product, or two of the same rows": ("x: T[..., K]; v: T[..., J]; w: T[K, N]; u: T[J, N]", "y = x @ w + v @ u"),
+    "a GEMM kernel reads rows along K": ("x: T[K, M]; w: T[K, N]", "y = x @ w", "y: T[M, N]"),
+    "the two products differ": ("x: T[..., K]; w: T[K, N]; v: T[N, K]", "y = x @ w + x @ v"),
+    "of two types": ("x: T[..., K]; w: float32[K, N]", "y = x @ w"),
+    "a product of vectors": ("x: T[..., K]; w: T[K]", "y = x @ w", "y: T[...]"),
+    "axes in an order": ("x: T[M, B, K]; w: T[B, K, N]", "y = x @ w", "y: T[M, B, N]"),
+    "an output that is no tile": ("x: T[..., K]; w: T[K, N]", "y = max(x @ w, axis=N)", "y: T[...]"),
+    "parts of its columns, two of them": ("x: T[..., K]; w: T[K, (3 N)]", "y = (x @ w[0]) * (x @ w[1]) * (x @ w[2])"),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_no_tile_can_do_is_two_kernels(reason):
+    tile = plan(*REASONS[reason]).tile
+    assert isinstance(tile, Mistake)
+    assert reason in tile.message
+
+
+def backward(*args: str) -> Derived:
+    found = made(*args).backward
+    assert isinstance(found, Derived), found
+    return found
+
+
+def test_a_backward_keeps_what_it_reads_least_with():
+    found = backward("x: T[..., K]; w: T[K, N]; bias: T[N]", "y = silu(x @ w + bias)")
+    assert [a.name for a in found.op.spec.inputs] == ["dy", "z"]  # not the product and the bias
+    assert found.forward is not None
+    assert [str(a) for a in found.forward.spec.outputs] == ["T[..., N]", "T[..., N]"]  # not in float32
+
+
+def test_a_backward_keeps_nothing_where_the_gradient_is_linear():
+    found = backward("x: T[..., K]; w: T[K, N]; bias: T[N]", "y = x @ w + bias")
+    assert (found.forward, found.products) == (None, ())
+
+
+def test_an_output_that_is_the_product_serves_as_one_that_is_kept():
+    found = backward("x: T[..., K]; w: T[K, N]", "z = x @ w; y = silu(z)", "y: T[..., N]; z: T[..., N]")
+    assert found.forward is None
+
+
+def test_products_of_float8_are_kept_as_the_output_is():
+    types = "Q: [float8_e4m3fn]; T: [float16, bfloat16]"
+    found = made("x: Q[..., K]; w: Q[K, N]; bias: T[N]", "y = silu(x @ w + bias)", types=types).backward
+    assert [str(a) for a in found.op.spec.outputs] == ["T[..., N]", "T[N]"]
+
+
+def test_without_a_type_to_keep_products_in_there_is_no_backward():
+    types = "Q: [float8_e4m3fn]"
+    found = made("x: Q[..., K]; w: Q[K, N]", "y = silu(x @ w)", "y: Q[..., N]", types=types).backward
+    assert "no floating type of at least 16 bits" in found.message
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
+    tile = plan("x: T[..., K]; w: T[K, N]", "y = cast(x @ w, int32)", "y: int32[..., N]", types=f"T: [{dtype}]").tile
+    with pytest.raises(Mistake, match=f"no main loop for {dtype}"):
+        tile.launch({"y": "int32"}, dtype, {"M": 8, "N": 8}, False)

@@ -374,7 +374,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "value": calls[id(s.node)],
                 "stage": s.stage,
                 "over": s.over,
-                "same_pass": s.over == "row" and any(s.stage in sweep[1:] for sweep in op.plan.sweeps),
+                "same_pass": s.over == "row" and isinstance(op.plan, Reduction) and s.stage in op.plan.following,
             }
             for s in (*op.plan.rows, *op.plan.inner, *op.plan.columns)
         ],

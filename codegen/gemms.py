@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from codegen import hopper_tiles
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
+from codegen.hopper_tiles import Tiles
 from codegen.ir import DTYPES, Leaf, Node, Statement, topological
 from codegen.plan import Elementwise, tile_plan
 from codegen.scope import make_scope
@@ -49,6 +51,11 @@ class GemmLaunch:
     config: str  # "sm_80(tile_m=128, ...)"
 
     @property
+    def fast(self) -> bool:
+        """Whether it takes less time than XLA's matmul and a kernel for the epilogue."""
+        return self.config.startswith("sm_90a")
+
+    @property
     def constants(self) -> dict[str, int | bool | str]:
         """What the launcher takes of it."""
         return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
@@ -65,28 +72,49 @@ class Tile:
     b_is_nk: bool  # b's columns before the contracted axis
     paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
     accs: tuple[str, ...]  # the epilogue's inputs that hold products
+    work: int  # about how many instructions the epilogue takes for an accumulator
 
-    def launch(self, dtypes: Mapping[str, str], a: str, extents: Mapping[str, int | None], precise: bool) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name), `a` that of the factors, and these extents: M, N, and what
-        divides N where that is not known. Raises `Mistake` where there is none."""
-        if DTYPES[a].kind != "int" and DTYPES[a].size not in (2, 4):
-            raise Mistake(f"no main loop for {a}")
-        if DTYPES[a].kind == "int" and a != "int8":
-            raise Mistake(f"no main loop for {a}")
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Mapping[str, int | None], precise: bool, arch: str | None
+    ) -> GemmLaunch:
+        """The launch for arrays of these dtypes (by name, the factors' as "a"), and these extents: L, M, N, K, or what divides
+        them. Raises `Mistake` where there is none."""
+        factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
-        vec = min(8, 16 // max(widths))
-        inner = extents["N"]
-        rows = extents["M"]
-        few = rows is not None and inner is not None and rows * inner <= 512 * 512
+        vec, inner = min(8, 16 // max(widths)), extents["N"]
+        ragged = inner is None or inner % vec != 0
+        if arch == "sm_90a" and (tiles := self.hopper(factor, extents)) is not None:
+            options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
+            return GemmLaunch(vec, ragged, _config("sm_90a", options))
+        if factor not in AMPERE:
+            raise Mistake(f"no main loop for {factor}")
+        few = (extents["M"] or LARGE) * (inner or LARGE) <= 512 * 512
         tile_m, tile_n = (32, 64 if self.paired else 32) if few else (128, 128)
         options = {
-            "tile_m": tile_m, "tile_n": tile_n, "tile_k": 64 // DTYPES[a].size, "warps_m": 2, "warps_n": 1 if few else 2,
-            "stages": 2 if few else 4,
+            "tile_m": tile_m, "tile_n": tile_n, "tile_k": 64 // DTYPES[factor].size, "warps_m": 2,
+            "warps_n": 1 if few else 2, "stages": 2 if few else 4,
         }  # fmt: skip
-        if DTYPES[a].size == 4:
+        if factor == "float32":
             options["precise"] = precise
-        text = ", ".join(f"{name}={value}" for name, value in options.items())
-        return GemmLaunch(vec, inner is None or inner % vec != 0, f"sm_80({text})")
+        return GemmLaunch(vec, ragged, _config("sm_80", options))
+
+    def hopper(self, factor: str, extents: Mapping[str, int | None]) -> Tiles | None:
+        """The tiles of the main loop for Hopper, where it takes these operands."""
+        L, M, N, K = (extents[name] or LARGE for name in "LMNK")
+        paired = "halves" if self.paired == "two" else self.paired
+        read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
+        reads = any(self.column in array.axes and len(array.axes) > 1 for array in read)
+        return hopper_tiles.choose(
+            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work, reads_tiles=reads
+        )
+
+
+AMPERE = ("float16", "bfloat16", "float32", "int8")
+LARGE = 8192  # stands for extents that are not known
+
+
+def _config(name: str, options: Mapping[str, int | bool]) -> str:
+    return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
 
 
 @dataclass(frozen=True)
@@ -293,7 +321,10 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if parts is not None:
         paired = "halves" if parts.parts_first else "interleaved"
     accs = tuple(p.acc.name for p in products)
-    return Tile(plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs)
+    costly = {"exp", "tanh", "erf", "erfc", "log", "sin", "cos", "div", "sigmoid", "pow"}
+    nodes = list(topological(s.value for s in statements))
+    work = 4 + sum(12 if n.op in costly else 1 for n in nodes if n.args and n.op != "float")
+    return Tile(plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs, work // (2 if paired else 1))
 
 
 # The backward

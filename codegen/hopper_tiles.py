@@ -69,7 +69,7 @@ class Tiles:
 def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K: int = 0, N: int = 0) -> str:
     """Why the main loop cannot compute a product of these dtypes so, in one sentence; empty where it can. K and N are those
     of the operands in memory, 2N where pairs are interleaved; what divides them will do."""
-    if not (a == b and a in HALVES or b_is_nk and (a == b == "int8" or {a, b} <= FLOAT8)):
+    if not ((a == b and a in HALVES) or (b_is_nk and (a == b == "int8" or {a, b} <= FLOAT8))):
         order = "" if b_is_nk else ", b of shape (K, N)"
         return f"WGMMA multiplies float16, bfloat16, and, b of shape (N, K), float8 or int8; got {a} and {b}{order}"
     for name, columns, dtype in (("a", K, a), ("b", K if b_is_nk else N, b)):
@@ -84,7 +84,9 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
     if tiles.tile_k * DTYPES[a].size % 32:
         return f"a tile is {tiles.tile_k * DTYPES[a].size} bytes wide along K, WGMMA takes 32 at once"
     if tiles.accumulators > MOST_ACCUMULATORS:
-        return f"a thread would hold {tiles.accumulators} accumulators; {MOST_ACCUMULATORS} leave enough of its registers"
+        return (
+            f"a thread would hold {tiles.accumulators} accumulators; {MOST_ACCUMULATORS} leave enough of its registers"
+        )
     if tiles.shared(a, b) > SHARED:
         return f"{tiles.stages} stages need {tiles.shared(a, b)} bytes of shared memory; a block has {SHARED}"
     return ""

@@ -45,6 +45,7 @@ CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
 WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
 LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it
+MOST_COMPUTED = 24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 WALK_THREADS = 256  # of a block that walks down rows
 WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them
@@ -196,6 +197,11 @@ class Reduction:
             else:
                 found.append((i,))
         return tuple(found)
+
+    @property
+    def following(self) -> set[int]:
+        """The stages that are folded in the pass of the one before."""
+        return {i for sweep in self.sweeps for i in sweep[1:]}
 
     @property
     def row_groups(self) -> tuple[Group, ...]:
@@ -364,7 +370,7 @@ class Reduction:
         lean = deep or (ragged and own >= KEPT and (cluster > 1 or not carried))
         resident = 0
         if lean and cluster > 1 and self.alone:
-            resident = self._resident(own, deep)
+            resident = self._resident(vec, own, deep)
         elif cluster > 1 and kept == KEPT and KEPT < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * KEPT:
             resident = RESIDENT
         return RowLaunch(
@@ -381,13 +387,13 @@ class Reduction:
             resident // threads,
         )
 
-    def _resident(self, own: int, deep: bool) -> int:
-        """Threads that a processor has registers for, where each keeps so many bytes of its row and nothing else."""
+    def _resident(self, vec: int, own: int, deep: bool) -> int:
+        """Threads that a processor has registers for, where each keeps so many bytes of its row, and besides only what it
+        computes of a vector: the least where much is kept, the most where little is computed and nothing written."""
         if deep and own > 2 * KEPT:
             return RESIDENT
         written = deep and any(a.mode != "row" for a in self.stores)
-        few = max(sum(len(self.stages[i]) for i in sweep) for sweep in self.sweeps) <= 2
-        return MAX_THREADS if few and not written else LEAN_RESIDENT
+        return LEAN_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else MAX_THREADS
 
     def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
         """Columns, or everything: each thread has its own, no row is whole in a block."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: attention_scores
@@ -33,6 +33,32 @@ reference: scale * jnp.einsum("bsd,bpd->bsp", q, k) + bias
 
 
 @cute.jit
+def attention_scores_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mBias,  # (S, P) T
+        mScores,  # (B, S, P) T
+    ) = tensors
+    row = cutlass.min(row, mScores.shape[1] - 1)  # of rows outside, nothing is stored
+    iS = row
+    iP = column
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = vectors.load(mBias, cute.crd2idx((iS, iP), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
 def attention_scores_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -42,55 +68,25 @@ def attention_scores_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
     scale: cutlass.Constexpr[float],
 ):
     (
         mBias,  # (S, P) T
         mScores,  # (B, S, P) T
     ) = tensors
-    P = mScores.shape[2]
     iB = batch
     iS = row
     iP = column
-    valid = cutlass.Int64(valid)
-
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rBias, = operands
+    scores = attention_scores_epilogue_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+        cute.full((vec,), scale, cutlass.Float32),
+    )
     rScores = cute.make_rmem_tensor((vec,), mScores.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias[iS, None], (vec,), (iP // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iS, iP), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iS, iP + i]
-
-        scores = attention_scores_epilogue_chain(
-            acc[0].load(),
-            rBias.load().to(cutlass.Float32),
-            cute.full((vec,), scale, cutlass.Float32),
-        )
-        rScores.store(scores.to(mScores.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rScores, cute.local_tile(mScores[iB, iS, None], (vec,), (iP // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rScores, mScores, cute.crd2idx((iB, iS, iP), mScores.layout), iP, P - iP, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mScores[iB, iS, iP + i] = rScores[i]
+    rScores.store(scores.to(mScores.element_type))
+    vectors.store(rScores, mScores, cute.crd2idx((iB, iS, iP), mScores.layout), valid, ragged)
     return ()
 
 
@@ -115,6 +111,7 @@ def attention_scores_launch(
         batched=True,
         b_is_nk=True,
         paired="",
+        reads=(None, attention_scores_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -284,7 +281,7 @@ def attention_scores_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((iB, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((iB, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, SP, per_row)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: batched_dense_gelu
@@ -29,6 +29,27 @@ reference: jax.nn.gelu(jnp.matmul(x, w) + bias[:, None, :], approximate=False)
 
 
 @cute.jit
+def batched_dense_gelu_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mBias,  # (E, N) T
+        mY,  # (E, M, N) T
+    ) = tensors
+    N = mY.shape[2]
+    iE = batch
+    iN = column
+    valid = N - column
+    rBias = vectors.load(mBias, cute.crd2idx((iE, iN), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
 def batched_dense_gelu_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -38,48 +59,25 @@ def batched_dense_gelu_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mBias,  # (E, N) T
         mY,  # (E, M, N) T
     ) = tensors
-    N = mY.shape[2]
     iE = batch
     iM = row
     iN = column
-    valid = cutlass.Int64(valid)
+    rBias, = operands
     approx = device.narrow(mY)
-
-    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    y = batched_dense_gelu_epilogue_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mBias[iE, None], (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                device.load_anywhere(mBias, cute.crd2idx((iE, iN), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rBias[i] = mBias[iE, iN + i]
-
-        y = batched_dense_gelu_epilogue_chain(
-            acc[0].load(),
-            rBias.load().to(cutlass.Float32),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[iE, iM, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((iE, iM, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[iE, iM, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((iE, iM, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -103,6 +101,7 @@ def batched_dense_gelu_launch(
         batched=True,
         b_is_nk=False,
         paired="",
+        reads=(batched_dense_gelu_columns, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -211,6 +210,28 @@ def batched_dense_gelu_forward_chain(acc, bias, approx):
 
 
 @cute.jit
+def batched_dense_gelu_forward_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mBias,  # (E, N) T
+        mY,  # (E, M, N) T
+        mZ,  # (E, M, N) T
+    ) = tensors
+    N = mY.shape[2]
+    iE = batch
+    iN = column
+    valid = N - column
+    rBias = vectors.load(mBias, cute.crd2idx((iE, iN), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
 def batched_dense_gelu_forward_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -220,57 +241,29 @@ def batched_dense_gelu_forward_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mBias,  # (E, N) T
         mY,  # (E, M, N) T
         mZ,  # (E, M, N) T
     ) = tensors
-    N = mY.shape[2]
     iE = batch
     iM = row
     iN = column
-    valid = cutlass.Int64(valid)
+    rBias, = operands
     approx = device.narrow(mY)
-
-    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    z, y = batched_dense_gelu_forward_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+        approx,
+    )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mBias[iE, None], (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                device.load_anywhere(mBias, cute.crd2idx((iE, iN), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rBias[i] = mBias[iE, iN + i]
-
-        z, y = batched_dense_gelu_forward_chain(
-            acc[0].load(),
-            rBias.load().to(cutlass.Float32),
-            approx,
-        )
-        rZ.store(z.to(mZ.element_type))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rZ, cute.local_tile(mZ[iE, iM, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rY, cute.local_tile(mY[iE, iM, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rZ, mZ, cute.crd2idx((iE, iM, iN), mZ.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mZ[iE, iM, iN + i] = rZ[i]
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((iE, iM, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[iE, iM, iN + i] = rY[i]
+    rZ.store(z.to(mZ.element_type))
+    rY.store(y.to(mY.element_type))
+    vectors.store(rZ, mZ, cute.crd2idx((iE, iM, iN), mZ.layout), valid, ragged)
+    vectors.store(rY, mY, cute.crd2idx((iE, iM, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -295,6 +288,7 @@ def batched_dense_gelu_forward_launch(
         batched=True,
         b_is_nk=False,
         paired="",
+        reads=(batched_dense_gelu_forward_columns, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -376,7 +370,7 @@ def batched_dense_gelu_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((iE, iM, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((iE, iM, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     reduce.store_parts([fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first, step, N, per_row)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_gelu
@@ -37,6 +37,30 @@ bench:
 
 
 @cute.jit
+def dense_gelu_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
 def dense_gelu_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -46,53 +70,23 @@ def dense_gelu_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
+    rBias, = operands
     approx = device.narrow(mY)
-
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    y = dense_gelu_epilogue_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        y = dense_gelu_epilogue_chain(
-            acc[0].load(),
-            rBias.load().to(cutlass.Float32),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -116,6 +110,7 @@ def dense_gelu_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_gelu_columns, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -228,6 +223,31 @@ def dense_gelu_forward_chain(acc, bias, approx):
 
 
 @cute.jit
+def dense_gelu_forward_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+        mZ,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
 def dense_gelu_forward_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -237,62 +257,27 @@ def dense_gelu_forward_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
+    rBias, = operands
     approx = device.narrow(mY)
-
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    z, y = dense_gelu_forward_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+        approx,
+    )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        z, y = dense_gelu_forward_chain(
-            acc[0].load(),
-            rBias.load().to(cutlass.Float32),
-            approx,
-        )
-        rZ.store(z.to(mZ.element_type))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rZ, cute.local_tile(mZ[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mZ[row, iN + i] = rZ[i]
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rZ.store(z.to(mZ.element_type))
+    rY.store(y.to(mY.element_type))
+    vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -317,6 +302,7 @@ def dense_gelu_forward_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_gelu_forward_columns, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -393,7 +379,7 @@ def dense_gelu_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 

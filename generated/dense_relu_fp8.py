@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: dense_relu_fp8
@@ -33,6 +33,33 @@ domain:
 
 
 @cute.jit
+def dense_relu_fp8_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mScale,  # (1) float32
+        mBias,  # (N) T
+        mY,  # (rows, N) float8_e4m3fn
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
+    rScale.fill(mScale[0])
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rScale, rBias,)
+
+
+@cute.jit
 def dense_relu_fp8_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -42,57 +69,23 @@ def dense_relu_fp8_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mScale,  # (1) float32
         mBias,  # (N) T
         mY,  # (rows, N) float8_e4m3fn
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rScale, rBias = operands
+    y = dense_relu_fp8_epilogue_chain(
+        acc[0].load(),
+        rScale.load().to(cutlass.Float32),
+        rBias.load().to(cutlass.Float32),
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            rScale.fill(mScale[0])
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                rScale.fill(mScale[0])
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                rScale.fill(mScale[0])
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        y = dense_relu_fp8_epilogue_chain(
-            acc[0].load(),
-            rScale.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -117,6 +110,7 @@ def dense_relu_fp8_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_relu_fp8_columns, None),
         config=config,
         vec=vec,
         ragged=ragged,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_rms_scaled
@@ -35,6 +35,49 @@ bench:
 
 
 @cute.jit
+def dense_rms_scaled_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
+    return (rWeight,)
+
+
+@cute.jit
+def dense_rms_scaled_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
+    rRstd.fill(mRstd[row])
+    return (rRstd,)
+
+
+@cute.jit
 def dense_rms_scaled_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -44,52 +87,25 @@ def dense_rms_scaled_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mRstd,  # (rows) float32
         mWeight,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
+    rWeight, rRstd = operands
     approx = device.narrow(mY)
-
-    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
-    rWeight = cute.make_rmem_tensor((vec,), mWeight.element_type)
+    y = dense_rms_scaled_epilogue_chain(
+        acc[0].load(),
+        rRstd.load().to(cutlass.Float32),
+        rWeight.load().to(cutlass.Float32),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            rRstd.fill(mRstd[row])
-            cute.autovec_copy(cute.local_tile(mWeight, (vec,), (iN // vec,)), rWeight)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                rRstd.fill(mRstd[row])
-                device.load_anywhere(mWeight, cute.crd2idx((iN,), mWeight.layout), rWeight)
-            else:
-                rRstd.fill(mRstd[row])
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rWeight[i] = mWeight[iN + i]
-
-        y = dense_rms_scaled_epilogue_chain(
-            acc[0].load(),
-            rRstd.load().to(cutlass.Float32),
-            rWeight.load().to(cutlass.Float32),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -114,6 +130,7 @@ def dense_rms_scaled_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_rms_scaled_columns, dense_rms_scaled_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -236,6 +253,51 @@ def dense_rms_scaled_forward_chain(acc, rstd, weight, approx):
 
 
 @cute.jit
+def dense_rms_scaled_forward_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
+    return (rWeight,)
+
+
+@cute.jit
+def dense_rms_scaled_forward_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mRstd,  # (rows) float32
+        mWeight,  # (N) T
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
+    rRstd.fill(mRstd[row])
+    return (rRstd,)
+
+
+@cute.jit
 def dense_rms_scaled_forward_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -245,6 +307,7 @@ def dense_rms_scaled_forward_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mRstd,  # (rows) float32
@@ -252,54 +315,21 @@ def dense_rms_scaled_forward_tile(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
+    rWeight, rRstd = operands
     approx = device.narrow(mY)
-
-    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
-    rWeight = cute.make_rmem_tensor((vec,), mWeight.element_type)
+    y, acc_kept = dense_rms_scaled_forward_chain(
+        acc[0].load(),
+        rRstd.load().to(cutlass.Float32),
+        rWeight.load().to(cutlass.Float32),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            rRstd.fill(mRstd[row])
-            cute.autovec_copy(cute.local_tile(mWeight, (vec,), (iN // vec,)), rWeight)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                rRstd.fill(mRstd[row])
-                device.load_anywhere(mWeight, cute.crd2idx((iN,), mWeight.layout), rWeight)
-            else:
-                rRstd.fill(mRstd[row])
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rWeight[i] = mWeight[iN + i]
-
-        y, acc_kept = dense_rms_scaled_forward_chain(
-            acc[0].load(),
-            rRstd.load().to(cutlass.Float32),
-            rWeight.load().to(cutlass.Float32),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-        rAccKept.store(acc_kept.to(mAccKept.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rAccKept, cute.local_tile(mAccKept[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
-        rest = device.store_anywhere(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mAccKept[row, iN + i] = rAccKept[i]
+    rY.store(y.to(mY.element_type))
+    rAccKept.store(acc_kept.to(mAccKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
     return ()
 
 
@@ -325,6 +355,7 @@ def dense_rms_scaled_forward_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_rms_scaled_forward_columns, dense_rms_scaled_forward_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -451,7 +482,7 @@ def dense_rms_scaled_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 drstd = dense_rms_scaled_backward_row(
                     cute.full((1,), row_sum, cutlass.Float32),

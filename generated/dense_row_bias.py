@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_row_bias
@@ -29,6 +29,27 @@ reference: jax.nn.relu(x @ w + bias[..., None])
 
 
 @cute.jit
+def dense_row_bias_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mBias,  # (rows) T
+        mY,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rBias.fill(mBias[row])
+    return (rBias,)
+
+
+@cute.jit
 def dense_row_bias_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -38,39 +59,21 @@ def dense_row_bias_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mBias,  # (rows) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rBias, = operands
+    y = dense_row_bias_epilogue_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            rBias.fill(mBias[row])
-        else:
-            rBias.fill(mBias[row])
-
-        y = dense_row_bias_epilogue_chain(
-            acc[0].load(),
-            rBias.load().to(cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -94,6 +97,7 @@ def dense_row_bias_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(None, dense_row_bias_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -198,6 +202,28 @@ def dense_row_bias_forward_chain(acc, bias):
 
 
 @cute.jit
+def dense_row_bias_forward_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mBias,  # (rows) T
+        mY,  # (rows, N) T
+        mZ,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rBias.fill(mBias[row])
+    return (rBias,)
+
+
+@cute.jit
 def dense_row_bias_forward_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -207,48 +233,25 @@ def dense_row_bias_forward_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mBias,  # (rows) T
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rBias, = operands
+    z, y = dense_row_bias_forward_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+    )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            rBias.fill(mBias[row])
-        else:
-            rBias.fill(mBias[row])
-
-        z, y = dense_row_bias_forward_chain(
-            acc[0].load(),
-            rBias.load().to(cutlass.Float32),
-        )
-        rZ.store(z.to(mZ.element_type))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rZ, cute.local_tile(mZ[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mZ[row, iN + i] = rZ[i]
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rZ.store(z.to(mZ.element_type))
+    rY.store(y.to(mY.element_type))
+    vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -273,6 +276,7 @@ def dense_row_bias_forward_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(None, dense_row_bias_forward_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -377,7 +381,7 @@ def dense_row_bias_backward_kernel(
                 rZ[None, v].load().to(cutlass.Float32),
             )
             rDacc.store(dacc.to(mDacc.element_type))
-            reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         dbias = dense_row_bias_backward_row(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_scaled_columns
@@ -32,16 +32,14 @@ reference: jax.nn.relu(alpha * (x @ w) + bias) + beta * c
 
 
 @cute.jit
-def dense_scaled_columns_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
+def dense_scaled_columns_columns(
+    column: cutlass.Int32,
     batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
 ):
+    """What the epilogue reads that all rows share, read once for a tile."""
     (
         mC,  # (rows, N) T
         mAlpha,  # (N) float32
@@ -51,59 +49,72 @@ def dense_scaled_columns_tile(
     ) = tensors
     N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rC = cute.make_rmem_tensor((vec,), mC.element_type)
-    rAlpha = cute.make_rmem_tensor((vec,), mAlpha.element_type)
-    rBeta = cute.make_rmem_tensor((vec,), mBeta.element_type)
+    valid = N - column
+    rAlpha = vectors.load(mAlpha, cute.crd2idx((iN,), mAlpha.layout), valid, vec, ragged)
+    rBeta = vectors.load(mBeta, cute.crd2idx((iN,), mBeta.layout), valid, vec, ragged)
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
     else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rAlpha, rBeta, rBias,)
+
+
+@cute.jit
+def dense_scaled_columns_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mC,  # (rows, N) T
+        mAlpha,  # (N) float32
+        mBeta,  # (N) float32
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rC = vectors.load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    return (rC,)
+
+
+@cute.jit
+def dense_scaled_columns_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mC,  # (rows, N) T
+        mAlpha,  # (N) float32
+        mBeta,  # (N) float32
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rAlpha, rBeta, rBias, rC = operands
+    y = dense_scaled_columns_epilogue_chain(
+        acc[0].load(),
+        rC.load().to(cutlass.Float32),
+        rAlpha.load().to(cutlass.Float32),
+        rBeta.load().to(cutlass.Float32),
+        rBias.load().to(cutlass.Float32),
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mC[row, None], (vec,), (iN // vec,)), rC)
-            cute.autovec_copy(cute.local_tile(mAlpha, (vec,), (iN // vec,)), rAlpha)
-            cute.autovec_copy(cute.local_tile(mBeta, (vec,), (iN // vec,)), rBeta)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                device.load_anywhere(mC, cute.crd2idx((row, iN), mC.layout), rC)
-                device.load_anywhere(mAlpha, cute.crd2idx((iN,), mAlpha.layout), rAlpha)
-                device.load_anywhere(mBeta, cute.crd2idx((iN,), mBeta.layout), rBeta)
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rC[i] = mC[row, iN + i]
-                        rAlpha[i] = mAlpha[iN + i]
-                        rBeta[i] = mBeta[iN + i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        y = dense_scaled_columns_epilogue_chain(
-            acc[0].load(),
-            rC.load().to(cutlass.Float32),
-            rAlpha.load().to(cutlass.Float32),
-            rBeta.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -130,6 +141,7 @@ def dense_scaled_columns_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_scaled_columns_columns, dense_scaled_columns_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -262,16 +274,14 @@ def dense_scaled_columns_forward_chain(acc, c, alpha, beta, bias):
 
 
 @cute.jit
-def dense_scaled_columns_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
+def dense_scaled_columns_forward_columns(
+    column: cutlass.Int32,
     batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
 ):
+    """What the epilogue reads that all rows share, read once for a tile."""
     (
         mC,  # (rows, N) T
         mAlpha,  # (N) float32
@@ -282,67 +292,77 @@ def dense_scaled_columns_forward_tile(
     ) = tensors
     N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rC = cute.make_rmem_tensor((vec,), mC.element_type)
-    rAlpha = cute.make_rmem_tensor((vec,), mAlpha.element_type)
-    rBeta = cute.make_rmem_tensor((vec,), mBeta.element_type)
+    valid = N - column
+    rAlpha = vectors.load(mAlpha, cute.crd2idx((iN,), mAlpha.layout), valid, vec, ragged)
+    rBeta = vectors.load(mBeta, cute.crd2idx((iN,), mBeta.layout), valid, vec, ragged)
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
     else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rAlpha, rBeta, rBias,)
+
+
+@cute.jit
+def dense_scaled_columns_forward_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mC,  # (rows, N) T
+        mAlpha,  # (N) float32
+        mBeta,  # (N) float32
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rC = vectors.load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    return (rC,)
+
+
+@cute.jit
+def dense_scaled_columns_forward_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mC,  # (rows, N) T
+        mAlpha,  # (N) float32
+        mBeta,  # (N) float32
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rAlpha, rBeta, rBias, rC = operands
+    y, acc_kept = dense_scaled_columns_forward_chain(
+        acc[0].load(),
+        rC.load().to(cutlass.Float32),
+        rAlpha.load().to(cutlass.Float32),
+        rBeta.load().to(cutlass.Float32),
+        rBias.load().to(cutlass.Float32),
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mC[row, None], (vec,), (iN // vec,)), rC)
-            cute.autovec_copy(cute.local_tile(mAlpha, (vec,), (iN // vec,)), rAlpha)
-            cute.autovec_copy(cute.local_tile(mBeta, (vec,), (iN // vec,)), rBeta)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                device.load_anywhere(mC, cute.crd2idx((row, iN), mC.layout), rC)
-                device.load_anywhere(mAlpha, cute.crd2idx((iN,), mAlpha.layout), rAlpha)
-                device.load_anywhere(mBeta, cute.crd2idx((iN,), mBeta.layout), rBeta)
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rC[i] = mC[row, iN + i]
-                        rAlpha[i] = mAlpha[iN + i]
-                        rBeta[i] = mBeta[iN + i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        y, acc_kept = dense_scaled_columns_forward_chain(
-            acc[0].load(),
-            rC.load().to(cutlass.Float32),
-            rAlpha.load().to(cutlass.Float32),
-            rBeta.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-        rAccKept.store(acc_kept.to(mAccKept.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rAccKept, cute.local_tile(mAccKept[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
-        rest = device.store_anywhere(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mAccKept[row, iN + i] = rAccKept[i]
+    rY.store(y.to(mY.element_type))
+    rAccKept.store(acc_kept.to(mAccKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
     return ()
 
 
@@ -370,6 +390,7 @@ def dense_scaled_columns_forward_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(dense_scaled_columns_forward_columns, dense_scaled_columns_forward_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -477,8 +498,8 @@ def dense_scaled_columns_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], sColumns, part, first, step, N, per_row)
 

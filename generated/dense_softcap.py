@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: dense_softcap
@@ -48,33 +48,16 @@ def dense_softcap_tile(
     (
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y = dense_softcap_epilogue_chain(
+        acc[0].load(),
+        cute.full((vec,), cap, cutlass.Float32),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y = dense_softcap_epilogue_chain(
-            acc[0].load(),
-            cute.full((vec,), cap, cutlass.Float32),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -98,6 +81,7 @@ def dense_softcap_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -207,41 +191,19 @@ def dense_softcap_forward_tile(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y, acc_kept = dense_softcap_forward_chain(
+        acc[0].load(),
+        cute.full((vec,), cap, cutlass.Float32),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y, acc_kept = dense_softcap_forward_chain(
-            acc[0].load(),
-            cute.full((vec,), cap, cutlass.Float32),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-        rAccKept.store(acc_kept.to(mAccKept.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rAccKept, cute.local_tile(mAccKept[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
-        rest = device.store_anywhere(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mAccKept[row, iN + i] = rAccKept[i]
+    rY.store(y.to(mY.element_type))
+    rAccKept.store(acc_kept.to(mAccKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
     return ()
 
 
@@ -266,6 +228,7 @@ def dense_softcap_forward_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,

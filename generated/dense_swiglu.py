@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: dense_swiglu
@@ -48,33 +48,16 @@ def dense_swiglu_tile(
     (
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y = dense_swiglu_epilogue_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y = dense_swiglu_epilogue_chain(
-            acc[0].load(),
-            acc[1].load(),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -97,6 +80,7 @@ def dense_swiglu_launch(
         batched=False,
         b_is_nk=True,
         paired="halves",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -219,49 +203,22 @@ def dense_swiglu_forward_tile(
         mY,  # (rows, N) T
         mAccKept,  # (rows, 2, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y, acc_kept0, acc_kept1 = dense_swiglu_forward_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rAccKept0 = cute.make_rmem_tensor((vec,), mAccKept.element_type)
     rAccKept1 = cute.make_rmem_tensor((vec,), mAccKept.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y, acc_kept0, acc_kept1 = dense_swiglu_forward_chain(
-            acc[0].load(),
-            acc[1].load(),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-        rAccKept0.store(acc_kept0.to(mAccKept.element_type))
-        rAccKept1.store(acc_kept1.to(mAccKept.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rAccKept0, cute.local_tile(mAccKept[row, 0, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rAccKept1, cute.local_tile(mAccKept[row, 1, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
-        rest = device.store_anywhere(rAccKept0, mAccKept, cute.crd2idx((row, 0, iN), mAccKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mAccKept[row, 0, iN + i] = rAccKept0[i]
-        rest = device.store_anywhere(rAccKept1, mAccKept, cute.crd2idx((row, 1, iN), mAccKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mAccKept[row, 1, iN + i] = rAccKept1[i]
+    rY.store(y.to(mY.element_type))
+    rAccKept0.store(acc_kept0.to(mAccKept.element_type))
+    rAccKept1.store(acc_kept1.to(mAccKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(rAccKept0, mAccKept, cute.crd2idx((row, 0, iN), mAccKept.layout), valid, ragged)
+    vectors.store(rAccKept1, mAccKept, cute.crd2idx((row, 1, iN), mAccKept.layout), valid, ragged)
     return ()
 
 
@@ -285,6 +242,7 @@ def dense_swiglu_forward_launch(
         batched=False,
         b_is_nk=True,
         paired="halves",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,

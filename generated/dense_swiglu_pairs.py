@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: dense_swiglu_pairs
@@ -54,33 +54,16 @@ def dense_swiglu_pairs_tile(
     (
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y = dense_swiglu_pairs_epilogue_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y = dense_swiglu_pairs_epilogue_chain(
-            acc[0].load(),
-            acc[1].load(),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -103,6 +86,7 @@ def dense_swiglu_pairs_launch(
         batched=False,
         b_is_nk=False,
         paired="interleaved",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -214,44 +198,20 @@ def dense_swiglu_pairs_forward_tile(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N, 2) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    start = cutlass.Int64(row) * N + iN
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y, acc_kept0, acc_kept1 = dense_swiglu_pairs_forward_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rAccKept = cute.make_rmem_tensor((2, vec), mAccKept.element_type)
-
-    if valid > 0:
-        gAccKept = cute.make_tensor(mAccKept.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y, acc_kept0, acc_kept1 = dense_swiglu_pairs_forward_chain(
-            acc[0].load(),
-            acc[1].load(),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-        rAccKept[0, None].store(acc_kept0.to(mAccKept.element_type))
-        rAccKept[1, None].store(acc_kept1.to(mAccKept.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rAccKept, gAccKept)
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
-        rest = device.store_anywhere(rAccKept, mAccKept, 2 * start, 2 * iN, 2 * (N - iN), 2 * valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(2 * vec):
-                if device.bit(rest, i):
-                    mAccKept[row, iN + i // 2, i % 2] = rAccKept[i]
+    rY.store(y.to(mY.element_type))
+    rAccKept[0, None].store(acc_kept0.to(mAccKept.element_type))
+    rAccKept[1, None].store(acc_kept1.to(mAccKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(cute.make_tensor(rAccKept.iterator, cute.make_layout((2 * vec,))), mAccKept, cute.crd2idx((row, iN, 0), mAccKept.layout), 2 * valid, ragged)
     return ()
 
 
@@ -275,6 +235,7 @@ def dense_swiglu_pairs_forward_launch(
         batched=False,
         b_is_nk=False,
         paired="interleaved",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: dense_swiglu_weights
@@ -47,33 +47,16 @@ def dense_swiglu_weights_tile(
     (
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y = dense_swiglu_weights_epilogue_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y = dense_swiglu_weights_epilogue_chain(
-            acc[0].load(),
-            acc[1].load(),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -97,6 +80,7 @@ def dense_swiglu_weights_launch(
         batched=False,
         b_is_nk=False,
         paired="two",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -214,49 +198,22 @@ def dense_swiglu_weights_forward_tile(
         mGKept,  # (rows, N) T
         mUKept,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
     approx = device.narrow(mY)
-
+    y, g_kept, u_kept = dense_swiglu_weights_forward_chain(
+        acc[0].load(),
+        acc[1].load(),
+        approx,
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rGKept = cute.make_rmem_tensor((vec,), mGKept.element_type)
     rUKept = cute.make_rmem_tensor((vec,), mUKept.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            pass
-
-        y, g_kept, u_kept = dense_swiglu_weights_forward_chain(
-            acc[0].load(),
-            acc[1].load(),
-            approx,
-        )
-        rY.store(y.to(mY.element_type))
-        rGKept.store(g_kept.to(mGKept.element_type))
-        rUKept.store(u_kept.to(mUKept.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rGKept, cute.local_tile(mGKept[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rUKept, cute.local_tile(mUKept[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
-        rest = device.store_anywhere(rGKept, mGKept, cute.crd2idx((row, iN), mGKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mGKept[row, iN + i] = rGKept[i]
-        rest = device.store_anywhere(rUKept, mUKept, cute.crd2idx((row, iN), mUKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mUKept[row, iN + i] = rUKept[i]
+    rY.store(y.to(mY.element_type))
+    rGKept.store(g_kept.to(mGKept.element_type))
+    rUKept.store(u_kept.to(mUKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(rGKept, mGKept, cute.crd2idx((row, iN), mGKept.layout), valid, ragged)
+    vectors.store(rUKept, mUKept, cute.crd2idx((row, iN), mUKept.layout), valid, ragged)
     return ()
 
 
@@ -282,6 +239,7 @@ def dense_swiglu_weights_forward_launch(
         batched=False,
         b_is_nk=False,
         paired="two",
+        reads=(None, None),
         config=config,
         vec=vec,
         ragged=ragged,

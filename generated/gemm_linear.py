@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: gemm_linear
@@ -36,16 +36,14 @@ bench:
 
 
 @cute.jit
-def gemm_linear_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
+def gemm_linear_columns(
+    column: cutlass.Int32,
     batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
 ):
+    """What the epilogue reads that all rows share, read once for a tile."""
     (
         mC,  # (rows, N) T
         mBias,  # (N) T
@@ -55,51 +53,70 @@ def gemm_linear_tile(
     ) = tensors
     N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rC = cute.make_rmem_tensor((vec,), mC.element_type)
+    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
     else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
+def gemm_linear_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mC,  # (rows, N) T
+        mBias,  # (N) T
+        mAlpha,  # (1) alpha
+        mBeta,  # (1) beta
+        mY,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rC = vectors.load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    return (rC,)
+
+
+@cute.jit
+def gemm_linear_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mC,  # (rows, N) T
+        mBias,  # (N) T
+        mAlpha,  # (1) alpha
+        mBeta,  # (1) beta
+        mY,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rBias, rC = operands
+    y = gemm_linear_epilogue_chain(
+        acc[0].load(),
+        rC.load().to(cutlass.Float32),
+        rBias.load().to(cutlass.Float32),
+        cute.full((vec,), mAlpha[0], cutlass.Float32),
+        cute.full((vec,), mBeta[0], cutlass.Float32),
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mC[row, None], (vec,), (iN // vec,)), rC)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                device.load_anywhere(mC, cute.crd2idx((row, iN), mC.layout), rC)
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rC[i] = mC[row, iN + i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        y = gemm_linear_epilogue_chain(
-            acc[0].load(),
-            rC.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
-            cute.full((vec,), mAlpha[0], cutlass.Float32),
-            cute.full((vec,), mBeta[0], cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -126,6 +143,7 @@ def gemm_linear_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(gemm_linear_columns, gemm_linear_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -247,16 +265,14 @@ def gemm_linear_forward_chain(acc, c, bias, alpha, beta):
 
 
 @cute.jit
-def gemm_linear_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
+def gemm_linear_forward_columns(
+    column: cutlass.Int32,
     batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
     tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
 ):
+    """What the epilogue reads that all rows share, read once for a tile."""
     (
         mC,  # (rows, N) T
         mBias,  # (N) T
@@ -267,59 +283,75 @@ def gemm_linear_forward_tile(
     ) = tensors
     N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rC = cute.make_rmem_tensor((vec,), mC.element_type)
+    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
     else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
+def gemm_linear_forward_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mC,  # (rows, N) T
+        mBias,  # (N) T
+        mAlpha,  # (1) alpha
+        mBeta,  # (1) beta
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rC = vectors.load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    return (rC,)
+
+
+@cute.jit
+def gemm_linear_forward_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mC,  # (rows, N) T
+        mBias,  # (N) T
+        mAlpha,  # (1) alpha
+        mBeta,  # (1) beta
+        mY,  # (rows, N) T
+        mAccKept,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rBias, rC = operands
+    y, acc_kept = gemm_linear_forward_chain(
+        acc[0].load(),
+        rC.load().to(cutlass.Float32),
+        rBias.load().to(cutlass.Float32),
+        cute.full((vec,), mAlpha[0], cutlass.Float32),
+        cute.full((vec,), mBeta[0], cutlass.Float32),
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mC[row, None], (vec,), (iN // vec,)), rC)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                device.load_anywhere(mC, cute.crd2idx((row, iN), mC.layout), rC)
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rC[i] = mC[row, iN + i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        y, acc_kept = gemm_linear_forward_chain(
-            acc[0].load(),
-            rC.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
-            cute.full((vec,), mAlpha[0], cutlass.Float32),
-            cute.full((vec,), mBeta[0], cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-        rAccKept.store(acc_kept.to(mAccKept.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rAccKept, cute.local_tile(mAccKept[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
-        rest = device.store_anywhere(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mAccKept[row, iN + i] = rAccKept[i]
+    rY.store(y.to(mY.element_type))
+    rAccKept.store(acc_kept.to(mAccKept.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
     return ()
 
 
@@ -347,6 +379,7 @@ def gemm_linear_forward_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(gemm_linear_forward_columns, gemm_linear_forward_tiles),
         config=config,
         vec=vec,
         ragged=ragged,
@@ -447,8 +480,8 @@ def gemm_linear_backward_kernel(
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: matmul_dgelu
@@ -41,6 +41,27 @@ bench:
 
 
 @cute.jit
+def matmul_dgelu_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mZ,  # (rows, N) T
+        mDz,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rZ = vectors.load(mZ, cute.crd2idx((row, iN), mZ.layout), valid, vec, ragged)
+    return (rZ,)
+
+
+@cute.jit
 def matmul_dgelu_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -50,46 +71,23 @@ def matmul_dgelu_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mZ,  # (rows, N) T
         mDz,  # (rows, N) T
     ) = tensors
-    N = mDz.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
+    rZ, = operands
     approx = device.narrow(mDz)
-
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
+    dz = matmul_dgelu_epilogue_chain(
+        acc[0].load(),
+        rZ.load().to(cutlass.Float32),
+        approx,
+    )
     rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mZ[row, None], (vec,), (iN // vec,)), rZ)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                device.load_anywhere(mZ, cute.crd2idx((row, iN), mZ.layout), rZ)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rZ[i] = mZ[row, iN + i]
-
-        dz = matmul_dgelu_epilogue_chain(
-            acc[0].load(),
-            rZ.load().to(cutlass.Float32),
-            approx,
-        )
-        rDz.store(dz.to(mDz.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDz, cute.local_tile(mDz[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rDz, mDz, cute.crd2idx((row, iN), mDz.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mDz[row, iN + i] = rDz[i]
+    rDz.store(dz.to(mDz.element_type))
+    vectors.store(rDz, mDz, cute.crd2idx((row, iN), mDz.layout), valid, ragged)
     return ()
 
 
@@ -113,6 +111,7 @@ def matmul_dgelu_launch(
         batched=False,
         b_is_nk=True,
         paired="",
+        reads=(None, matmul_dgelu_tiles),
         config=config,
         vec=vec,
         ragged=ragged,

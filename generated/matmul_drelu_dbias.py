@@ -116,7 +116,7 @@ def matmul_drelu_dbias_epilogue_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDz.store(dz.to(mDz.element_type))
-                reduce.store_row(rDz, mDz, cute.crd2idx((row, 0), mDz.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDz, mDz, cute.crd2idx((row, 0), mDz.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 

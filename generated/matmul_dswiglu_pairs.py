@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: matmul_dswiglu_pairs
@@ -41,6 +41,28 @@ bench:
 
 
 @cute.jit
+def matmul_dswiglu_pairs_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mZ,  # (rows, N, 2) T
+        mDz,  # (rows, N, 2) T
+    ) = tensors
+    row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rZ = vectors.load(mZ, cute.crd2idx((row, iN, 0), mZ.layout), 2 * valid, 2 * vec, ragged)
+    rZ = cute.make_tensor(rZ.iterator, cute.make_layout((2, vec)))
+    return (rZ,)
+
+
+@cute.jit
 def matmul_dswiglu_pairs_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -50,52 +72,25 @@ def matmul_dswiglu_pairs_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mZ,  # (rows, N, 2) T
         mDz,  # (rows, N, 2) T
     ) = tensors
-    N = mDz.shape[1]
     iN = column
-    start = cutlass.Int64(row) * N + iN
-    valid = cutlass.Int64(valid)
+    rZ, = operands
     approx = device.narrow(mDz)
-
-    rZ = cute.make_rmem_tensor((2, vec), mZ.element_type)
+    dz0, dz1 = matmul_dswiglu_pairs_epilogue_chain(
+        acc[0].load(),
+        rZ[0, None].load().to(cutlass.Float32),
+        rZ[1, None].load().to(cutlass.Float32),
+        approx,
+    )
     rDz = cute.make_rmem_tensor((2, vec), mDz.element_type)
-
-    if valid > 0:
-        gZ = cute.make_tensor(mZ.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDz = cute.make_tensor(mDz.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gZ, rZ)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                device.load_anywhere(mZ, 2 * start, rZ)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rZ[0, i] = mZ[row, iN + i, 0]
-                        rZ[1, i] = mZ[row, iN + i, 1]
-
-        dz0, dz1 = matmul_dswiglu_pairs_epilogue_chain(
-            acc[0].load(),
-            rZ[0, None].load().to(cutlass.Float32),
-            rZ[1, None].load().to(cutlass.Float32),
-            approx,
-        )
-        rDz[0, None].store(dz0.to(mDz.element_type))
-        rDz[1, None].store(dz1.to(mDz.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDz, gDz)
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rDz, mDz, 2 * start, 2 * iN, 2 * (N - iN), 2 * valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(2 * vec):
-                if device.bit(rest, i):
-                    mDz[row, iN + i // 2, i % 2] = rDz[i]
+    rDz[0, None].store(dz0.to(mDz.element_type))
+    rDz[1, None].store(dz1.to(mDz.element_type))
+    vectors.store(cute.make_tensor(rDz.iterator, cute.make_layout((2 * vec,))), mDz, cute.crd2idx((row, iN, 0), mDz.layout), 2 * valid, ragged)
     return ()
 
 
@@ -119,6 +114,7 @@ def matmul_dswiglu_pairs_launch(
         batched=False,
         b_is_nk=True,
         paired="",
+        reads=(None, matmul_dswiglu_pairs_tiles),
         config=config,
         vec=vec,
         ragged=ragged,

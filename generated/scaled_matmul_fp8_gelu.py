@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: scaled_matmul_fp8_gelu
@@ -38,6 +38,30 @@ domain:
 
 
 @cute.jit
+def scaled_matmul_fp8_gelu_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mScaleA,  # (1) float32
+        mScaleB,  # (1) float32
+        mScaleY,  # (1) float32
+        mY,  # (rows, N) float8_e4m3fn
+    ) = tensors
+    rScaleA = cute.make_rmem_tensor((vec,), mScaleA.element_type)
+    rScaleA.fill(mScaleA[0])
+    rScaleB = cute.make_rmem_tensor((vec,), mScaleB.element_type)
+    rScaleB.fill(mScaleB[0])
+    rScaleY = cute.make_rmem_tensor((vec,), mScaleY.element_type)
+    rScaleY.fill(mScaleY[0])
+    return (rScaleA, rScaleB, rScaleY,)
+
+
+@cute.jit
 def scaled_matmul_fp8_gelu_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -47,6 +71,7 @@ def scaled_matmul_fp8_gelu_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mScaleA,  # (1) float32
@@ -54,42 +79,17 @@ def scaled_matmul_fp8_gelu_tile(
         mScaleY,  # (1) float32
         mY,  # (rows, N) float8_e4m3fn
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rScaleA = cute.make_rmem_tensor((vec,), mScaleA.element_type)
-    rScaleB = cute.make_rmem_tensor((vec,), mScaleB.element_type)
-    rScaleY = cute.make_rmem_tensor((vec,), mScaleY.element_type)
+    rScaleA, rScaleB, rScaleY = operands
+    y = scaled_matmul_fp8_gelu_epilogue_chain(
+        acc[0].load(),
+        rScaleA.load().to(cutlass.Float32),
+        rScaleB.load().to(cutlass.Float32),
+        rScaleY.load().to(cutlass.Float32),
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            rScaleA.fill(mScaleA[0])
-            rScaleB.fill(mScaleB[0])
-            rScaleY.fill(mScaleY[0])
-        else:
-            rScaleA.fill(mScaleA[0])
-            rScaleB.fill(mScaleB[0])
-            rScaleY.fill(mScaleY[0])
-
-        y = scaled_matmul_fp8_gelu_epilogue_chain(
-            acc[0].load(),
-            rScaleA.load().to(cutlass.Float32),
-            rScaleB.load().to(cutlass.Float32),
-            rScaleY.load().to(cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -115,6 +115,7 @@ def scaled_matmul_fp8_gelu_launch(
         batched=False,
         b_is_nk=True,
         paired="",
+        reads=(scaled_matmul_fp8_gelu_columns, None),
         config=config,
         vec=vec,
         ragged=ragged,

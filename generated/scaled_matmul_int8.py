@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm
+from codegen.runtime import device, gemm, vectors
 
 SPEC = """\
 op: scaled_matmul_int8
@@ -38,6 +38,56 @@ bench:
 
 
 @cute.jit
+def scaled_matmul_int8_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mScaleA,  # (rows) float32
+        mScaleB,  # (N) float32
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    rScaleB = vectors.load(mScaleB, cute.crd2idx((iN,), mScaleB.layout), valid, vec, ragged)
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rScaleB, rBias,)
+
+
+@cute.jit
+def scaled_matmul_int8_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mScaleA,  # (rows) float32
+        mScaleB,  # (N) float32
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    rScaleA = cute.make_rmem_tensor((vec,), mScaleA.element_type)
+    rScaleA.fill(mScaleA[row])
+    return (rScaleA,)
+
+
+@cute.jit
 def scaled_matmul_int8_tile(
     acc: tuple,  # the products of a row's vector: (vec) each, in registers
     row: cutlass.Int32,
@@ -47,6 +97,7 @@ def scaled_matmul_int8_tile(
     tensors: tuple,
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
 ):
     (
         mScaleA,  # (rows) float32
@@ -54,56 +105,17 @@ def scaled_matmul_int8_tile(
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = cutlass.Int64(valid)
-
-    rScaleA = cute.make_rmem_tensor((vec,), mScaleA.element_type)
-    rScaleB = cute.make_rmem_tensor((vec,), mScaleB.element_type)
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rScaleB, rBias, rScaleA = operands
+    y = scaled_matmul_int8_epilogue_chain(
+        acc[0].load(),
+        rScaleA.load().to(cutlass.Float32),
+        rScaleB.load().to(cutlass.Float32),
+        rBias.load().to(cutlass.Float32),
+    )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            rScaleA.fill(mScaleA[row])
-            cute.autovec_copy(cute.local_tile(mScaleB, (vec,), (iN // vec,)), rScaleB)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            if valid >= vec:  # wide loads, wherever the vector starts
-                rScaleA.fill(mScaleA[row])
-                device.load_anywhere(mScaleB, cute.crd2idx((iN,), mScaleB.layout), rScaleB)
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                rScaleA.fill(mScaleA[row])
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rScaleB[i] = mScaleB[iN + i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN + i]
-
-        y = scaled_matmul_int8_epilogue_chain(
-            acc[0].load(),
-            rScaleA.load().to(cutlass.Float32),
-            rScaleB.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, cute.local_tile(mY[row, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        rest = device.store_anywhere(rY, mY, cute.crd2idx((row, iN), mY.layout), iN, N - iN, valid, 4)
-        if rest != 0:
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(rest, i):
-                    mY[row, iN + i] = rY[i]
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
 
@@ -129,6 +141,7 @@ def scaled_matmul_int8_launch(
         batched=False,
         b_is_nk=False,
         paired="",
+        reads=(scaled_matmul_int8_columns, scaled_matmul_int8_tiles),
         config=config,
         vec=vec,
         ragged=ragged,

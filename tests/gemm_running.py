@@ -68,7 +68,7 @@ def arguments(name: str, L: int, M: int, K: int, N: int, dtype, b_is_nk: bool, p
     return draw(L, M, K), bs, [kinds[kind]() for kind in LAUNCHERS[name][1]]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _jitted(call: kernels.Call, outputs: tuple):
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outputs]
     return jax.jit(lambda *operands: kernels.launch(call, operands, shapes, {}))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from codegen.errors import Mistake
-from codegen.gemms import LANES, Gemm, Tile
+from codegen.gemms import Gemm, Tile
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
 from codegen.render.common import Context, camel
@@ -71,28 +72,32 @@ class TileContext(ElementwiseContext):
         return {
             "op": self.name,
             "epilogue": self.epilogue_text(),
+            "reads": self.reads_text(),
             "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
             "byte_tensors": [self.tensors[a.name] for a in self.spec.arrays if self.spec.kind(a) == "bool"],
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
             "products": self.products(),
             "operands": [t for t in self.tensor_lines() if t["name"] not in self.acc_tensors()],
-            "extents": self.extents(),
-            "coordinates": self.coordinates(),
             "settings": self.settings(chain),
-            "fragments": self.fragments(),
-            "flat_tiles": self.flat_tiles(),
-            "loads": self.loads(),
-            "ragged_loads": self.ragged_loads(),
-            "ragged_each": any(load["each"] for load in self.ragged_loads()),
+            "fragments": self.written_fragments(),
+            "columns": [self.read(a) for a in self.reads() if self.fixed(a)],
+            "tiles": [self.read(a) for a in self.reads() if not self.fixed(a)],
+            "heads": self.heads(chain),
+            "made": [self.made(a) for a in self.indices()],
             "results": self.result_lines(),
-            "stores": self.stores(),
-            "ragged_stores": self.ragged_stores(),
+            "stores": self.writes(),
         }
 
     def epilogue_text(self) -> str:
         """The epilogue as the launcher passes it on: what is compiled in, bound."""
         bound = ", ".join(f"{p.name}={p.name}" for p in self.static)
         return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
+
+    def reads_text(self) -> str:
+        """The functions that read operands ahead."""
+        names = [f"{self.name}_{kind}" if any(self.fixed(a) == fixed for a in self.reads()) else "None"
+                 for kind, fixed in (("columns", True), ("tiles", False))]  # fmt: skip
+        return f"({', '.join(names)})"
 
     def acc_tensors(self) -> set[str]:
         return {self.tensors[name] for name in self.gemm.accs}
@@ -147,16 +152,29 @@ class TileContext(ElementwiseContext):
         rows = [i for i in range(len(self.groups) - 1) if i not in batch]
         return batch, rows
 
-    def extents(self) -> list[str]:
-        inner = [i for found in self.split_groups() for i in found[1:]]  # what a flattened coordinate is divided by
-        every = range(1, len(self.groups)) if self.flat_tiles() else ()
-        needed = sorted({*inner, *every, len(self.groups) - 1, *self.sizes()} - {0})
-        names, sources = [self.groups[i].name for i in needed], [self.extent_source(i) for i in needed]
-        return [f"{', '.join(names)} = {', '.join(sources)}"]
+    def heads(self, chain: dict) -> dict[str, list[str]]:
+        """The first lines of each function: the coordinates and extents that it needs."""
+        extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups) if i]
+        columns = [self.read(a) for a in self.reads() if self.fixed(a)]
+        tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
+        own = [
+            *chain["arguments"],
+            *(line for lines in (*self.writes(), *map(self.made, self.indices())) for line in lines),
+        ]
+        clamped = f"row = cutlass.min(row, {self.row_count()} - 1)  # of rows outside, nothing is stored"
+        valid = f"valid = {self.groups[-1].name} - column"
+        return {
+            "columns": _needed([*extents, *self.coordinates(), valid], [line for r in columns for line in r["lines"]]),
+            "tiles": _needed([*extents, clamped, *self.coordinates()], [line for r in tiles for line in r["lines"]]),
+            "tile": _needed([*extents, *self.coordinates()], own),
+        }
 
-    def sizes(self) -> set[int]:
-        """The groups whose size the chain asks for."""
-        return {a.group for a in self.plan.loads if a.mode == "size" and a.group is not None}
+    def indices(self) -> list[Access]:
+        return [a for a in self.plan.loads if a.mode == "index"]
+
+    def row_count(self) -> str:
+        _, rows = self.split_groups()
+        return " * ".join(self.extent_source(i) for i in rows)
 
     def coordinates(self) -> list[str]:
         lines = []
@@ -168,79 +186,104 @@ class TileContext(ElementwiseContext):
                     lines.append(f"{given} = {given} // {group.name}")
                 elif group.coordinate != given:
                     lines.append(f"{group.coordinate} = {given}")
-        lines.append(f"{self.groups[-1].coordinate} = column")
-        if self.flat_tiles():
-            text = f"cutlass.Int64({self.groups[0].coordinate})"
-            for group in self.groups[1:]:
-                text = f"{text} * {group.name} + {group.coordinate}"
-                text = f"({text})" if group is not self.groups[-1] else text
-            lines.append(f"start = {text}")
-        return lines
+        return [*lines, f"{self.groups[-1].coordinate} = column"]
 
-    # Accesses of a row whose vectors start anywhere
+    # What is read, and written
 
-    def shifted(self, text: str) -> str:
-        """An access at the vector's start, for its element i."""
+    def reads(self) -> list[Access]:
+        """One access for each fragment that memory fills."""
+        found = {self.fragment(a): a for a in self.plan.loads if a.mode not in ("index", "size")}
+        return list(found.values())
+
+    def fixed(self, access: Access) -> bool:
+        """Whether it is the same for all rows."""
+        _, rows = self.split_groups()
+        return not access.index_of and not set(access.tokens) & set(rows)
+
+    def place(self, access: Access) -> str:
+        """The offset of an access' first element."""
+        assert access.array is not None
+        parts = access.array.parts if access.mode == "flat" else None
+        where = self.at(replace(access, part=0) if parts else access, "")
+        return f"cute.crd2idx(({where}{',' if ',' not in where else ''}), {self.tensors[access.array.name]}.layout)"
+
+    def read(self, access: Access) -> dict:
+        """The lines that read a fragment, and that stand for an input which is left out."""
+        assert access.array is not None
+        name, array, tensor = self.fragment(access), access.array, self.tensors[access.array.name]
         inner = self.groups[-1].coordinate
-        return text.replace(inner, f"{inner} + i") if inner in text else text
-
-    def ragged_loads(self) -> list[dict]:
-        rows, whole = [], {row["name"]: row["whole"] for row in self.loads()}
-        done = set()
-        for access in self.plan.loads:
-            name = self.fragment(access)
-            if access.mode == "size" or name in done:
-                continue
-            done.add(name)
-            row = {"guard": self.guard(access), "in_row": whole[name]}
-            if access.mode == "index" or access.mode == "scalar":
-                row["elements"] = [whole[name]]
+        if access.mode == "flat":
+            lines = [
+                f"{name} = vectors.load({tensor}, {self.place(access)}, {array.parts} * valid, {array.parts} * vec, ragged)",
+                f"{name} = cute.make_tensor({name}.iterator, cute.make_layout(({array.parts}, vec)))",
+            ]
+        elif access.mode == "tile" and not access.index_of:
+            lines = [f"{name} = vectors.load({tensor}, {self.place(access)}, valid, vec, ragged)"]
+        else:
+            element = self.element(array, self.at(access, ""))
+            lines = [f"{name} = cute.make_rmem_tensor((vec,), {tensor}.element_type)"]
+            if access.mode == "scalar" and not access.index_of:
+                lines.append(f"{name}.fill({element})")
             else:
-                assert access.array is not None
-                tensor = self.tensors[access.array.name]
-                if access.mode == "flat":
-                    parts = access.array.parts or 1
-                    row["in_row"] = f"device.load_anywhere({tensor}, {parts} * start, {name})"
-                    texts = [
-                        f"{name}[{k}, i] = {self.element(access.array, self.shifted(self.at(replace(access, part=k), '')))}"
-                        for k in range(parts)
-                    ]
-                else:
-                    if access.mode == "tile":
-                        where = f"cute.crd2idx({self.where(access)}, {tensor}.layout)"
-                        row["in_row"] = f"device.load_anywhere({tensor}, {where}, {name})"
-                    texts = [f"{name}[i] = {self.element(access.array, self.shifted(self.at(access, '')))}"]
-                row["elements"] = []
-                row["each"] = texts
-            rows.append({"elements": [], "each": [], **row})
-        return rows
+                lines += [
+                    "for i in cutlass.range_constexpr(vec):",
+                    "    if i < valid:",
+                    f"        {name}[i] = {element.replace(inner, f'{inner} + i')}",
+                ]
+        fragment = next(f for f in self.fragments() if f["name"] == name)
+        absent = [
+            f"{name} = cute.make_rmem_tensor({fragment['shape']}, {fragment['default_type']})",
+            f"{name}.fill({fragment['default']})",
+        ]
+        return {"name": name, "guard": self.guard(access), "lines": lines, "absent": absent}
 
-    def ragged_stores(self) -> list[dict]:
-        rows, done, inner = [], set(), self.groups[-1]
+    def made(self, access: Access) -> list[str]:
+        """The lines that fill a fragment with coordinates."""
+        assert access.group is not None
+        name, coordinate = self.fragment(access), self.groups[access.group].coordinate
+        fill = (
+            f"device.count_up({name}, {coordinate})"
+            if access.group == len(self.groups) - 1
+            else f"{name}.fill({coordinate})"
+        )
+        return [f"{name} = cute.make_rmem_tensor((vec,), cutlass.Int32)", fill]
+
+    def written_fragments(self) -> list[dict]:
+        stores = {self.fragment(a) for a in self.plan.stores}
+        return [f for f in self.fragments() if f["name"] in stores]
+
+    def writes(self) -> list[list[str]]:
+        rows, done = [], set()
         for access in self.plan.stores:
             assert access.array is not None
             name, tensor = self.fragment(access), self.tensors[access.array.name]
             if name in done:
                 continue
             done.add(name)
-            place, left = inner.coordinate, f"{inner.name} - {inner.coordinate}"
             if access.mode == "flat":
-                parts = access.array.parts or 1
-                arguments = f"{parts} * start, {parts} * {place}, {parts} * ({left}), {parts} * valid, {LANES}"
-                spot = self.at(replace(access, part=-1), "")
-                element = f"{tensor}[{spot.replace(place, f'{place} + i // {parts}').replace('-1', f'i % {parts}')}] = {name}[i]"
+                parts = access.array.parts
+                flat = f"cute.make_tensor({name}.iterator, cute.make_layout(({parts} * vec,)))"
+                rows.append([f"vectors.store({flat}, {tensor}, {self.place(access)}, {parts} * valid, ragged)"])
+            elif access.mode == "tile":
+                rows.append([f"vectors.store({name}, {tensor}, {self.place(access)}, valid, ragged)"])
+            else:
+                inner = self.groups[-1].coordinate
+                spot = self.at(access, "").replace(inner, f"{inner} + i")
                 rows.append(
-                    {
-                        "wide": f"device.store_anywhere({name}, {tensor}, {arguments})",
-                        "count": f"{parts} * vec",
-                        "element": element,
-                    }
+                    [
+                        "for i in cutlass.range_constexpr(vec):",
+                        "    if i < valid:",
+                        f"        {tensor}[{spot}] = {name}[i]",
+                    ]
                 )
-                continue
-            wide = "device.first_bits(valid, vec)"
-            if access.mode == "tile":
-                offset = f"cute.crd2idx({self.where(access)}, {tensor}.layout)"
-                wide = f"device.store_anywhere({name}, {tensor}, {offset}, {place}, {left}, valid, {LANES})"
-            element = f"{tensor}[{self.shifted(self.at(access, ''))}] = {name}[i]"
-            rows.append({"wide": wide, "count": "vec", "element": element})
         return rows
+
+
+def _needed(lines: list[str], body: list[str]) -> list[str]:
+    """Of assignments, those that a body, or another of them that it needs, takes a name from."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        name = line.partition(" = ")[0]
+        if any(re.search(rf"\b{name}\b", text.partition(" = ")[2] or text) for text in (*kept, *body)):
+            kept.insert(0, line)
+    return kept

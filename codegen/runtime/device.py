@@ -105,7 +105,7 @@ def shiftable(vector: cute.Tensor) -> bool:
 def shift_into(both: cute.Tensor, skip: cutlass.Int32, dst: cute.Tensor) -> None:
     """dst = as many of the elements in two vectors side by side, from the one at `skip` in the first on."""
     words = cute.recast_tensor(both, Uint32)
-    _shift_words([words[i] for i in range(cute.size(words))], skip, cute.size(dst) - 1, dst)
+    shift_words([words[i] for i in range(cute.size(words))], skip, cute.size(dst) - 1, dst)
 
 
 @cute.jit
@@ -156,7 +156,7 @@ def store_anywhere(
         words = [own[i] for i in range(cute.size(own))]
         previous = [cute.arch.shuffle_sync_up(word, 1) for word in words]
         shifted = cute.make_rmem_tensor((vec,), src.element_type)
-        _shift_words([*previous, *words], vec - skip, vec, shifted)
+        shift_words([*previous, *words], vec - skip, vec, shifted)
         joined = (lane > 0) & (before >= vec)
         stores = (valid > 0) & (before >= 0) & (after >= vec - skip) & ((skip == 0) | joined)
         if stores:
@@ -200,7 +200,7 @@ def _extent(tensor: cute.Tensor) -> cutlass.Int64:
     return extent
 
 
-def _shift_words(words: list[cutlass.Uint32], skip: cutlass.Int32, most: int, dst: cute.Tensor) -> None:
+def shift_words(words: list[cutlass.Uint32], skip: cutlass.Int32, most: int, dst: cute.Tensor) -> None:
     """dst = the elements held in `words` from the one at `skip` on, which is `most` at most: whole words by selection, the
     rest by a funnel shift."""
     target = cute.recast_tensor(dst, Uint32)

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from codegen.runtime import gemm_sm80
+from codegen.runtime import gemm_sm80, gemm_sm90
 
 
 @cute.jit
@@ -24,6 +24,7 @@ def launch(
     batched: cutlass.Constexpr[bool],
     b_is_nk: cutlass.Constexpr[bool],
     paired: cutlass.Constexpr[str],
+    reads: cutlass.Constexpr[tuple],
     config: cutlass.Constexpr[str],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -48,12 +49,12 @@ def launch(
     bs = tuple(found)
     if cutlass.const_expr(not batched):
         mA, bs = _one(mA), tuple(_one(mB) for mB in bs)
-    assert name == "sm_80", f"no main loop for {name}"
+    loop = {"sm_80": gemm_sm80.launch, "sm_90a": gemm_sm90.launch}[name]
     N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
     if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
-        gemm_sm80.launch(
+        loop(
             stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
-            vec=vec, ragged=ragged, **options,
+            vec=vec, ragged=ragged, reads=reads, **options,
         )  # fmt: skip
 
 

@@ -153,7 +153,9 @@ def finish(
             operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
         operands.pop(0)
         now = operands[0]
-        values = [_read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)]
+        values = [
+            _read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)
+        ]
         if cutlass.const_expr(i + 1 < len(order)):
             if cutlass.const_expr(walk.buffers == 1):
                 cute.arch.sync_warp()
@@ -180,7 +182,18 @@ def finish(
                 row_parts[k][walk.batch, r, pieces[0]] = total[0]
     if cutlass.const_expr(len(form.column_ops) > 0):
         _store_columns(
-            rColumns, stage, warp, peer, lane, walk.per_row, walk.column, walk.N, walk.batch, pieces[1], column_parts, form
+            rColumns,
+            stage,
+            warp,
+            peer,
+            lane,
+            walk.per_row,
+            walk.column,
+            walk.N,
+            walk.batch,
+            pieces[1],
+            column_parts,
+            form,
         )
 
 
@@ -298,7 +311,9 @@ def _store_columns(
     words = cute.recast_ptr(stage.iterator, dtype=Float32)
     vec, turns = form.vec, cute.size(rColumns[0], mode=[1])
     span = turns * per_row * vec  # columns of the output
-    assert len(form.column_ops) * span <= form.stage, f"{len(form.column_ops)} statistics of {span} columns are too many"
+    assert len(form.column_ops) * span <= form.stage, (
+        f"{len(form.column_ops)} statistics of {span} columns are too many"
+    )
     cute.arch.sync_warp()
     for k in cutlass.range_constexpr(len(form.column_ops)):
         for turn in cutlass.range_constexpr(turns):

@@ -27,7 +27,7 @@ from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import Terms
 from codegen.runtime.evaluate import evaluate
 from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
-from codegen.runtime.platform import choose
+from codegen.runtime.platform import choose, current_arch
 from codegen.runtime.products import product
 from codegen.spec import Array
 
@@ -104,22 +104,24 @@ class GemmOp(Op[P, R]):
 
     # One kernel
 
-    def launch_for(self, types: Types, axes: Axes) -> GemmLaunch:
-        """The kernel's launch for these types and extents. Raises `Mistake` where there is none."""
-        tile = self.plan.tile
+    def launch_for(self, types: Types, axes: Axes, interpreted: bool = False) -> GemmLaunch:
+        """The kernel's launch for these types and extents. Raises `Mistake` where there is none. What is interpreted takes
+        the main loop that every architecture has."""
+        tile, (first, *_) = self.plan.tile, self.plan.products
         if isinstance(tile, Mistake):
             raise tile
-        dtypes = {a.name: types.dtype(a) for a in self.plan.epilogue.spec.arrays}
-        rows = math.prod(axes.shape(tile.rows))
-        extents = {"M": rows if isinstance(rows, int) else None, "N": views.divisor(axes.extents[tile.column])}
-        return tile.launch(dtypes, types.dtype(self.plan.products[0].a), extents, self.spec.math == "precise")
+        dtypes = {a.name: types.dtype(a) for a in self.plan.epilogue.spec.arrays} | {"a": types.dtype(first.a)}
+        counts = {"L": math.prod(axes.shape(tile.batch)), "M": math.prod(axes.shape(tile.rows))}
+        extents = {name: n if isinstance(n, int) else None for name, n in counts.items()}
+        extents |= {"N": views.divisor(axes.extents[tile.column]), "K": views.divisor(axes.extents[first.axis])}
+        return tile.launch(dtypes, extents, self.spec.math == "precise", None if interpreted else current_arch())
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
         """What the launcher is called with: the factors, the epilogue's operands, its outputs."""
         spec, tile = self.plan.epilogue.spec, self.plan.tile
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
-        how = self.launch_for(key.types, axes)
+        how = self.launch_for(key.types, axes, key.implementation == "interpret")
         products = self.plan.products
         factors = [products[0].a, *(p.b for p in products)]
         own = [a for a in spec.inputs if a.name not in self.plan.accs]
@@ -176,10 +178,10 @@ class GemmOp(Op[P, R]):
         """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
         axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
         try:
-            self.launch_for(key.types, axes)
+            how = self.launch_for(key.types, axes, key.implementation == "interpret")
         except Mistake:
             return False
-        return key.implementation in ("cute", "interpret")
+        return key.implementation in ("cute", "interpret") or how.fast
 
     def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
         if self._fuses(key, operands):

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint8, Uint16, Uint32
 from cutlass.memory import SmemAllocator
 
-from codegen.runtime import gemm_epilogue, tensorcore
+from codegen.runtime import device, gemm_epilogue, tensorcore
 from codegen.runtime.gemm_epilogue import Form
 from codegen.runtime.reduce import WARP
 from codegen.runtime.tensorcore import STEP
@@ -118,6 +118,7 @@ def launch(
     column_ops: tuple[str, ...] = (),
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
+    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
     tile_m: int,
     tile_n: int,
     tile_k: int,
@@ -146,7 +147,7 @@ def launch(
     tiling.check(mA.element_type.width // 8, len(mBs))
     L, M, _ = mA.shape
     tiles = cute.ceil_div(M, tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tile_n // len(mBs)) * L
-    _kernel(mA, mBs, tensors, row_parts, column_parts, epilogue, b_is_nk, tiling, form).launch(
+    _kernel(mA, mBs, tensors, row_parts, column_parts, epilogue, reads, b_is_nk, tiling, form).launch(
         grid=(cutlass.max(tiles, 1), 1, 1), block=(tiling.threads, 1, 1), stream=stream, min_blocks_per_mp=blocks,
         preferred_smem_carveout=-1,  # as much as the driver sees fit
     )  # fmt: skip
@@ -165,6 +166,7 @@ def _kernel(
     row_parts: tuple,
     column_parts: tuple,
     epilogue: cutlass.Constexpr[Callable],
+    reads: cutlass.Constexpr[tuple],
     b_is_nk: cutlass.Constexpr[bool],
     tiling: cutlass.Constexpr[Tiling],
     form: cutlass.Constexpr[Form],
@@ -243,7 +245,7 @@ def _kernel(
     column = (n * tiling.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
     gemm_epilogue.finish(
         _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tile_m + warp_m * warp_rows, column, batch), 16, extents,
-        (n * tiling.warps_n + warp_n, m), epilogue, tensors, row_parts, column_parts, form,
+        (n * tiling.warps_n + warp_n, m), epilogue, tensors, row_parts, column_parts, form, reads,
     )  # fmt: skip
 
 
@@ -272,7 +274,8 @@ class Chunks:
 
     panels: Panels
     size: int  # of an element, in bytes
-    chunk: int  # bytes that are copied at once, and lie all inside of the operand or all outside
+    chunk: int  # bytes that are copied at once
+    aligned: bool  # whether chunks are so in memory, and lie all inside of the operand or all outside
     threads: int
     along_k: tuple[int, int]  # rows and columns from a tile to the next
 
@@ -290,10 +293,11 @@ class Chunks:
 
 
 def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, int]) -> Chunks:
-    """The widest chunks that an operand's strides and extents allow."""
+    """The widest chunks of which an operand's strides and extents are multiples; cp.async takes 4 bytes at least."""
     size = mX.element_type.width // 8
     known = [cute.get_divisibility(x) * size for x in (mX.stride[0], mX.stride[1], mX.shape[2])]
-    chunks = Chunks(panels, size, math.gcd(16, mX.iterator.alignment, *known), threads, along_k)
+    chunk = math.gcd(16, mX.iterator.alignment, *known)
+    chunks = Chunks(panels, size, chunk if chunk >= 4 else 16, chunk >= 4, threads, along_k)
     assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, (
         f"{threads} threads cannot share {chunks}"
     )
@@ -301,16 +305,21 @@ def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, i
 
 
 def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, tidx: Int32, chunks: Chunks) -> tuple:
-    """What a thread copies of the operand's tile at this batch, row and column: the address of its first chunk and the
-    stride of rows, in bytes; the chunk's row and column, and how many of each there are (unless `some`: none)."""
+    """What a thread copies of the operand's tile at this batch, row and column: the address of its first chunk, that of
+    the operand's end and the stride of rows, in bytes; the chunk's row and column, and how many of each there are (unless
+    `some`: none)."""
     batch, row, column = place
-    stride = Int64(mX.stride[1])
     row = row + tidx // chunks.per_row
     column = column + tidx % chunks.per_row * (chunks.chunk // chunks.size)
     batch = cutlass.select_(mX.shape[0] == 1, Int32(0), batch)
     rows = cutlass.select_(some, Int32(mX.shape[1]), Int32(0))
-    first = Int64(batch) * mX.stride[0] + Int64(row) * stride + Int64(column)
-    return mX.iterator.toint() + first * chunks.size, stride * chunks.size, row, column, rows, mX.shape[2]
+
+    def address(batch: Int32, row: Int32, column: Int32) -> Int64:
+        element = Int64(batch) * mX.stride[0] + Int64(row) * mX.stride[1] + Int64(column)
+        return mX.iterator.toint() + element * chunks.size
+
+    end = address(mX.shape[0] - 1, mX.shape[1] - 1, mX.shape[2])
+    return address(batch, row, column), end, Int64(mX.stride[1]) * chunks.size, row, column, rows, mX.shape[2]
 
 
 @cute.jit
@@ -318,31 +327,67 @@ def _load(
     source: tuple, turn: cutlass.Int32, target: cutlass.Int32, tidx: cutlass.Int32, chunks: cutlass.Constexpr[Chunks]
 ):
     """A thread's chunks of the tile of this turn; zeros where there is nothing."""
-    first, stride, row, column, rows, columns = source
+    first, end, stride, row, column, rows, columns = source
     down, right = chunks.along_k
     row, column = row + turn * down, column + turn * right
     first = first + (Int64(turn * down) * stride + Int64(turn * (right * chunks.size)))
     own_row, own_byte = tidx // chunks.per_row, tidx % chunks.per_row * chunks.chunk
-    if cutlass.const_expr(chunks.chunk >= 4):
+    if cutlass.const_expr(chunks.aligned):
         for i in cutlass.range_constexpr(chunks.count):
             there = (row + i * chunks.hop < rows) & (column < columns)
             at = target + chunks.panels.place(own_row + i * chunks.hop, own_byte)
             given = cutlass.select_(there, Int32(chunks.chunk), Int32(0))
             tensorcore.copy_async(at, first + i * (chunks.hop * stride), chunks.chunk, given)
     else:
-        word = Uint16 if chunks.chunk == 2 else Uint8
-        at_once = min(chunks.count, 8)
+        at_once = min(chunks.count, 2)
         for batch in cutlass.range(chunks.count // at_once, unroll=1):
-            held = cute.make_rmem_tensor((at_once,), word)
-            held.fill(0)
-            start = batch * at_once
+            hops = [(batch * at_once + i) * chunks.hop for i in range(at_once)]
+            there = [(row + hop < rows) & (column < columns) for hop in hops]
+            places = [first + Int64(hop) * stride for hop in hops]
+            around = [_around(there[i], places[i], end) for i in range(at_once)]
             for i in cutlass.range_constexpr(at_once):
-                if (row + (start + i) * chunks.hop < rows) & (column < columns):
-                    place = first + Int64((start + i) * chunks.hop) * stride
-                    held[i] = cute.make_ptr(word, place, cute.AddressSpace.gmem, assumed_align=chunks.chunk).load()
-            for i in cutlass.range_constexpr(at_once):
-                at = target + chunks.panels.place(own_row + (start + i) * chunks.hop, own_byte)
-                cute.make_ptr(word, at, cute.AddressSpace.smem, assumed_align=chunks.chunk).store(held[i])
+                held = _found(around[i], there[i], places[i], end, columns - column, chunks.size)
+                at = target + chunks.panels.place(own_row + hops[i], own_byte)
+                whole = cute.make_ptr(held.element_type, at, cute.AddressSpace.smem, assumed_align=16)
+                cute.autovec_copy(held, cute.make_tensor(whole, held.layout))
+
+
+@cute.jit
+def _around(there: cutlass.Boolean, place: cutlass.Int64, end: cutlass.Int64):
+    """The two aligned vectors that a chunk lies in, (8,) words; zeros where it is not there, or they pass the operand's
+    end. They may begin before the operand: arrays begin at multiples of 16 bytes."""
+    words = cute.make_rmem_tensor((8,), Uint32)
+    words.fill(0)
+    low = place & Int64(-16)
+    if there & (low + 32 <= end):
+        pointer = cute.make_ptr(Uint32, low, cute.AddressSpace.gmem, assumed_align=16)
+        for k in cutlass.range_constexpr(2):
+            half = cute.make_tensor(words.iterator + 4 * k, cute.make_layout((4,)))
+            cute.autovec_copy(cute.make_tensor(pointer + 4 * k, cute.make_layout((4,))), half)
+    return words
+
+
+@cute.jit
+def _found(
+    around: cute.Tensor,
+    there: cutlass.Boolean,
+    place: cutlass.Int64,
+    end: cutlass.Int64,
+    left: cutlass.Int32,
+    size: cutlass.Constexpr[int],
+):
+    """The elements of a chunk, as unsigned integers of their size: shifted out of what is around it. Where a row ends with
+    fewer than it has, or the operand near it, element by element."""
+    dtype, vec = Uint16 if size == 2 else Uint8, 16 // size
+    held = cute.make_rmem_tensor((vec,), dtype)
+    device.shift_words([around[w] for w in range(8)], Int32(place & 15) // size, vec - 1, held)
+    if there & ((left < vec) | ((place & Int64(-16)) + 32 > end)):
+        pointer = cute.make_ptr(dtype, place, cute.AddressSpace.gmem, assumed_align=size)
+        for e in cutlass.range_constexpr(vec):
+            held[e] = dtype(0)
+            if e < left:
+                held[e] = (pointer + e).load()
+    return held
 
 
 # From shared memory to registers

@@ -49,7 +49,7 @@ def test_any_extent(case, nk, m, n, k, batch, shared, seed):
 def test_rounding(dtype, b_is_nk):
     """Each product and each sum is off by so much of its size at most: tf32 by its rounding, `precise` by hardly more than
     float32. On a GPU sums may be cut off instead of rounded, by twice as much."""
-    of_product = {"float32": 2.0**-10, "precise": 2.0**-21, "float16": 0, "bfloat16": 0}[dtype]
+    of_product = {"float32": 0.7 * 2.0**-9, "precise": 2.0**-20, "float16": 0, "bfloat16": 0}[dtype]
     sums = 3 if dtype == "precise" else 1
     tile = Tile() if "16" in dtype else TF32
     precise = dtype == "precise"
@@ -61,7 +61,8 @@ def test_rounding(dtype, b_is_nk):
     error, size = np.abs(y - case.product(a, b)), case.product(np.abs(a), np.abs(b))
     assert np.all(error <= (of_product + sums * case.K * 2.0**-24) * size)
     if dtype == "float32":
-        assert np.any(error > (2.0**-21 + 3 * case.K * 2.0**-24) * size)  # what `precise` is there for
+        assert np.any(error > (2.0**-20 + 3 * case.K * 2.0**-24) * size)  # what `precise` is there for
+        assert abs(np.mean((y - case.product(a, b)) * np.sign(y))) < 2.0**-14 * np.mean(size)  # no bias
 
 
 def test_what_is_not_finite_stays_so():
@@ -76,6 +77,19 @@ def test_what_is_not_finite_stays_so():
     assert np.all(np.isfinite(y[0, 7:]))
     (y,) = run(dataclasses.replace(case, precise=True), operands)
     assert not np.any(np.isfinite(y[0, 3:7])) and np.all(np.isfinite(y[0, 7:]))
+
+
+@pytest.mark.parametrize(
+    ("tile", "message"),
+    [(Tile(tile_k=128), "64 or 128 bytes along K"), (Tile(tile_k=16), "64 or 128 bytes along K"),
+     (Tile(tile_m=16), "16 rows at least"), (Tile(tile_n=16), "16 columns of each b at least"),
+     (Tile(stages=1), "two stages at least"), (Tile(16, 16, 32, 1, 1), "16 columns of each b"),
+     (Tile(32, 128, 32, 2, 4), "256 threads cannot share")],
+)  # fmt: skip
+def test_tiles_that_there_is_no_kernel_for(tile, message):
+    case = dataclasses.replace(BF16, launcher="swiglu", paired="halves", tile=tile)
+    with pytest.raises(AssertionError, match=message):
+        run(case, case.operands(np.random.default_rng(0)))
 
 
 def compiled(case: Case, arch: str) -> tuple[int, int, int]:

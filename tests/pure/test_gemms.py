@@ -120,4 +120,4 @@ def test_without_a_type_to_keep_products_in_there_is_no_backward():
 def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
     tile = plan("x: T[..., K]; w: T[K, N]", "y = cast(x @ w, int32)", "y: int32[..., N]", types=f"T: [{dtype}]").tile
     with pytest.raises(Mistake, match=f"no main loop for {dtype}"):
-        tile.launch({"y": "int32"}, dtype, {"M": 8, "N": 8}, False)
+        tile.launch({"y": "int32", "a": dtype}, dict.fromkeys("LMNK", 8), False, None)

@@ -369,7 +369,13 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
         "groups_why": words(op.plan).groups(),
         "statistics": [
-            {"name": s.name, "value": calls[id(s.node)], "stage": s.stage, "over": s.over}
+            {
+                "name": s.name,
+                "value": calls[id(s.node)],
+                "stage": s.stage,
+                "over": s.over,
+                "same_pass": s.over == "row" and isinstance(op.plan, Reduction) and s.stage in op.plan.following,
+            }
             for s in (*op.plan.rows, *op.plan.inner, *op.plan.columns)
         ],
         "accesses": accesses(op),

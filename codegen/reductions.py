@@ -21,7 +21,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen import walking
+from codegen import online, walking
 from codegen.ir import DTYPES, Node
 from codegen.plan import (
     Access,
@@ -41,8 +41,12 @@ MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
+WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
-LEAN_RESIDENT = 768  # where threads keep twice as much
+LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it
+MOST_COMPUTED = (
+    24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
+)
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
 
 
@@ -153,6 +157,24 @@ class Reduction:
         count = 1 + max((s.stage for s in self.rows), default=-1)
         return tuple(tuple(s for s in self.rows if s.stage == i) for i in range(count))
 
+    @functools.cached_property
+    def sweeps(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that each pass over a row folds: two together where the second follows maxima of the first."""
+        found: list[tuple[int, ...]] = []
+        for i, stage in enumerate(self.stages):
+            before = self.stages[i - 1] if self.kind == "row" and found and found[-1] == (i - 1,) else ()
+            carried = [c.node for c in self.carried if c.stage == i]
+            if before and online.follows([s.node for s in stage], [s.node for s in before], carried):
+                found[-1] = (i - 1, i)
+            else:
+                found.append((i,))
+        return tuple(found)
+
+    @property
+    def following(self) -> set[int]:
+        """The stages that are folded in the pass of the one before."""
+        return {i for sweep in self.sweeps for i in sweep[1:]}
+
     @property
     def row_groups(self) -> tuple[Group, ...]:
         return self.groups[: self.kept]
@@ -236,6 +258,11 @@ class Reduction:
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
 
+    @property
+    def alone(self) -> bool:
+        """Whether a row is of one array."""
+        return len({a.array for a in self.loads if a.mode == "flat" and self.of_row(a)}) == 1
+
     def vector_bytes(self, dtypes: Mapping[str, str]) -> list[int]:
         """The same of each array that is read along a row, those that all rows share among them."""
         arrays = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
@@ -243,15 +270,15 @@ class Reduction:
 
     @property
     def passes(self) -> int:
-        """How many times a row is read where it is not kept: once a stage, once more for what is written along it."""
+        """How many times a row is read where it is not kept: once a sweep, once more for what is written along it."""
         written = any(a.mode != "row" for a in self.stores) or self.columns
-        return len(self.stages) + bool(written)
+        return len(self.sweeps) + bool(written)
 
     def rows_read(self, how: RowLaunch | WalkLaunch) -> int:
         """How often a launch reads a row; where a kernel before folds its statistics, once more than that one."""
         if isinstance(how, RowLaunch):
             return 1 if how.kept else self.passes
-        return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.stages))
+        return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.sweeps))
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """How many rows there are, and columns; where everything is reduced, one row of all."""
@@ -281,30 +308,54 @@ class Reduction:
         row, kept, cluster = columns // vec * width, KEPT, 1
         if clusters(arch) and row > CLUSTER_ROW:
             cluster = next((c for c in (2, 4) if row <= c * CLUSTER_ROW), MAX_CLUSTER)
-            kept *= 2 if row > cluster * CLUSTER_ROW else 1
+            kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
         most = max(1, kept // width)
-        # A ragged row's one vector more is no reason for more threads in each block of a cluster, where registers allow
-        arrays = self.vector_bytes(dtypes)
-        full = cluster == 1 or (kept > KEPT and len(arrays) == 1)
-        needed = count if full else columns // vec
         per_row = 1
-        while per_row < MAX_THREADS and per_row * cluster * most < needed:
+        while per_row < MAX_THREADS:
+            # A ragged row's one vector more, which few threads have, is no reason for twice as many, where registers allow
+            full = cluster == 1 and per_row < WARP
+            if per_row * cluster * most >= (count if full else columns // vec):
+                break
             per_row *= 2
         per_row = schedule.get("threads_per_row", per_row)
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
+        whole = -(-(columns // vec) // (per_row * cluster)) or 1  # a thread's, but for what a ragged row has more
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
-        if vectors * width * per_row > max(BLOCK_ROW, width * per_row):
+        if whole * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-        held = vectors * vec * sum(arrays)
-        lean = cluster > 1 and len(arrays) == 1 and KEPT < held <= 2 * KEPT
-        few = cluster > 1 and kept == KEPT and KEPT < held < 4 * KEPT
-        resident = (LEAN_RESIDENT if lean else RESIDENT if few else 0) // threads
-        dear = 4 * vec * vectors * len(self.carried)
-        carried = not lean and 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
-        return RowLaunch(vec, ragged, threads, per_row, vectors, cluster, True, exact, carried, lean, resident)
+        own, dear = whole * width, 4 * vec * vectors * len(self.carried)
+        carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
+        deep = cluster > 1 and self.alone and own > KEPT
+        lean = deep or (ragged and own >= KEPT and (cluster > 1 or not carried))
+        resident = 0
+        if lean and cluster > 1 and self.alone:
+            resident = self._resident(vec, own, deep)
+        elif cluster > 1 and kept == KEPT and KEPT < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * KEPT:
+            resident = RESIDENT
+        return RowLaunch(
+            vec,
+            ragged,
+            threads,
+            per_row,
+            vectors,
+            cluster,
+            True,
+            exact,
+            carried and not lean,
+            lean,
+            resident // threads,
+        )
+
+    def _resident(self, vec: int, own: int, deep: bool) -> int:
+        """Threads that a processor has registers for, where each keeps so many bytes of its row, and besides only what it
+        computes of a vector: the least where much is kept, the most where little is computed and nothing written."""
+        if deep and own > 2 * KEPT:
+            return RESIDENT
+        written = deep and any(a.mode != "row" for a in self.stores)
+        return LEAN_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else MAX_THREADS
 
     def _walk(
         self,

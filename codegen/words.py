@@ -23,7 +23,8 @@ def statistics_words(statistics: list[dict[str, Any]]) -> str:
     """The reductions of a report, stage by stage; nothing where there is none."""
     stages: dict[Any, list[str]] = {}
     for s in statistics:
-        stages.setdefault((s["over"], s["stage"]), []).append(f"{s['name']} = {s['value']}")
+        ending = " in the same pass" if s["same_pass"] else ""
+        stages.setdefault((s["over"], s["stage"]), []).append(f"{s['name']} = {s['value']}{ending}")
     named = {"row": "of a row", "group": "of groups in a row", "column": "of columns", "total": "of everything"}
     texts = []
     for kind, name in named.items():

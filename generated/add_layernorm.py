@@ -104,15 +104,15 @@ def add_layernorm_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rResidual = cute.make_rmem_tensor((vec, vectors), mResidual.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rBias = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rBias.fill(0.0)
     else:
-        rBias = cute.make_rmem_tensor((vec, vectors), mBias.element_type)
+        rBias = cute.make_rmem_tensor((vec, 1), mBias.element_type)
     rResidualOut = cute.make_rmem_tensor((vec,), mResidualOut.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -175,17 +175,17 @@ def add_layernorm_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
             reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
-        if cutlass.const_expr(mBias is not None):
-            reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            if cutlass.const_expr(mBias is not None):
+                reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             residual_out, y = add_layernorm_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
-                rBias[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
+                rBias[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
@@ -193,8 +193,8 @@ def add_layernorm_kernel(
             )
             rResidualOut.store(residual_out.to(mResidualOut.element_type))
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), c, columns, 1, ragged, True, per_row)
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -315,10 +315,10 @@ def add_layernorm_backward_rows_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rResidualOut = cute.make_rmem_tensor((vec, vectors), mResidualOut.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
     rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
     rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
@@ -339,14 +339,14 @@ def add_layernorm_backward_rows_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
             reduce.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = add_layernorm_backward_rows_stage0(
                 rDy[None, v].load().to(cutlass.Float32),
                 rResidualOut[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -365,14 +365,14 @@ def add_layernorm_backward_rows_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
             reduce.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = add_layernorm_backward_rows_stage1(
                 rDy[None, v].load().to(cutlass.Float32),
                 rResidualOut[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -636,8 +636,8 @@ def add_layernorm_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 rDresidual.store(dresidual.to(mDresidual.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed

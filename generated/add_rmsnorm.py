@@ -95,10 +95,10 @@ def add_rmsnorm_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rResidual = cute.make_rmem_tensor((vec, vectors), mResidual.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rResidualOut = cute.make_rmem_tensor((vec,), mResidualOut.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -137,22 +137,22 @@ def add_rmsnorm_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
             reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             residual_out, y = add_rmsnorm_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
             )
             rResidualOut.store(residual_out.to(mResidualOut.element_type))
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), c, columns, 1, ragged, True, per_row)
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -259,10 +259,10 @@ def add_rmsnorm_backward_rows_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rResidualOut = cute.make_rmem_tensor((vec, vectors), mResidualOut.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
@@ -280,14 +280,14 @@ def add_rmsnorm_backward_rows_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
             reduce.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = add_rmsnorm_backward_rows_stage0(
                 rDy[None, v].load().to(cutlass.Float32),
                 rResidualOut[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -496,8 +496,8 @@ def add_rmsnorm_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 rDresidual.store(dresidual.to(mDresidual.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed

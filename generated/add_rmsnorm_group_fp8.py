@@ -104,7 +104,7 @@ def add_rmsnorm_group_fp8_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rResidual = cute.make_rmem_tensor((vec, vectors), mResidual.element_type)
-    rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rResidualOut = cute.make_rmem_tensor((vec,), mResidualOut.element_type)
     rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
@@ -144,13 +144,13 @@ def add_rmsnorm_group_fp8_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
             reduce.load_row(mResidual, cute.crd2idx((row, 0, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             residual_out, scale, q = add_rmsnorm_group_fp8_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), amax_min, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
@@ -158,9 +158,9 @@ def add_rmsnorm_group_fp8_kernel(
             rResidualOut.store(residual_out.to(mResidualOut.element_type))
             rScale.store(scale.to(mScale.element_type))
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0, 0), mResidualOut.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
             reduce.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

@@ -118,7 +118,7 @@ def add_rmsnorm_row_fp8_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rResidual = cute.make_rmem_tensor((vec, vectors), mResidual.element_type)
-    rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rResidualOut = cute.make_rmem_tensor((vec,), mResidualOut.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
@@ -159,13 +159,13 @@ def add_rmsnorm_row_fp8_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
             reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = add_rmsnorm_row_fp8_row_max(
                 rX[None, v].load().to(cutlass.Float32),
                 rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
@@ -184,13 +184,13 @@ def add_rmsnorm_row_fp8_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
             reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             residual_out, q = add_rmsnorm_row_fp8_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), amax_min, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
@@ -198,8 +198,8 @@ def add_rmsnorm_row_fp8_kernel(
             )
             rResidualOut.store(residual_out.to(mResidualOut.element_type))
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), c, columns, 1, ragged, True, per_row)
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         scale = add_rmsnorm_row_fp8_row(

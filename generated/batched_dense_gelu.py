@@ -372,7 +372,7 @@ def batched_dense_gelu_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((iE, iM, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((iE, iM, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iE = place
             iM = row

@@ -217,7 +217,7 @@ def bilinear_form_backward_rows_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rRight = cute.make_rmem_tensor((vec, vectors), mRight.element_type)
+    rRight = cute.make_rmem_tensor((vec, 1), mRight.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
@@ -231,12 +231,12 @@ def bilinear_form_backward_rows_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mRight, cute.crd2idx((0,), mRight.layout), column, step, columns, rRight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mRight, cute.crd2idx((0,), mRight.layout), c, step, columns, rRight, 1, ragged, False, False)
             values = bilinear_form_backward_rows_row_sum(
                 rX[None, v].load().to(cutlass.Float32),
-                rRight[None, v].load().to(cutlass.Float32),
+                rRight[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -413,7 +413,7 @@ def bilinear_form_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 dleft = bilinear_form_backward_row(
                     cute.full((1,), rDy[0], rDy.element_type).to(cutlass.Float32),

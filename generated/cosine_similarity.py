@@ -283,8 +283,8 @@ def cosine_similarity_backward_kernel(
             )
             rDx.store(dx.to(mDx.element_type))
             rDy.store(dy.to(mDy.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
-            reduce.store_row(rDy, mDy, cute.crd2idx((row, 0), mDy.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDy, mDy, cute.crd2idx((row, 0), mDy.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

@@ -128,8 +128,7 @@ def cross_entropy_grad_kernel(
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
@@ -137,41 +136,37 @@ def cross_entropy_grad_kernel(
     reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
     reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sTop, *sRowSum], cluster)
+    reduce.meet([*sTop], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rTop = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_grad_top(
-                rX[None, v].load().to(cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rTop], ("max",), values, inside)
-    top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rTopSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_grad_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), top, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_grad_top(
+                    rX[None, v].load().to(cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rTop], ("max",), values, inside)
+            top = reduce.risen(rTop, rTopSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_grad_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), top, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    top, row_sum = reduce.over_row([rTop, rRowSum], ("max", "sum"), sTop, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
@@ -194,7 +189,7 @@ def cross_entropy_grad_kernel(
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         loss = cross_entropy_grad_row(

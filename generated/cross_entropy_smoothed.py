@@ -91,53 +91,48 @@ def cross_entropy_smoothed_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sStage0, *sRowSum], cluster)
+    reduce.meet([*sStage0], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_smoothed_stage0(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, inside)
-    row_max, picked, row_mean = reduce.over_row([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), sStage0, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(N)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_smoothed_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_smoothed_stage0(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_smoothed_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, picked, row_mean, row_sum = reduce.over_row([rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, per_row, cluster, rescaled=((3, 0, "exp", 1.0),))
+    row_mean = row_mean / cutlass.Float32(N)
 
     if (row < rows) & (first_of_row):
         loss = cross_entropy_smoothed_row(
@@ -255,50 +250,45 @@ def cross_entropy_smoothed_backward_kernel(
     rDloss = cute.make_rmem_tensor((1,), mDloss.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.load_one(mDloss, (row,), row < rows, rDloss)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sRowMax, *sRowSum], cluster)
+    reduce.meet([*sRowMax], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_smoothed_backward_row_max(
-                rX[None, v].load().to(cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_smoothed_backward_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-                approx,
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_smoothed_backward_row_max(
+                    rX[None, v].load().to(cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_smoothed_backward_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    approx,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
@@ -322,7 +312,7 @@ def cross_entropy_smoothed_backward_kernel(
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

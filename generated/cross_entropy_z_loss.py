@@ -106,8 +106,7 @@ def cross_entropy_z_loss_kernel(
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rZLoss = cute.make_rmem_tensor((1,), mZLoss.element_type)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
@@ -115,41 +114,37 @@ def cross_entropy_z_loss_kernel(
     reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
     reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sRowMax, *sRowSum], cluster)
+    reduce.meet([*sRowMax], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_z_loss_row_max(
-                rX[None, v].load().to(cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_z_loss_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_z_loss_row_max(
+                    rX[None, v].load().to(cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_z_loss_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
     if (row < rows) & (first_of_row):
         z_loss, loss = cross_entropy_z_loss_row(
@@ -285,47 +280,42 @@ def cross_entropy_z_loss_backward_rows_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sRowMax, *sRowSum], cluster)
+    reduce.meet([*sRowMax], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_z_loss_backward_rows_row_max(
-                rX[None, v].load().to(cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cross_entropy_z_loss_backward_rows_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_z_loss_backward_rows_row_max(
+                    rX[None, v].load().to(cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = cross_entropy_z_loss_backward_rows_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
     if (row < rows) & (first_of_row):
         row_max_of_rows, row_sum_of_rows = cross_entropy_z_loss_backward_rows_row(
@@ -530,7 +520,7 @@ def cross_entropy_z_loss_backward_kernel(
                 once = reduce.inside(c, cutlass.select_(columns < 1, columns, 1), vec, True, False)  # a row counts once
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed

@@ -104,10 +104,10 @@ def dense_amax_epilogue_kernel(
 
     rAcc = cute.make_rmem_tensor((vec, vectors), mAcc.element_type)
     if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rBias = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rBias.fill(0.0)
     else:
-        rBias = cute.make_rmem_tensor((vec, vectors), mBias.element_type)
+        rBias = cute.make_rmem_tensor((vec, 1), mBias.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rAmax = cute.make_rmem_tensor((1,), mAmax.element_type)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -122,13 +122,13 @@ def dense_amax_epilogue_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        if cutlass.const_expr(mBias is not None):
-            reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mBias is not None):
+                reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             values = dense_amax_epilogue_row_max(
                 rAcc[None, v].load().to(cutlass.Float32),
-                rBias[None, v].load().to(cutlass.Float32),
+                rBias[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -143,16 +143,16 @@ def dense_amax_epilogue_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        if cutlass.const_expr(mBias is not None):
-            reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mBias is not None):
+                reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             y = dense_amax_epilogue_chain(
                 rAcc[None, v].load().to(cutlass.Float32),
-                rBias[None, v].load().to(cutlass.Float32),
+                rBias[None, 0].load().to(cutlass.Float32),
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         amax = dense_amax_epilogue_row(

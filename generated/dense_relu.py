@@ -372,7 +372,7 @@ def dense_relu_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first

@@ -150,7 +150,7 @@ def dense_residual_squares_epilogue_kernel(
                 rResidual[None, v].load().to(cutlass.Float32),
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         squares = dense_residual_squares_epilogue_row(

@@ -415,7 +415,7 @@ def dense_rms_scaled_backward_rows_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rAcc = cute.make_rmem_tensor((vec, vectors), mAcc.element_type)
-    rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rRstd = cute.make_rmem_tensor((1,), mRstd.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -433,14 +433,14 @@ def dense_rms_scaled_backward_rows_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
             reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = dense_rms_scaled_backward_rows_row_sum(
                 rDy[None, v].load().to(cutlass.Float32),
                 rAcc[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), rRstd[0], rRstd.element_type).to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -641,7 +641,7 @@ def dense_rms_scaled_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 drstd = dense_rms_scaled_backward_row(
                     cute.full((1,), row_sum, cutlass.Float32),

@@ -381,7 +381,7 @@ def dense_row_bias_backward_kernel(
                 rZ[None, v].load().to(cutlass.Float32),
             )
             rDacc.store(dacc.to(mDacc.element_type))
-            reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         dbias = dense_row_bias_backward_row(

@@ -500,8 +500,8 @@ def dense_scaled_columns_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first

@@ -137,7 +137,7 @@ def dgelu_dbias_fp8_kernel(
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
                 rQ.store(q.to(mQ.element_type))
-                reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first

@@ -128,7 +128,7 @@ def dgelu_dbias_group_fp8_kernel(
                 rScale.store(scale.to(mScale.element_type))
                 rQ.store(q.to(mQ.element_type))
                 reduce.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
-                reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, B * G, 0)  # past the last row nothing is accessed
             column = first

@@ -412,7 +412,7 @@ def dgroup_norm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iG = place

@@ -97,10 +97,10 @@ def drmsnorm_x_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -137,14 +137,14 @@ def drmsnorm_x_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = drmsnorm_x_row_mean2(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
@@ -165,21 +165,21 @@ def drmsnorm_x_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             dx = drmsnorm_x_chain(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

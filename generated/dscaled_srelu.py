@@ -138,7 +138,7 @@ def dscaled_srelu_kernel(
                 cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         dscale = dscaled_srelu_row(

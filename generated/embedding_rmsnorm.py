@@ -87,10 +87,10 @@ def embedding_rmsnorm_kernel(
 
     rTableAtToken = cute.make_rmem_tensor((vec, vectors), mTable.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rTableAtTokenAt = cute.make_rmem_tensor((1,), mToken.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -125,19 +125,19 @@ def embedding_rmsnorm_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             y = embedding_rmsnorm_chain(
                 rTableAtToken[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

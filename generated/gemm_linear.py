@@ -482,8 +482,8 @@ def gemm_linear_backward_kernel(
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first

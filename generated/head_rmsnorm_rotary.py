@@ -97,8 +97,8 @@ def head_rmsnorm_rotary_kernel(
 
     rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rWeight0 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
-    rWeight1 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rWeight0 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rWeight1 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
     rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
     rY0 = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -147,15 +147,15 @@ def head_rmsnorm_rotary_kernel(
             reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
             reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
             reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
-        reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+            reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
             y0, y1 = head_rmsnorm_rotary_chain(
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
-                rWeight0[None, v].load().to(cutlass.Float32),
-                rWeight1[None, v].load().to(cutlass.Float32),
+                rWeight0[None, 0].load().to(cutlass.Float32),
+                rWeight1[None, 0].load().to(cutlass.Float32),
                 rCos[None, v].load().to(cutlass.Float32),
                 rSin[None, v].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
@@ -165,8 +165,8 @@ def head_rmsnorm_rotary_kernel(
             )
             rY0.store(y0.to(mY.element_type))
             rY1.store(y1.to(mY.element_type))
-            reduce.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), c, columns, 1, ragged, False, per_row)
-            reduce.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), c, columns, 1, ragged, False, per_row)
+            reduce.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
+            reduce.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
 
 
 @cute.jit
@@ -277,8 +277,8 @@ def head_rmsnorm_rotary_backward_rows_kernel(
     rDy1 = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rWeight0 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
-    rWeight1 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rWeight0 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rWeight1 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
     rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
     rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
@@ -308,17 +308,17 @@ def head_rmsnorm_rotary_backward_rows_kernel(
             reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
             reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
             reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
-        reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+            reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
             values = head_rmsnorm_rotary_backward_rows_stage0(
                 rDy0[None, v].load().to(cutlass.Float32),
                 rDy1[None, v].load().to(cutlass.Float32),
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
-                rWeight0[None, v].load().to(cutlass.Float32),
-                rWeight1[None, v].load().to(cutlass.Float32),
+                rWeight0[None, 0].load().to(cutlass.Float32),
+                rWeight1[None, 0].load().to(cutlass.Float32),
                 rCos[None, v].load().to(cutlass.Float32),
                 rSin[None, v].load().to(cutlass.Float32),
             )
@@ -597,8 +597,8 @@ def head_rmsnorm_rotary_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside)
                 rDx0.store(dx0.to(mDx.element_type))
                 rDx1.store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iS = place

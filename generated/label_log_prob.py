@@ -95,64 +95,59 @@ def label_log_prob_kernel(
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if cutlass.const_expr(carried):
         rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sStage0, *sRowSum2], cluster)
+    reduce.meet([*sStage0], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            z = label_log_prob_keep_z(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), mTemperature[0], cutlass.Float32),
-            )
-            if cutlass.const_expr(carried):
-                rZKept[None, v].store(z)
-            values = label_log_prob_stage0(
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
-                z,
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
-    row_sum, row_max = reduce.over_row([rRowSum, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            if cutlass.const_expr(carried):
-                z = rZKept[None, v].load()
-            else:
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
                 z = label_log_prob_keep_z(
                     rX[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),
                 )
-            values = label_log_prob_row_sum2(
-                z,
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum2], ("sum",), values, inside)
-    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+                if cutlass.const_expr(carried):
+                    rZKept[None, v].store(z)
+                values = label_log_prob_stage0(
+                    cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    z,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    z = rZKept[None, v].load()
+                else:
+                    z = label_log_prob_keep_z(
+                        rX[None, v].load().to(cutlass.Float32),
+                        cute.full((vec,), mTemperature[0], cutlass.Float32),
+                    )
+                values = label_log_prob_row_sum2(
+                    z,
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum2], ("sum",), values, inside)
+    row_sum, row_max, row_sum2 = reduce.over_row([rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, per_row, cluster, rescaled=((2, 1, "exp", 1.0),))
 
     if (row < rows) & (first_of_row):
         y = label_log_prob_row(
@@ -266,49 +261,44 @@ def label_log_prob_backward_rows_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sRowMax, *sRowSum], cluster)
+    reduce.meet([*sRowMax], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = label_log_prob_backward_rows_row_max(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), mTemperature[0], cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = label_log_prob_backward_rows_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), mTemperature[0], cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = label_log_prob_backward_rows_row_max(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = label_log_prob_backward_rows_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
     if (row < rows) & (first_of_row):
         row_max_of_rows, row_sum_of_rows = label_log_prob_backward_rows_row(
@@ -506,7 +496,7 @@ def label_log_prob_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed

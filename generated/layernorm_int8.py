@@ -95,8 +95,8 @@ def layernorm_int8_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
-    rBias = cute.make_rmem_tensor((vec, vectors), mBias.element_type)
+    rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rBias = cute.make_rmem_tensor((vec, 1), mBias.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
@@ -152,21 +152,21 @@ def layernorm_int8_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
-        reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             q = layernorm_int8_chain(
                 rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
-                rBias[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
+                rBias[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
             )
             rQ.store(device.cast(q, mQ.element_type))
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

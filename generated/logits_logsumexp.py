@@ -121,51 +121,46 @@ def logits_logsumexp_epilogue_kernel(
     rLogits = cute.make_rmem_tensor((vec,), mLogits.element_type)
     rLse = cute.make_rmem_tensor((1,), mLse.element_type)
     rPicked = cute.make_rmem_tensor((1,), mPicked.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sStage0, *sRowSum], cluster)
+    reduce.meet([*sStage0], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = logits_logsumexp_epilogue_stage0(
-                rAcc[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax, rRowSum2], ("max", "sum"), values, inside)
-    row_max, row_sum2 = reduce.over_row([rRowMax, rRowSum2], ("max", "sum"), sStage0, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rAcc)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = logits_logsumexp_epilogue_row_sum(
-                rAcc[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = logits_logsumexp_epilogue_stage0(
+                    rAcc[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax, rRowSum2], ("max", "sum"), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = logits_logsumexp_epilogue_row_sum(
+                    rAcc[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum2, row_sum = reduce.over_row([rRowMax, rRowSum2, rRowSum], ("max", "sum", "sum"), sStage0, per_row, cluster, rescaled=((2, 0, "exp", 1.0),))
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
@@ -181,7 +176,7 @@ def logits_logsumexp_epilogue_kernel(
                 rAcc[None, v].load().to(cutlass.Float32),
             )
             rLogits.store(logits.to(mLogits.element_type))
-            reduce.store_row(rLogits, mLogits, cute.crd2idx((row, 0), mLogits.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rLogits, mLogits, cute.crd2idx((row, 0), mLogits.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         lse, picked = logits_logsumexp_epilogue_row(

@@ -94,51 +94,46 @@ def mean_cross_entropy_rows_kernel(
     rPickedOfRows = cute.make_rmem_tensor((1,), mPickedOfRows.element_type)
     rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sStage0, *sRowSum], cluster)
+    reduce.meet([*sStage0], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = mean_cross_entropy_rows_stage0(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
-    picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = mean_cross_entropy_rows_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = mean_cross_entropy_rows_stage0(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = mean_cross_entropy_rows_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    picked, row_max, row_sum = reduce.over_row([rPicked, rRowMax, rRowSum], ("sum", "max", "sum"), sStage0, per_row, cluster, rescaled=((2, 1, "exp", 1.0),))
 
     if (row < rows) & (first_of_row):
         picked_of_rows, row_max_of_rows, row_sum_of_rows = mean_cross_entropy_rows_row(

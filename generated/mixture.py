@@ -230,9 +230,9 @@ def mixture_backward_kernel(
                 rDa.store(da.to(mDa.element_type))
                 rDb.store(db.to(mDb.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first

@@ -97,8 +97,8 @@ def qk_rmsnorm_kernel(
 
     rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
     rK = cute.make_rmem_tensor((vec, vectors), mK.element_type)
-    rQWeight = cute.make_rmem_tensor((vec, vectors), mQWeight.element_type)
-    rKWeight = cute.make_rmem_tensor((vec, vectors), mKWeight.element_type)
+    rQWeight = cute.make_rmem_tensor((vec, 1), mQWeight.element_type)
+    rKWeight = cute.make_rmem_tensor((vec, 1), mKWeight.element_type)
     rQOut = cute.make_rmem_tensor((vec,), mQOut.element_type)
     rKOut = cute.make_rmem_tensor((vec,), mKOut.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
@@ -139,15 +139,15 @@ def qk_rmsnorm_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
             reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
-        reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
-        reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+            reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
             q_out, k_out = qk_rmsnorm_chain(
                 rQ[None, v].load().to(cutlass.Float32),
                 rK[None, v].load().to(cutlass.Float32),
-                rQWeight[None, v].load().to(cutlass.Float32),
-                rKWeight[None, v].load().to(cutlass.Float32),
+                rQWeight[None, 0].load().to(cutlass.Float32),
+                rKWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
@@ -155,8 +155,8 @@ def qk_rmsnorm_kernel(
             )
             rQOut.store(q_out.to(mQOut.element_type))
             rKOut.store(k_out.to(mKOut.element_type))
-            reduce.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), c, columns, 1, ragged, True, per_row)
-            reduce.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+            reduce.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -273,8 +273,8 @@ def qk_rmsnorm_backward_rows_kernel(
     rDkOut = cute.make_rmem_tensor((vec, vectors), mDkOut.element_type)
     rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
     rK = cute.make_rmem_tensor((vec, vectors), mK.element_type)
-    rQWeight = cute.make_rmem_tensor((vec, vectors), mQWeight.element_type)
-    rKWeight = cute.make_rmem_tensor((vec, vectors), mKWeight.element_type)
+    rQWeight = cute.make_rmem_tensor((vec, 1), mQWeight.element_type)
+    rKWeight = cute.make_rmem_tensor((vec, 1), mKWeight.element_type)
     rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
     rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
@@ -300,17 +300,17 @@ def qk_rmsnorm_backward_rows_kernel(
             reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
             reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
             reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
-        reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
-        reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+            reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
             values = qk_rmsnorm_backward_rows_stage0(
                 rDqOut[None, v].load().to(cutlass.Float32),
                 rDkOut[None, v].load().to(cutlass.Float32),
                 rQ[None, v].load().to(cutlass.Float32),
                 rK[None, v].load().to(cutlass.Float32),
-                rQWeight[None, v].load().to(cutlass.Float32),
-                rKWeight[None, v].load().to(cutlass.Float32),
+                rQWeight[None, 0].load().to(cutlass.Float32),
+                rKWeight[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -560,8 +560,8 @@ def qk_rmsnorm_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDq.store(dq.to(mDq.element_type))
                 rDk.store(dk.to(mDk.element_type))
-                reduce.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed

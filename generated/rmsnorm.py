@@ -82,10 +82,10 @@ def rmsnorm_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
@@ -118,19 +118,19 @@ def rmsnorm_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             y = rmsnorm_chain(
                 rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -224,10 +224,10 @@ def rmsnorm_backward_rows_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
@@ -245,14 +245,14 @@ def rmsnorm_backward_rows_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        if cutlass.const_expr(mWeight is not None):
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = rmsnorm_backward_rows_stage0(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -447,7 +447,7 @@ def rmsnorm_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed

@@ -252,8 +252,8 @@ def rotary_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx0.store(dx0.to(mDx.element_type))
                 rDx1.store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iS = place
             iH = row % H

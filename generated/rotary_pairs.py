@@ -227,7 +227,7 @@ def rotary_pairs_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx[0, None].store(dx0.to(mDx.element_type))
                 rDx[1, None].store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0, 0), mDx.layout), c, columns, 2, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0, 0), mDx.layout), column, v * step, columns, 2, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iB = row
             columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed

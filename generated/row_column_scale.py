@@ -169,7 +169,7 @@ def row_column_scale_backward_rows_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rColumnScale = cute.make_rmem_tensor((vec, vectors), mColumnScale.element_type)
+    rColumnScale = cute.make_rmem_tensor((vec, 1), mColumnScale.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
@@ -185,13 +185,13 @@ def row_column_scale_backward_rows_kernel(
         if cutlass.const_expr(not kept):
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), column, step, columns, rColumnScale, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), c, step, columns, rColumnScale, 1, ragged, False, False)
             values = row_column_scale_backward_rows_row_sum(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
-                rColumnScale[None, v].load().to(cutlass.Float32),
+                rColumnScale[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -373,7 +373,7 @@ def row_column_scale_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 drow_scale = row_column_scale_backward_row(
                     cute.full((1,), row_sum, cutlass.Float32),

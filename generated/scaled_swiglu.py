@@ -270,8 +270,8 @@ def scaled_swiglu_backward_kernel(
             )
             rDx0.store(dx0.to(mDx.element_type))
             rDx1.store(dx1.to(mDx.element_type))
-            reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-            reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+            reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+            reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     if (row < rows) & (first_of_row):
         dscale = scaled_swiglu_backward_row(

@@ -162,7 +162,7 @@ def silu_mul_row_fp8_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
             )
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         scale = silu_mul_row_fp8_row(

@@ -183,7 +183,7 @@ def softcap_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, c, columns, 1, ragged, True, per_row)
+                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = reduce.columns_left(total, row, width)
             column = first

@@ -230,8 +230,8 @@ def swiglu_clamped_backward_kernel(
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 rDx0.store(dx0.to(mDx.element_type))
                 rDx1.store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first

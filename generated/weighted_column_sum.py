@@ -216,7 +216,7 @@ def weighted_column_sum_backward_kernel(
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rDy = cute.make_rmem_tensor((vec, 1), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rWeight = cute.make_rmem_tensor((1,), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
@@ -234,11 +234,11 @@ def weighted_column_sum_backward_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mDy, cute.crd2idx((0,), mDy.layout), column, step, columns, rDy, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mDy, cute.crd2idx((0,), mDy.layout), c, step, columns, rDy, 1, ragged, False, False)
             values = weighted_column_sum_backward_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
+                rDy[None, 0].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -252,15 +252,15 @@ def weighted_column_sum_backward_kernel(
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
-        reduce.load_row(mDy, cute.crd2idx((0,), mDy.layout), column, step, columns, rDy, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mDy, cute.crd2idx((0,), mDy.layout), c, step, columns, rDy, 1, ragged, False, False)
             dx = weighted_column_sum_backward_chain(
-                rDy[None, v].load().to(cutlass.Float32),
+                rDy[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), rWeight[0], rWeight.element_type).to(cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         dweight = weighted_column_sum_backward_row(

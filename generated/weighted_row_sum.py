@@ -70,7 +70,7 @@ def weighted_row_sum_kernel(
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
@@ -84,12 +84,12 @@ def weighted_row_sum_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = weighted_row_sum_row_sum(
                 rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -217,7 +217,7 @@ def weighted_row_sum_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, False, per_row)
+                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first

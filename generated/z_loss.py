@@ -76,47 +76,42 @@ def z_loss_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rY = cute.make_rmem_tensor((1,), mY.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sRowMax, *sRowSum], cluster)
+    reduce.meet([*sRowMax], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = z_loss_row_max(
-                rX[None, v].load().to(cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = z_loss_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = z_loss_row_max(
+                    rX[None, v].load().to(cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = z_loss_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
     if (row < rows) & (first_of_row):
         y = z_loss_row(
@@ -220,49 +215,44 @@ def z_loss_backward_kernel(
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rDy = cute.make_rmem_tensor((1,), mDy.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.load_one(mDy, (row,), row < rows, rDy)
-    reduce.meet([*sRowMax, *sRowSum], cluster)
+    reduce.meet([*sRowMax], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = z_loss_backward_row_max(
-                rX[None, v].load().to(cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        reduce.forget(rX)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = z_loss_backward_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-                approx,
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = z_loss_backward_row_max(
+                    rX[None, v].load().to(cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = z_loss_backward_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    approx,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
@@ -282,7 +272,7 @@ def z_loss_backward_kernel(
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), c, columns, 1, ragged, True, per_row)
+            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from codegen import emit
 from codegen.ir import Node
+from codegen.online import rescaled
 from codegen.pipeline import Op
 from codegen.plan import Access, Group
 from codegen.reductions import Carried, Reduction, Statistic
@@ -61,7 +62,8 @@ class RowContext(Context):
             "row_loads": self.row_loads(),
             "loads": [row for row in map(self.load_row, self.vector_loads()) if row["of_row"]],
             "stages": [self.stage(i) for i in range(len(self.plan.stages))],
-            "meeting": ", ".join(f"*{self.shared(i)}" for i in range(len(self.plan.stages))),
+            "sweeps": [self.sweep(stages) for stages in self.plan.sweeps],
+            "meeting": ", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
             "row_outputs": self.row_outputs(),
             "kept_values": [{"register": f"r{camel(c.name)}Kept", "type": self.compute()} for c in self.plan.carried],
             "columns": self.columns_text(),
@@ -208,14 +210,18 @@ class RowContext(Context):
                 return f"reduce.count_up(c, {width}).to({integer})"
             return f"r{camel(access.name)}[None, v{self.of_row(access)}].load().to({integer})"
         assert access.array is not None
-        name, kind = self.fragment(access), self.spec.kind(access.array)
+        name, kind, v = self.fragment(access), self.spec.kind(access.array), "0" if self.one_vector(access) else "v"
         if access.mode == "row":
             load = f"cute.full(({width},), {name}[0{self.of_row(access)}], {name}.element_type)"
         elif self.interleaved(access):
-            load = f"{name}[{access.part}, None, v{self.of_row(access)}].load()"
+            load = f"{name}[{access.part}, None, {v}{self.of_row(access)}].load()"
         else:
-            load = f"{name}[None, v{self.of_row(access)}].load()"
+            load = f"{name}[None, {v}{self.of_row(access)}].load()"
         return load + {"float": f".to({self.compute()})", "int": f".to({integer})", "bool": " != 0"}[kind]
+
+    def one_vector(self, access: Access) -> bool:
+        """Whether registers hold a single vector of what all rows share: it is read when it is needed."""
+        return access.mode == "flat" and not self.plan.of_row(access) and access.array in self.spec.inputs
 
     def of_row(self, access: Access) -> str:
         """The mode of the row in the registers of an array that each row has its own values in."""
@@ -360,6 +366,7 @@ class RowContext(Context):
             return {"name": self.fragment(access), "shape": f"({shape})", "dtype": "cutlass.Int32", "tensor": "",
                     "default": None, "default_type": ""}  # fmt: skip
         tensor = self.tensors[access.array.name]
+        shape = shape.replace("vectors", "1") if self.one_vector(access) else shape
         words = [str(access.array.parts)] if self.interleaved(access) else []
         words += [w for w in shape.replace(" ", "").split(",") if w]
         if self.of_row(access) and access.array in self.spec.inputs:
@@ -403,6 +410,7 @@ class RowContext(Context):
             "guard": self.guard(access),
             "values": self.loaded_by(access),
             "of_row": self.plan.of_row(access),
+            "one_vector": self.one_vector(access),
         }
         if access.mode == "flat":
             assert access.array is not None
@@ -410,7 +418,8 @@ class RowContext(Context):
             parts = access.array.parts if self.interleaved(access) else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
             into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
-            return row | {"text": f"reduce.load_row({tensor}, {self.start(access)}, column, step, columns, {into})"}
+            first = "c" if self.one_vector(access) else "column"
+            return row | {"text": f"reduce.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"}
         extents = ", ".join(g.name for g in self.plan.column_groups)
         if access.mode == "index":
             assert access.group is not None
@@ -446,7 +455,31 @@ class RowContext(Context):
     # Passes over the row
 
     def stage(self, number: int) -> dict:
-        statistics, function = self.plan.stages[number], self.stage_function(number)
+        """What is folded of each vector."""
+        function = self.stage_function(number)
+        return {
+            **self.fold_of(self.plan.stages[number]),
+            "shared": self.shared(number),
+            "function": function,
+            "arguments": self.arguments(function, "vec"),
+            "carried": self.carried(function, number),
+            "loads": self.loads_for(function),
+        }
+
+    def sweep(self, stages: tuple[int, ...]) -> dict:
+        """One pass over a row: its stages, and what their statistics are folded to over the row's threads."""
+        found = [self.stage(i) for i in stages]
+        statistics = [s for i in stages for s in self.plan.stages[i]]
+        loads = {load["text"]: load for stage in found for load in stage["loads"]}
+        return {
+            **self.fold_of(tuple(statistics)),
+            "shared": self.shared(stages[0]),
+            "stages": found,
+            "loads": list(loads.values()),
+            **(self.rising(stages) if len(stages) > 1 else {"maxima": [], "rescaled": "", "kept_values": []}),
+        }
+
+    def fold_of(self, statistics: tuple[Statistic, ...]) -> dict:
         running = [f"r{camel(s.name)}" for s in statistics]
         types = [self.statistic_type(s) for s in statistics]
         return {
@@ -457,13 +490,37 @@ class RowContext(Context):
             "statistics": list(
                 zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
             ),
-            "shared": self.shared(number),
-            "function": function,
-            "arguments": self.arguments(function, "vec"),
-            "carried": self.carried(function, number),
-            "loads": self.loads_for(function),
             "means": [(s.name, self.statistic_type(s)) for s in statistics if s.op == "mean"],
         }
+
+    def rising(self, stages: tuple[int, ...]) -> dict:
+        """How sums of exponentials follow maxima that are folded in the same pass."""
+        before, after = (self.plan.stages[i] for i in stages)
+        statistics = [*before, *after]
+        ways = [(s, way) for s in after if (way := rescaled(s.node))]
+        maxima, places = [], []
+        for maximum in before:
+            followers = [(s, way) for s, way in ways if way.maximum is maximum.node]
+            if followers:
+                sums = ", ".join(f"r{camel(s.name)}" for s, _ in followers)
+                texts = in_tuple([f'("{way.power}", {emit.literal(way.scale)})' for _, way in followers])
+                name = camel(maximum.name)
+                maxima.append({
+                    "name": maximum.name, "seen": f"r{name}Seen", "type": self.statistic_type(maximum),
+                    "risen": f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, kept and begin == 0)",
+                })  # fmt: skip
+        kept = []
+        for s, way in ways:
+            place = next(i for i, m in enumerate(statistics) if m.node is way.maximum)
+            text = f'"{way.power}", {emit.literal(way.scale)}'
+            places.append(f"({statistics.index(s)}, {place}, {text})")
+            name = statistics[place].name
+            kept += [
+                f"reduce.rescale_kept(r{camel(c.name)}Kept, r{camel(name)}Seen, {name}, {text})"
+                for c in self.plan.carried
+                if c.node is s.operand
+            ]
+        return {"maxima": maxima, "rescaled": in_tuple(places), "kept_values": kept}
 
     def shared(self, stage: int) -> str:
         """The shared memory of a stage."""
@@ -505,7 +562,7 @@ class RowContext(Context):
                 continue
             parts = access.array.parts if self.interleaved(access) else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
-            where = f"{self.start(access)}, c, columns, {parts}, ragged, {aligned}, per_row"
+            where = f"{self.start(access)}, column, v * step, columns, {parts}, ragged, {aligned}, per_row"
             lines[name] = f"reduce.store_row({name}, {tensor}, {where})"
         return list(lines.values())
 

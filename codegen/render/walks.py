@@ -106,6 +106,10 @@ class WalkContext(RowContext):
             found.append({"name": s.name, "register": register, "tensor": tensor, "load": load})
         return found
 
+    def one_vector(self, access: Access) -> bool:
+        """A thread keeps what all rows share."""
+        return False
+
     def rows_text(self) -> str:
         """The number of rows that meet."""
         return " * ".join(g.name for g in self.plan.walked_groups) or "1"

@@ -81,24 +81,55 @@ def next_coordinates(
 @cute.jit
 def load_anywhere(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
     """Copy the elements from `offset` on of a compact tensor to registers, wherever they start: the two aligned vectors
-    that hold them, shifted into place. Near the tensor's end, element by element."""
+    that hold them, shifted into place. Where the tensor's last elements fill no vector, element by element."""
     vec = cute.size(dst)
-    if cutlass.const_expr(not _in_words(dst)):
-        for i in cutlass.range_constexpr(vec):
-            dst[i] = (src.iterator + offset + i).load()
+    if cutlass.const_expr(not shiftable(dst)):
+        load_elements(src, offset, dst)
     else:
-        skip = _misalignment(offset, vec)
-        base = cute.assume(offset - skip, divby=vec)
-        if base + 2 * vec <= _extent(src):
-            both = cute.make_rmem_tensor((vec, 2), src.element_type)
-            for k in cutlass.range_constexpr(2):
-                half = cute.make_tensor(src.iterator + base + k * vec, cute.make_layout((vec,)))
-                cute.autovec_copy(half, both[None, k])
-            words = cute.recast_tensor(both, Uint32)
-            shift_words([words[i] for i in range(cute.size(words))], skip, vec - 1, dst)
-        else:
-            for i in cutlass.range_constexpr(vec):
-                dst[i] = (src.iterator + offset + i).load()
+        skip, whole = misalignment(offset, vec), whole_vectors(src, vec)
+        both = cute.make_rmem_tensor((vec, 2), src.element_type)
+        both.fill(0)
+        for k in cutlass.range_constexpr(2):
+            if offset - skip + k * vec < whole:
+                cute.autovec_copy(vector(src, offset - skip + k * vec, vec), both[None, k])
+        shift_into(both, skip, dst)
+        if offset + vec > whole:
+            load_elements(src, offset, dst)
+
+
+def shiftable(vector: cute.Tensor) -> bool:
+    """Whether `shift_into` can fill these registers: a vector of whole words, its size a power of two."""
+    return _in_words(vector) and cute.size(vector) & (cute.size(vector) - 1) == 0
+
+
+def shift_into(both: cute.Tensor, skip: cutlass.Int32, dst: cute.Tensor) -> None:
+    """dst = as many of the elements in two vectors side by side, from the one at `skip` in the first on."""
+    words = cute.recast_tensor(both, Uint32)
+    shift_words([words[i] for i in range(cute.size(words))], skip, cute.size(dst) - 1, dst)
+
+
+@cute.jit
+def load_elements(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
+    """Copy the elements from `offset` on of a compact tensor to registers one by one; zeros outside the tensor."""
+    extent = _extent(src)
+    # Whole at the end: registers that are filled in pieces would make the loads of other vectors wait for each other
+    held = cute.make_rmem_tensor((cute.size(dst),), src.element_type)
+    held.fill(0)
+    for i in cutlass.range_constexpr(cute.size(dst)):
+        if (offset + i >= 0) & (offset + i < extent):
+            held[i] = (src.iterator + offset + i).load()
+    cute.autovec_copy(held, dst)
+
+
+def whole_vectors(tensor: cute.Tensor, vec: int) -> cutlass.Int64:
+    """How many of a compact tensor's elements fill aligned vectors: all but the last few."""
+    extent = _extent(tensor)
+    return extent - extent % vec
+
+
+def vector(tensor: cute.Tensor, place: cutlass.Int64, vec: int) -> cute.Tensor:
+    """An aligned vector in memory."""
+    return cute.make_tensor(tensor.iterator + cute.assume(place, divby=vec), cute.make_layout((vec,)))
 
 
 @cute.jit
@@ -119,7 +150,7 @@ def store_anywhere(
     rest = first_bits(valid, vec)
     if cutlass.const_expr(_in_words(src)):
         lane = cute.arch.lane_idx() % group
-        skip = _misalignment(offset, vec)
+        skip = misalignment(offset, vec)
         base = cute.assume(offset - skip, divby=vec)
         own = cute.recast_tensor(src, Uint32)
         words = [own[i] for i in range(cute.size(own))]
@@ -129,7 +160,7 @@ def store_anywhere(
         joined = (lane > 0) & (before >= vec)
         stores = (valid > 0) & (before >= 0) & (after >= vec - skip) & ((skip == 0) | joined)
         if stores:
-            cute.autovec_copy(shifted, cute.make_tensor(dst.iterator + base, cute.make_layout((vec,))))
+            cute.autovec_copy(shifted, vector(dst, base, vec))
         head = first_bits(
             vec - skip, vec
         )  # what this lane's aligned vector takes of its elements; the rest is the next one's
@@ -157,7 +188,7 @@ def _in_words(vector: cute.Tensor) -> bool:
     return cute.size(vector) * vector.element_type.width % 32 == 0
 
 
-def _misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
+def misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
     """How many elements after a multiple of `vec`, a power of two, a place that is not negative lies."""
     return Int32(offset) & (vec - 1)
 

@@ -7,6 +7,8 @@ there are replaced by the reduction's identity. Every fold has a fixed order: tw
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, Uint32
@@ -17,6 +19,10 @@ from codegen.runtime import device
 WARP = 32
 EVICT = cute.nvgpu.CacheEvictionPriority
 Vector = device.Vector
+# Which of a vector's columns lie inside a row: all (None), a mask, or its first column and how many the row has
+Inside: TypeAlias = Any
+# A sum that follows a maximum: their places among the statistics, the exponential, and the factor inside it
+Rescaled: TypeAlias = tuple[int, int, str, float]
 
 
 def identity(op: str, dtype: type[Numeric]) -> bool | int | float:
@@ -48,16 +54,36 @@ def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
 
 
 def accumulate(
-    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Vector | None
+    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Inside
 ) -> None:
-    """Fold vectors in, one for each statistic, where their columns lie inside the row (None: all do)."""
+    """Fold vectors in, one for each statistic, where their columns lie inside the row."""
     values = values if isinstance(values, tuple) else (values,)
     for held, op, value in zip(running, ops, values, strict=True):
-        dtype = held.element_type
-        value = value.to(dtype)
-        if inside is not None:
-            value = device.where(inside, value, identity(op, dtype))
+        value = value.to(held.element_type)
+        if isinstance(inside, tuple):
+            value = _inside_row(value, identity(op, held.element_type), *inside)
+        elif inside is not None:
+            value = device.where(inside, value, identity(op, held.element_type))
         held.store(combine(op, held.load(), value))
+
+
+def _inside_row(value: Vector, other: bool | int | float, first: cutlass.Int32, columns: cutlass.Int32) -> Vector:
+    """A vector with another value where its columns, from `first` on, lie outside the row."""
+    held = cute.make_rmem_tensor(value.shape, value.dtype)
+    held.store(value)
+    _replace_outside(held, other, first, columns)
+    return held.load()
+
+
+@cute.jit
+def _replace_outside(
+    held: cute.Tensor, other: cutlass.Constexpr[bool | int | float], first: cutlass.Int32, columns: cutlass.Int32
+):
+    vec = cute.size(held)
+    if (first < 0) | (first + vec > columns):  # few vectors: for the others a branch costs less than masks
+        for i in cutlass.range_constexpr(vec):
+            if (first + i < 0) | (first + i >= columns):
+                held[i] = held.element_type(other)
 
 
 def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
@@ -87,7 +113,7 @@ def column_accumulators(
 
 
 def accumulate_at(
-    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Vector | None
+    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Inside
 ) -> None:
     """Fold vectors into those of the v-th vector's columns."""
     for held, op, value in zip(running, ops, values, strict=True):
@@ -116,17 +142,11 @@ def within(v: int, vectors: int, ragged: bool) -> bool:
     return 0 < v < vectors - 2 if ragged else v < vectors - 1
 
 
-def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool, certain: bool) -> Vector | None:
-    """Which of a vector's columns, from `first` on, lie inside the row; None where that is `certain` of all."""
+def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool, certain: bool) -> Inside:
+    """Which of a vector's columns, from `first` on, lie inside the row."""
     if certain:
         return None
-    mask = cute.make_rmem_tensor((vec,), Boolean)
-    if not ragged:
-        mask.fill(first < columns)
-    else:
-        for i in range(vec):
-            mask[i] = (first + i >= 0) & (first + i < columns)
-    return mask.load()
+    return (first, columns) if ragged else cute.full((vec,), first < columns, Boolean)
 
 
 def count_up(first: cutlass.Int32, vec: int) -> Vector:
@@ -161,32 +181,54 @@ def load_row(
     once: cutlass.Constexpr[bool],
 ):
     """A thread's vectors of a row that begins at element `start` of a compact tensor, into dst (vec, vectors), or (parts,
-    vec, vectors) where each column has several parts side by side; zeros outside the row. Where that is no multiple of a
-    vector (`ragged`), `aligned` says that vectors are still aligned in memory, for which `first` may be negative; else
-    each is put together from the two that hold it. What is read `once` leaves the first cache to what is read again."""
+    vec, vectors) where each column has several parts side by side; zeros outside the tensor, and any values of it outside
+    the row. Where that is no multiple of a vector (`ragged`), `aligned` says that vectors are still aligned in memory, for
+    which `first` may be negative; else each is put together from the two that hold it. What is read `once` leaves the
+    first cache to what is read again."""
     cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
-    vec = count // parts
+    pieces = [cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))) for v in range(vectors)]
     dst.fill(0)
-    for v in cutlass.range_constexpr(vectors):
-        c = first + v * step
-        place = start + cutlass.Int64(c) * parts
-        held = cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,)))
-        if cutlass.const_expr(not ragged):
+    if cutlass.const_expr(not ragged):
+        for v in cutlass.range_constexpr(vectors):
+            c = first + v * step
             if c < columns:
-                cute.autovec_copy(_vector(src, place, count), held, l1c_evict_priority=cached)
-        else:
-            if (c >= 0) & (c + vec <= columns):
-                if cutlass.const_expr(aligned):
-                    cute.autovec_copy(_vector(src, place, count), held, l1c_evict_priority=cached)
-                else:
-                    device.load_anywhere(src, place, held)
-            else:
-                for i in cutlass.range_constexpr(vec):
-                    if (c + i >= 0) & (c + i < columns):
-                        for part in cutlass.range_constexpr(parts):
-                            held[i * parts + part] = (src.iterator + place + (i * parts + part)).load()
+                place = start + cutlass.Int64(c) * parts
+                cute.autovec_copy(device.vector(src, place, count), pieces[v], l1c_evict_priority=cached)
+    else:
+        whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
+        place = start + cutlass.Int64(first) * parts
+        skip = 0 if aligned else device.misalignment(place, count)  # the same for all vectors of a row
+        base = place - skip
+        left = _at_most(whole - base, Int64(columns - first) * parts + skip)  # of elements to read in vectors
+        both = cute.make_rmem_tensor((count, 2), src.element_type)
+        for v in cutlass.range_constexpr(vectors):
+            at = v * step * parts
+            if cutlass.const_expr(aligned):
+                if at < left:
+                    cute.autovec_copy(device.vector(src, base + at, count), pieces[v], l1c_evict_priority=cached)
+            elif cutlass.const_expr(device.shiftable(pieces[0])):
+                both.fill(0)
+                if (at < left) & (at >= 2 * count or base + at >= 0):
+                    cute.autovec_copy(device.vector(src, base + at, count), both[None, 0])
+                if at + count < cutlass.select_(skip == 0, 0, left):
+                    cute.autovec_copy(device.vector(src, base + (at + count), count), both[None, 1])
+                device.shift_into(both, skip, pieces[v])
+        # One by one what fills no vector of memory; apart, since branches between loads would make them wait for each other
+        if start + cutlass.Int64(columns) * parts > whole:
+            for v in cutlass.range_constexpr(vectors):
+                at = v * step * parts
+                if (first + v * step < columns) & (place + (at + count) > whole):
+                    device.load_elements(src, place + at, pieces[v])
+        forget(dst)  # else the compiler would take the vectors apart here, for the few that come one by one
+
+
+def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
+    """The lesser of the two, in 32 bits: a thread's vectors lie within less than 2**30 elements."""
+    least = cutlass.select_(a < b, a, b)
+    least = cutlass.select_(least < 2**30, least, Int64(2**30))
+    return Int32(cutlass.select_(least < 0, Int64(0), least))
 
 
 def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:
@@ -216,7 +258,7 @@ def fetch_row(
     for v in cutlass.range_constexpr(vectors):
         c = first + v * step
         if c < columns:
-            cute.copy(atom, _vector(src, start + cutlass.Int64(c) * parts, count), dst[None, v])
+            cute.copy(atom, device.vector(src, start + cutlass.Int64(c) * parts, count), dst[None, v])
 
 
 @cute.jit
@@ -241,11 +283,6 @@ def forget(registers: cute.Tensor) -> None:
         words = cute.recast_tensor(registers, Int32)
         for i in range(cute.size(words)):
             words[i] = device.unseen(words[i])
-
-
-def _vector(tensor: cute.Tensor, place: cutlass.Int64, count: int) -> cute.Tensor:
-    """An aligned vector in memory."""
-    return cute.make_tensor(tensor.iterator + cute.assume(place, divby=count), cute.make_layout((count,)))
 
 
 @cute.jit
@@ -317,36 +354,45 @@ def store_row(
     src: cute.Tensor,
     dst: cute.Tensor,
     start: cutlass.Int64,
-    first: cutlass.Int32,
+    column: cutlass.Int32,
+    offset: cutlass.Constexpr[int],
     columns: cutlass.Int32,
     parts: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     aligned: cutlass.Constexpr[bool],
     per_row: cutlass.Constexpr[int],
 ):
-    """Store one vector of a row, as `load_row` loads it. Neighbouring threads of a row hold neighbouring vectors; all
-    lanes of a warp take part."""
+    """Store one vector of a row, from column + offset on, as `load_row` loads it. Neighbouring threads of a row hold
+    neighbouring vectors; all lanes of a warp take part."""
     count = cute.size(src)
-    vec = count // parts
-    place = start + cutlass.Int64(first) * parts
+    vec, first = count // parts, column + offset
+    place = start + cutlass.Int64(column) * parts + offset * parts
     held = cute.make_tensor(src.iterator, cute.make_layout((count,)))
     if cutlass.const_expr(not ragged):
         if first < columns:
-            cute.autovec_copy(held, _vector(dst, place, count))
+            cute.autovec_copy(held, device.vector(dst, place, count))
     else:
-        rest = device.first_bits(Int64(columns - first), vec) & ~device.first_bits(Int64(-first), vec)
+        rest = Uint32(0)
         if cutlass.const_expr(aligned):
             if (first >= 0) & (first + vec <= columns):
-                cute.autovec_copy(held, _vector(dst, place, count))
-                rest = Uint32(0)
-        elif cutlass.const_expr(parts == 1):
-            left, group = columns - first, min(per_row, WARP)
-            rest = rest & device.store_anywhere(held, dst, place, first, left, Int64(left), group)
+                cute.autovec_copy(held, device.vector(dst, place, count))
+            else:
+                rest = _bits_inside(first, columns, vec)
+        else:
+            rest = _bits_inside(first, columns, vec)
+            if cutlass.const_expr(parts == 1):
+                left, group = columns - first, min(per_row, WARP)
+                rest = rest & device.store_anywhere(held, dst, place, first, left, Int64(left), group)
         if rest != 0:
             for i in cutlass.range_constexpr(vec):
                 if device.bit(rest, i):
                     for part in cutlass.range_constexpr(parts):
                         (dst.iterator + place + (i * parts + part)).store(held[i * parts + part])
+
+
+def _bits_inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int) -> cutlass.Uint32:
+    """One bit for each of a vector's columns, from `first` on, that lies inside the row."""
+    return device.first_bits(Int64(columns - first), vec) & ~device.first_bits(Int64(-first), vec)
 
 
 @cute.jit
@@ -450,10 +496,12 @@ def over_row(
     per_row: cutlass.Constexpr[int],
     cluster: cutlass.Constexpr[int],
     turn: cutlass.Int32 = 0,
+    rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ):
     """Each row's statistics, from all its threads' running values; every thread gets them. Rows that a block folds one
     after the other have the turns 0, 1, 2, ..."""
-    values = [over_lanes(over_vector(r, op), op, min(per_row, WARP)) for r, op in zip(running, ops, strict=True)]
+    values = [[over_vector(r, op)] for r, op in zip(running, ops, strict=True)]
+    values = _over_lanes(values, ops, min(per_row, WARP), rescaled)
     if cutlass.const_expr(per_row > WARP or cluster > 1):
         tidx, _, _ = cute.arch.thread_idx()
         lane, warp, row = tidx % WARP, tidx % per_row // WARP, tidx // per_row
@@ -468,8 +516,29 @@ def over_row(
                 for k in cutlass.range_constexpr(len(ops)):
                     buffers[k][slot, row, warp] = values[k][0]
             cute.arch.sync_threads()
-        values = [_gathered(buffers[k], ops[k], slot, row, lane) for k in range(len(ops))]
+        values = [_of_warps(buffers[k], ops[k], slot, row, lane) for k in range(len(ops))]
+        values = _over_lanes(values, ops, min(WARP, cute.size(buffers[0], mode=[2])), rescaled)
     return [v[0] for v in values]
+
+
+def _over_lanes(
+    values: list[list[Vector]], ops: tuple[str, ...], lanes: int, rescaled: tuple[Rescaled, ...]
+) -> list[Vector]:
+    """Each statistic folded over what a lane has of it, and over groups of this many neighbouring lanes. Sums that follow
+    a maximum are rescaled to that of all these lanes first."""
+    followed = {place: (maximum, power, scale) for place, maximum, power, scale in rescaled}
+    found: list[Vector] = []
+    for k, op in enumerate(ops):
+        own = values[k]
+        if k in followed:  # a sum, which stands after its maximum
+            maximum, power, scale = followed[k]
+            seen, risen_to = values[maximum], found[maximum][0]
+            own = [rescale(value, m[0], risen_to, power, scale) for value, m in zip(own, seen, strict=True)]
+        total = own[0]
+        for value in own[1:]:
+            total = combine(op, total, value)
+        found.append(over_lanes(total, op, lanes))
+    return found
 
 
 @cute.jit
@@ -491,15 +560,43 @@ def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, la
             cute.arch.store_async_dsmem(place, sent, barrier, lane)
 
 
-@cute.jit
-def _gathered(buffer, op: cutlass.Constexpr[str], slot, row, lane):
-    """The fold of all warps' values of a row, of every block of the cluster: a power of two of them."""
-    count = cute.size(buffer, mode=[2])
-    group = min(WARP, count)
-    total = cute.full((1,), identity(op, buffer.element_type), buffer.element_type)
-    for base in cutlass.range_constexpr(0, count, group):
-        total = combine(op, total, cute.full((1,), buffer[slot, row, base + lane % group], buffer.element_type))
-    return over_lanes(total, op, group)
+def _of_warps(buffer: cute.Tensor, op: str, slot, row, lane) -> list[Vector]:
+    """A lane's share of all warps' values of a row, of every block of the cluster: a power of two of them."""
+    count, dtype = cute.size(buffer, mode=[2]), buffer.element_type
+    places = [base + lane % min(WARP, count) for base in range(0, count, WARP)]
+    return [cute.full((1,), buffer[slot, row, place], dtype) for place in places]
+
+
+# Sums of exponentials that follow a maximum while it rises (`codegen.online`)
+
+
+def rescale(value: Vector, was: Numeric, now: Numeric, power: str, scale: float) -> Vector:
+    """Sums of `power` of `scale` times differences from the maximum `was`, as sums of those from `now`, which is no less. A
+    thread that has met nothing but -inf adds nothing to a row that holds more."""
+    was, now = (cute.full((1,), m, value.dtype) for m in (was, now))
+    factor = {"exp": cute.math.exp, "exp2": cute.math.exp2}[power]((was - now) * scale)
+    factor = device.where(was == now, 1.0, factor)  # also where both are infinite
+    nothing = (was == -float("inf")) & (now > -float("inf"))
+    scaled = value * cute.full(value.shape, factor[0], value.dtype)
+    return device.where(cute.full(value.shape, nothing[0], Boolean), 0.0, scaled)
+
+
+def risen(
+    maximum: cute.Tensor, seen: cute.Tensor, sums: list[cute.Tensor], ways: tuple[tuple[str, float], ...], once: bool
+) -> Numeric:
+    """The maximum of all that a thread has met, which is then what it has `seen`; its sums so far are rescaled to it, each
+    in its way (power, scale), unless the row is read `once`, and there are none yet."""
+    now = over_vector(maximum, "max")[0]
+    if not once:
+        for held, (power, scale) in zip(sums, ways, strict=True):
+            held.store(rescale(held.load(), seen[0], now, power, scale))
+    seen[0] = now
+    return now
+
+
+def rescale_kept(kept: cute.Tensor, seen: cute.Tensor, maximum: Numeric, power: str, scale: float) -> None:
+    """Exponentials that a thread keeps, of differences from what it has `seen`, as those from the row's maximum."""
+    kept.store(rescale(kept.load(), seen[0], maximum, power, scale))
 
 
 # Folding over rows

@@ -1,0 +1,71 @@
+"""Sums of exponentials that follow their maximum, interpreted: rows in one pass, in pieces and in clusters, and what is
+infinite or no number in them, against NumPy in float64 as the formula is written."""
+
+import numpy as np
+import pytest
+
+import generated
+from codegen.plan import Extents
+
+
+def rows_of(columns: int) -> np.ndarray:
+    """Rows whose maximum lies in the first piece, in the last, rises in every piece; and rows of odd values."""
+    noise = np.random.default_rng(columns).standard_normal((12, columns)).astype(np.float32)
+    rows = 3 * noise
+    rows[1] += 40
+    rows[1, 0] = 60
+    rows[2, -1] = 70
+    rows[3] += np.linspace(-90, 90, columns)
+    rows[4] += np.linspace(90, -90, columns)
+    rows[5] = -np.inf
+    rows[6, : columns // 2] = -np.inf  # whole threads and pieces that have met nothing
+    rows[7, 1:] = -np.inf
+    rows[8, columns // 3] = np.inf
+    rows[9, columns // 3] = np.nan
+    rows[10] = -3e38
+    rows[11, ::2] = -np.inf
+    return rows
+
+
+def softmax(rows: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        e = np.exp(rows.astype(np.float64) - rows.max(1, keepdims=True).astype(np.float64))
+        return e / e.sum(1, keepdims=True)
+
+
+def logsumexp(rows: np.ndarray) -> np.ndarray:
+    wide = rows.astype(np.float64)
+    top = wide.max(1)
+    top = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(wide - top[:, None]).sum(1)) + top
+
+
+@pytest.mark.parametrize(
+    ("arch", "columns", "kept", "cluster"),
+    [
+        ("sm_80", 9, True, 1),
+        ("sm_80", 300, True, 1),
+        ("sm_80", 4099, True, 1),
+        ("sm_80", 20_000, False, 1),  # three pieces
+        ("sm_80", 16_397, False, 1),  # none of them full of whole vectors
+        ("sm_90a", 9_001, True, 4),
+        ("sm_90a", 40_000, True, 8),  # a few vectors at a time
+    ],
+)
+def test_rows_as_the_formula_is_written(arch, columns, kept, cluster, monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", arch)
+    how = generated.softmax.plan.launch({"x": "float32", "y": "float32"}, Extents(columns, columns, columns), {}, arch)
+    assert (how.kept, how.cluster) == (kept, cluster)
+    rows = rows_of(columns)
+    y = np.asarray(generated.softmax(rows, implementation="interpret"))
+    np.testing.assert_allclose(y, softmax(rows), rtol=2e-5, atol=1e-37)
+    lse = np.asarray(generated.logsumexp(rows, implementation="interpret"))
+    np.testing.assert_allclose(lse, logsumexp(rows), rtol=2e-6, atol=2e-6)
+
+
+def test_two_runs_agree_to_the_bit(monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
+    rows = rows_of(20_000)[:3]
+    first, second = (np.asarray(generated.softmax(rows, implementation="interpret")) for _ in range(2))
+    assert first.tobytes() == second.tobytes()

@@ -314,6 +314,8 @@ def _pointers(name: str, text: str, sources: dict[str, frozenset[int | str]]) ->
 
 def _access(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> MemoryAccess | None:
     words = name.replace("::", ".").split(".")
+    if copied := re.search(r"\[(%\w+)[^\]]*\], (\d+)", text) if name.startswith("cp.async.c") else None:
+        return MemoryAccess(False, int(copied[2]), sources.get(copied[1], frozenset()))
     if words[0] not in ("ld", "st", "ldu") or _SPACES & set(words):
         return None
     bits = next(int(w[1:]) for w in reversed(words) if re.fullmatch(r"[bsuf]\d+", w))

@@ -16,7 +16,7 @@ from codegen import hopper_tiles
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
-from codegen.hopper_tiles import Tiles
+from codegen.hopper_tiles import FLOAT8, Tiles
 from codegen.ir import DTYPES, Leaf, Node, Statement, topological
 from codegen.plan import Elementwise, tile_plan
 from codegen.scope import make_scope
@@ -75,28 +75,38 @@ class Tile:
     work: int  # about how many instructions the epilogue takes for an accumulator
 
     def launch(
-        self, dtypes: Mapping[str, str], extents: Mapping[str, int | None], precise: bool, arch: str | None
+        self,
+        dtypes: Mapping[str, str],
+        extents: Mapping[str, int | None],
+        precise: bool,
+        arch: str,
+        hopper: bool = True,
     ) -> GemmLaunch:
         """The launch for arrays of these dtypes (by name, the factors' as "a"), and these extents: L, M, N, K, or what divides
-        them. Raises `Mistake` where there is none."""
+        them. Without `hopper` it is the main loop that every architecture has. Raises `Mistake` where there is none."""
         factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec, inner = min(8, 16 // max(widths)), extents["N"]
         ragged = inner is None or inner % vec != 0
-        if arch == "sm_90a" and (tiles := self.hopper(factor, extents)) is not None:
+        if arch == "sm_90a" and hopper and (tiles := self.hopper(factor, extents)) is not None:
             options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
             return GemmLaunch(vec, ragged, _config("sm_90a", options))
-        if factor not in AMPERE:
-            raise Mistake(f"no main loop for {factor}")
+        if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
+            raise Mistake(f"no main loop for {factor} on {arch}")
         few = (extents["M"] or LARGE) * (inner or LARGE) <= 512 * 512
-        tile_m, tile_n = (32, 64 if self.paired else 32) if few else (128, 128)
-        options = {
-            "tile_m": tile_m, "tile_n": tile_n, "tile_k": 64 // DTYPES[factor].size, "warps_m": 2,
-            "warps_n": 1 if few else 2, "stages": 2 if few else 4,
-        }  # fmt: skip
+        options = (
+            self.small()
+            if few
+            else {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
+        )
+        options["tile_k"] = (64 if few else 128) // DTYPES[factor].size
         if factor == "float32":
-            options["precise"] = precise
+            options |= {"precise": precise} if few else {"precise": precise, "tile_n": 64, "tile_k": 32}
         return GemmLaunch(vec, ragged, _config("sm_80", options))
+
+    def small(self) -> dict[str, int]:
+        """Tiles for outputs that large ones would not share out among the multiprocessors."""
+        return {"tile_m": 32, "tile_n": 64 if self.paired else 32, "warps_m": 2, "warps_n": 1, "stages": 2}
 
     def hopper(self, factor: str, extents: Mapping[str, int | None]) -> Tiles | None:
         """The tiles of the main loop for Hopper, where it takes these operands."""

@@ -59,11 +59,11 @@ class Tiles:
 
     def row_pieces(self, N: int, paired: str = "") -> int:
         """Tiles side by side, each of which writes one partial result of a fold over a row."""
-        return -(-N // (self.tile_n // (2 if paired else 1)))
+        return _up(N, self.tile_n // (2 if paired else 1))
 
     def column_pieces(self, M: int) -> int:
         """Tiles above each other, each of which writes one partial result of a fold over a column."""
-        return -(-M // self.tile_m)
+        return _up(M, self.tile_m)
 
 
 def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K: int = 0, N: int = 0) -> str:
@@ -76,9 +76,11 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
         if columns * DTYPES[dtype].size % 16:
             return f"TMA loads rows of whole 16 bytes; a row of {name} has {columns} of {dtype}"
     own = tiles.tile_n // (2 if paired == "halves" else 1)
-    step = 8 * tiles.cluster_m if b_is_nk else 64  # columns that lie together in shared memory
-    if own % step and (paired == "halves" or tiles.tile_n % 32):
+    step = 8 * tiles.cluster_m if b_is_nk else 64 if paired == "halves" else 32  # columns that lie together
+    if own % step:
         return f"a tile's {own} columns of each b are no multiple of {step}"
+    if tiles.cluster > 2:
+        return f"clusters are of two blocks at most; got {tiles.cluster_m} x {tiles.cluster_n}"
     if tiles.tile_m % (64 if tiles.pingpong else 128) or not 16 <= tiles.tile_n <= 256 or tiles.tile_n % 16:
         return f"WGMMA cannot make tiles of {tiles.tile_m} x {tiles.tile_n}{' (pingpong)' if tiles.pingpong else ''}"
     if tiles.tile_k * DTYPES[a].size % 32:
@@ -129,14 +131,18 @@ def choose(
 
 def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
     """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
-    slabs, steps = tiles.tile_m // 64, -(-row_bytes // 32)
+    slabs, steps = tiles.tile_m // 64, _up(row_bytes, 32)
     tensor_cores = slabs * tiles.tile_n / 2 * 1.15
-    shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128 * 0.9
+    shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128
     main = steps * max(tensor_cores, shared_memory)
     epilogue = tiles.accumulators * work * (2.9 if not tiles.pingpong else 4.6 if tiles.accumulators > 160 else 3.4)
     # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer
     each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + 500 + epilogue
-    high = -(-(-(-M // tiles.tile_m)) // tiles.cluster_m)
-    wide = -(-(-(-columns // tiles.tile_n)) // tiles.cluster_n)
-    turns = -(-high * wide * L // max(tiles.blocks // tiles.cluster, 1))
+    clusters = _up(M, tiles.tile_m * tiles.cluster_m) * _up(columns, tiles.tile_n * tiles.cluster_n) * L
+    turns = _up(clusters, max(tiles.blocks // tiles.cluster, 1))
     return turns * each + epilogue
+
+
+def _up(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)

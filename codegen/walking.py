@@ -28,7 +28,7 @@ AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
 FAR_AHEAD = 64  # where two are
 PLAIN_ROOM = 320  # where none is
 LONG_ROOM = 384  # and the columns' results lie in shared memory
-MASKED_ROOM = 192  # where vectors need masks or what is computed of them needs registers
+MASKED_ROOM = 128  # where vectors need masks or what is computed of them needs registers
 BLOCK_ROW = 24 * 1024  # bytes of a row, up to which a block shares it with no other
 CLUSTERS = (
     2,
@@ -132,9 +132,8 @@ def whole(
         sizes = (schedule["cluster"],)
     found: list[WalkLaunch] = []
     for cluster in sizes:
-        most = max(
-            1, min((DEAR_KEPT if needs.dear else KEPT) // needs.width, MOST_FOLDED // (needs.width + needs.sums))
-        )
+        kept = DEAR_KEPT // (2 if ragged else 1) if needs.dear else KEPT
+        most = max(1, min(kept // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
         per_row = 1
         while per_row < MOST_THREADS and per_row * cluster * most < count:
             per_row *= 2
@@ -204,7 +203,7 @@ def tiles(
     vector's results take; `values`: each row also has values of its own; `dear`:
     something costly is computed; `waves`: how often processors fill, at least."""
     threads = schedule.get("threads", THREADS)
-    at_once = rows_at_once(width, written, values, dear, arch)
+    at_once = rows_at_once(width, written, values, dear, None if ragged else arch)
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
@@ -243,7 +242,7 @@ def everything(
 ) -> WalkLaunch:
     """The launch where all arrays are one long row."""
     threads = schedule.get("threads", THREADS)
-    at_once, wide = rows_at_once(width, written, False, dear, arch), threads * vec
+    at_once, wide = rows_at_once(width, written, False, dear, None if ragged else arch), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
     parts = max(1, min(resident * processors(arch), -(-rows // at_once)))
     return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, True, parts, resident=resident)

@@ -1,5 +1,6 @@
-"""Epilogues of GEMMs and their launchers, written by hand much as the generator writes them: what tests and benchmarks of
-the main loops compile."""
+"""Epilogues of products and their launchers on the Hopper main loop, written by hand: what its tests and benchmarks compile.
+
+They have no branches (`vectors`), and what they read is read ahead."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -65,14 +66,6 @@ def plain(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ra
 
 
 @cute.jit
-def never(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    """Nothing is stored: what all but the stores costs."""
-    (mY,) = tensors
-    store(acc[0].load(), mY, offset(mY, batch, row, column), valid - 100, vec, ragged)
-    return ()
-
-
-@cute.jit
 def relu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
     mY = tensors[-1]
     y = device.maximum(acc[0].load() + floats(operands[0]), 0.0)
@@ -130,7 +123,7 @@ def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, rag
     return (y, y, y)
 
 
-EPILOGUES = {f.__name__: f for f in (plain, never, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums)}
+EPILOGUES = {f.__name__: f for f in (plain, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums)}
 READS = {
     "relu": (read_row, None), "gelu": (read_row, None), "gelu_erf": (read_row, None),
     "dgelu": (None, read_tile), "residual": (read_row, read_tile),
@@ -226,8 +219,8 @@ def sums_launch(
 
 # epilogue -> its launcher, and its operands beside a and b: one value a column, or a tile
 LAUNCHERS = {
-    "plain": (one_launch, ""), "never": (one_launch, ""), "sums": (sums_launch, ""),
-    "swiglu": (one_launch, ""), "swiglu_two": (two_launch, ""),
+    "plain": (one_launch, ""), "sums": (sums_launch, ""),
+    "swiglu": (one_launch, ""), "two": (two_launch, ""),
     "relu": (with_one_launch, "r"), "gelu": (with_one_launch, "r"), "gelu_erf": (with_one_launch, "r"),
     "dgelu": (with_one_launch, "t"), "residual": (with_two_launch, "rt"),
 }  # fmt: skip

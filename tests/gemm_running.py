@@ -1,113 +1,142 @@
-"""Products with the epilogues of `gemm_epilogues.py`: as calls of the runtime, and in float64."""
+"""Products on the Hopper main loop with the epilogues of `gemm_epilogues`: as calls of the runtime, and in float64."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from gemm_epilogues import LAUNCHERS
 
-from codegen.hopper_tiles import Tiles
+from codegen.hopper_tiles import SQUARE, Tiles
 from codegen.runtime import kernels
 
 
-def divisor(extent: int, most: int) -> int:
-    """The largest power of two that divides an extent, up to `most`."""
-    return next(d for d in (16, 8, 4, 2, 1) if d <= most and extent % d == 0)
+@dataclass(frozen=True)
+class Product:
+    """One call of one launcher. The epilogue's operands have the type of a, or are bfloat16 where that is one byte wide."""
 
+    name: str  # of LAUNCHERS
+    M: int
+    K: int
+    N: int
+    L: int = 1
+    dtype: str = "bfloat16"
+    out: str = "bfloat16"
+    b_is_nk: bool = False
+    paired: str = ""
+    shared_b: bool = False  # one b for the whole batch
+    tiles: Tiles = field(default=SQUARE)
 
-def call_of(name: str, inputs, outputs, tiles: Tiles, b_is_nk: bool, paired: str, arch: str) -> kernels.Call:
-    """The launcher's call for arrays of these shapes and dtypes. The last input or output decides the vectors."""
-    y = outputs[0]
-    vec = 16 // max(1, y.dtype.itemsize)
-    vec = min(vec, 8) if paired else vec
+    def __str__(self) -> str:
+        t = self.tiles
+        words = [
+            self.name,
+            self.dtype,
+            f"{self.L}x{self.M}x{self.K}x{self.N}",
+            "nk" if self.b_is_nk else "kn",
+            self.out,
+        ]
+        tiles = f"{t.tile_m}x{t.tile_n}x{t.tile_k}s{t.stages}c{t.cluster_m}{t.cluster_n}{'pp' if t.pingpong else ''}"
+        return "-".join([*words, *([self.paired] if self.paired else []), tiles])
 
-    def described(x):
-        most = 16 // x.dtype.itemsize
-        return (x.dtype.name, (*(1 for _ in x.shape[:-1]), divisor(x.shape[-1], max(most, vec))), 16)
+    @property
+    def inputs(self) -> list[jax.ShapeDtypeStruct]:
+        """a, one or two b, the epilogue's operands."""
+        columns = 2 * self.N if self.paired == "interleaved" else self.N
+        batches = 1 if self.shared_b else self.L
+        b = (batches, columns, self.K) if self.b_is_nk else (batches, self.K, columns)
+        kind = jnp.dtype(self.dtype)
+        wide = kind if kind.itemsize > 1 else jnp.dtype("bfloat16")
+        operands = {"r": (self.N,), "t": (self.L, self.M, self.N)}
+        return [
+            jax.ShapeDtypeStruct((self.L, self.M, self.K), kind),
+            *[jax.ShapeDtypeStruct(b, kind)] * (2 if self.paired == "halves" else 1),
+            *(jax.ShapeDtypeStruct(operands[o], wide) for o in LAUNCHERS[self.name][1]),
+        ]
 
-    constants = {"name": name.removesuffix("_two"), "b_is_nk": b_is_nk, "paired": paired, "vec": vec,
-                 "ragged": y.shape[-1] % vec != 0} | dataclasses.asdict(tiles)  # fmt: skip
-    launcher, _ = LAUNCHERS[name]
-    return kernels.Call(
-        launcher, tuple(map(described, inputs)), tuple(map(described, outputs)), tuple(constants.items()), arch
-    )
+    @property
+    def outputs(self) -> list[jax.ShapeDtypeStruct]:
+        found = [jax.ShapeDtypeStruct((self.L, self.M, self.N), jnp.dtype(self.out))]
+        if self.name == "sums":
+            wide, high = self.tiles.row_pieces(self.N, self.paired), self.tiles.column_pieces(self.M)
+            found += [jax.ShapeDtypeStruct((self.L, self.M, wide), jnp.float32)] * 2
+            found += [jax.ShapeDtypeStruct((self.L, high, self.N), jnp.float32)]
+        return found
 
+    @property
+    def call(self) -> kernels.Call:
+        """For sm_90a."""
+        vec = 16 // jnp.dtype(self.out).itemsize
+        vec = min(vec, 8) if self.paired else vec
 
-def outputs_of(name: str, a, bs, tiles: Tiles, b_is_nk: bool, paired: str, dtype) -> list[jax.ShapeDtypeStruct]:
-    """What a launcher writes."""
-    L, M, _ = a.shape
-    N = bs[0].shape[1 if b_is_nk else 2] // (2 if paired == "interleaved" else 1)
-    shapes = [jax.ShapeDtypeStruct((L, M, N), dtype)]
-    if name == "sums":
-        wide, high = -(-N // tiles.tile_n), -(-M // tiles.tile_m)
-        shapes += [jax.ShapeDtypeStruct((L, M, wide), jnp.float32)] * 2
-        shapes += [jax.ShapeDtypeStruct((L, high, N), jnp.float32)]
-    return shapes
+        def described(x):
+            widest = max(16 // x.dtype.itemsize, vec)
+            divisor = next(d for d in (16, 8, 4, 2, 1) if d <= widest and x.shape[-1] % d == 0)
+            return x.dtype.name, (*(1 for _ in x.shape[:-1]), divisor), 16
 
+        constants = {"name": self.name, "b_is_nk": self.b_is_nk, "paired": self.paired, "vec": vec,
+                     "ragged": self.N % vec != 0} | dataclasses.asdict(self.tiles)  # fmt: skip
+        launcher = LAUNCHERS[self.name][0] if self.paired != "halves" else LAUNCHERS["two"][0]
+        inputs, outputs = (tuple(map(described, xs)) for xs in (self.inputs, self.outputs))
+        return kernels.Call(launcher, inputs, outputs, tuple(constants.items()), "sm_90a")
 
-def arguments(name: str, L: int, M: int, K: int, N: int, dtype, b_is_nk: bool, paired: str, seed: int = 0, lb: int = 0):
-    """Random a, one or two b, and the epilogue's operands: small integers where `dtype` is an integer's, else normal."""
-    rng = np.random.default_rng(seed)
-    lb = lb or L
+    def draw(self, seed: int) -> list[jax.Array]:
+        """Inputs: any integers, or normal numbers, b scaled so that sums are of size 2."""
+        rng = np.random.default_rng(seed)
+        found = []
+        for i, x in enumerate(self.inputs):
+            if jnp.issubdtype(x.dtype, jnp.integer):
+                found.append(jnp.asarray(rng.integers(-128, 128, x.shape), x.dtype))
+            else:
+                scale = 2 * max(self.K, 1) ** -0.5 if 0 < i <= 1 + (self.paired == "halves") else 1.0
+                found.append(jnp.asarray(rng.standard_normal(x.shape, np.float32) * scale, x.dtype))
+        return found
 
-    def draw(*shape, scale=1.0, kind=dtype):
-        if jnp.issubdtype(kind, jnp.integer):
-            return jnp.asarray(rng.integers(-128, 128, shape), kind)
-        return jnp.asarray(rng.standard_normal(shape, np.float32) * scale, kind)
+    def run(self, inputs: list[jax.Array]) -> list[jax.Array]:
+        """The kernel, on a GPU."""
+        return _jitted(self)(*inputs)
 
-    columns = 2 * N if paired == "interleaved" else N
-    b_shape = (lb, columns, K) if b_is_nk else (lb, K, columns)
-    scale = max(K, 1) ** -0.5 * 2
-    bs = [draw(*b_shape, scale=scale) for _ in range(2 if name.endswith("_two") else 1)]
-    wide = jnp.bfloat16 if jnp.dtype(dtype).itemsize == 1 else dtype
-    kinds = {"r": lambda: draw(N, kind=wide), "t": lambda: draw(L, M, N, kind=wide)}
-    return draw(L, M, K), bs, [kinds[kind]() for kind in LAUNCHERS[name][1]]
+    def expected(self, inputs: list[jax.Array]) -> list[np.ndarray]:
+        """The outputs in float64; of folds, their results."""
+        a, *rest = (np.asarray(x.astype(jnp.float32), np.float64) for x in inputs)
+        bs = [np.swapaxes(b, 1, 2) if self.b_is_nk else b for b in rest[: 2 if self.paired == "halves" else 1]]
+        accs, operands = [a @ b for b in bs], rest[len(bs) :]
+        if self.paired == "interleaved":
+            accs = [accs[0][..., 0::2], accs[0][..., 1::2]]
+        acc = accs[0]
+        if self.name == "sums":
+            return [acc, acc.sum(2), acc.max(2, initial=-np.inf), acc.sum(1)]
+        return [REFERENCES[self.name](acc, *accs[1:], *operands)]
 
 
 @functools.cache
-def _jitted(call: kernels.Call, outputs: tuple):
-    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outputs]
-    return jax.jit(lambda *operands: kernels.launch(call, operands, shapes, {}))
+def _jitted(product: Product):
+    return jax.jit(lambda *operands: kernels.launch(product.call, operands, product.outputs, {}))
 
 
-def run(name: str, a, bs, others, tiles: Tiles, b_is_nk: bool, paired: str, dtype, arch: str = "sm_90a"):
-    """The kernel, on a GPU: its outputs."""
-    shapes = outputs_of(name, a, bs, tiles, b_is_nk, paired, dtype)
-    inputs = [a, *bs, *others]
-    call = call_of(name, inputs, shapes, tiles, b_is_nk, paired, arch)
-    return _jitted(call, tuple((s.shape, s.dtype) for s in shapes))(*inputs)
+def _tanh(z):
+    return np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))
 
 
-def expected(name: str, a, bs, others, b_is_nk: bool, paired: str) -> list[np.ndarray]:
-    """The outputs in float64."""
-    a, *rest = (np.asarray(x.astype(jnp.float32), np.float64) for x in (a, *bs, *others))
-    bs, others = rest[: len(bs)], rest[len(bs) :]
-    accs = [a @ (np.swapaxes(b, 1, 2) if b_is_nk else b) for b in bs]
-    if paired == "interleaved":
-        accs = [accs[0][..., 0::2], accs[0][..., 1::2]]
-    acc = accs[0]
-    if name == "plain":
-        return [acc]
-    if name == "sums":
-        return [acc, acc.sum(2), acc.max(2, initial=-np.inf), acc.sum(1)]
-    if name.startswith("swiglu"):
-        return [acc / (1 + np.exp(-acc)) * accs[1]]
-    if name == "dgelu":
-        z = others[0]
-        c, d = 0.7978845608028654, 0.044715
-        t = np.tanh(c * (z + d * z**3))
-        return [acc * (0.5 + 0.5 * t + 0.5 * z * (1 - t * t) * c * (1 + 3 * d * z * z))]
-    z = acc + others[0]
-    if name == "relu":
-        return [np.maximum(z, 0)]
-    if name == "gelu":
-        return [0.5 * z * (1 + np.tanh(0.7978845608028654 * (z + 0.044715 * z**3)))]
-    if name == "gelu_erf":
-        from math import erf
+def _silu(z):
+    return z / (1 + np.exp(-z))
 
-        return [0.5 * z * (1 + np.vectorize(erf, otypes=[float])(z / 2**0.5))]
-    return [z / (1 + np.exp(-z)) + others[1]]
+
+def _gelu_slope(z):
+    inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * z * z)
+    return 0.5 * (1 + _tanh(z)) + 0.5 * z * (1 - _tanh(z) ** 2) * inner
+
+
+REFERENCES = {
+    "plain": lambda acc: acc,
+    "relu": lambda acc, bias: np.maximum(acc + bias, 0),
+    "gelu": lambda acc, bias: 0.5 * (acc + bias) * (1 + _tanh(acc + bias)),
+    "gelu_erf": lambda acc, bias: (acc + bias) * 0.5 * np.asarray(jax.scipy.special.erfc(-(acc + bias) * 0.5**0.5)),
+    "residual": lambda acc, bias, skip: _silu(acc + bias) + skip,
+    "dgelu": lambda acc, z: acc * _gelu_slope(z),
+    "swiglu": lambda acc, up: _silu(acc) * up,
+}

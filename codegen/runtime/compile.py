@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -32,6 +32,7 @@ from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.runtime import views
 from codegen.runtime.arguments import Types
+from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 from codegen.spec import Spec
@@ -103,6 +104,10 @@ def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Varian
     """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params, and for as many
     rows as there are lengths: of those `row_lengths`."""
     some = any(a.default is not None for a in op.spec.inputs)
+    if isinstance(op, GemmOp):
+        ways = itertools.product(bindings(op.spec, wanted), (False, True), (False, True) if some else (False,))
+        yield from (Variant(types, ragged, defaults) for types, ragged, defaults in ways)
+        return
     for types in bindings(op.spec, wanted):
         for columns in row_lengths(op, types):
             for ragged in (False, True):
@@ -147,53 +152,72 @@ def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | Row
 
 def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None) -> Compiled:
     """Compile one kernel. `static` overrides the defaults of static params (1 where there is none)."""
-    import cutlass
-    import cutlass.cute as cute
-    from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
-
+    if isinstance(op, GemmOp):
+        return _compile_product(op, variant, arch)
     spec, how = op.spec, launch_of(op, variant, arch)
-
-    def tensor(dtype: str, divisors: tuple[int, ...], alignment: int):
-        shape = tuple(cute.sym_int(divisibility=d) for d in divisors)
-        order = tuple(reversed(range(len(shape))))
-        return make_fake_compact_tensor(getattr(cutlass, dtype), shape, stride_order=order, assumed_align=alignment)
 
     def array(a):
         if a.default is not None and variant.defaults:
             return None
         dtype = variant.types.dtype(a)
-        return tensor(DTYPES[dtype].cutlass, views.divisibility(op.plan, a, how), views.alignment(op.plan, a, dtype))
+        return _fake(DTYPES[dtype].cutlass, views.divisibility(op.plan, a, how), views.alignment(op.plan, a, dtype))
 
     wide = any(variant.types.dtype(a) == "float64" for a in spec.inputs)
     scalar = {
         k: DTYPES[d] for k, d in (("float", "float64" if wide else "float32"), ("int", "int32"), ("bool", "bool"))
     }
     tensors = {a.name: array(a) for a in spec.inputs}
-    tensors |= {p.name: tensor(scalar[p.kind].cutlass, (1,), scalar[p.kind].size) for p in spec.params if not p.static}
+    tensors |= {p.name: _fake(scalar[p.kind].cutlass, (1,), scalar[p.kind].size) for p in spec.params if not p.static}
     tensors |= {a.name: array(a) for a in spec.outputs}
     for statistic, dtype in views.part_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1, 1) if statistic.over == "column" else (1,)
-        tensors[f"{statistic.name} parts"] = tensor(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
+        tensors[f"{statistic.name} parts"] = _fake(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
     for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1,) * max(1, op.plan.kept)
-        tensors[f"{statistic.name} of rows"] = tensor(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
+        tensors[f"{statistic.name} of rows"] = _fake(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
     constants = [
         (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
     ]  # fmt: skip
     arguments = [*tensors.values(), *constants, *how.constants.values()]
 
+    made = _compile(op._launch, arguments, arch)
+    found = {name: value is not None for name, value in tensors.items()}
+    kernels = [(text, [n for n in _parameters(op, name, list(found)) if found[n]]) for name, text in entries(made.ptx)]
+    return replace(made, operands=operands(kernels, [n for n in found if found[n]]))
+
+
+def _compile(launch: Any, arguments: Sequence[Any], arch: str) -> Compiled:
+    """A launcher's kernels, but for what they access."""
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream
+
     def compiled(options: str):
-        return cute.compile(op._launch, make_fake_stream(), *arguments, options=f"{COMPILE_OPTIONS} {options}")
+        return cute.compile(launch, make_fake_stream(), *arguments, options=f"{COMPILE_OPTIONS} {options}")
 
     with compiling_for(arch):
         result = compiled("--keep-ptx --keep-cubin")
-        ptx, cubin = result.__ptx__, result.__cubin__
-        registers, stack, shared = read_cubin(cubin)
+        registers, stack, shared = read_cubin(result.__cubin__)
         # What is spilled lies on the stack, so only a kernel that has one is compiled again for ptxas's report
         spills = _spills(lambda: compiled("remarks{ptx}")) if stack else 0
-    found = {name: value is not None for name, value in tensors.items()}
-    kernels = [(text, [n for n in _parameters(op, name, list(found)) if found[n]]) for name, text in entries(ptx)]
-    return Compiled(ptx, cubin, registers, stack, spills, shared, operands(kernels, [n for n in found if found[n]]))
+    return Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())
+
+
+def _compile_product(op: GemmOp, variant: Variant, arch: str) -> Compiled:
+    """A kernel that contracts, for large matrices. How wide a main loop's accesses are is its own affair."""
+    call = op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch)
+    tensors = [None if t is None else _fake(DTYPES[t[0]].cutlass, *t[1:]) for t in (*call.inputs, *call.outputs)]
+    return _compile(op._launch, [*tensors, *dict(call.constants).values()], arch)
+
+
+def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
+    """A compact tensor whose extents are multiples of these."""
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_compact_tensor
+
+    shape = tuple(cute.sym_int(divisibility=d) for d in divisors)
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(getattr(cutlass, dtype), shape, stride_order=order, assumed_align=alignment)
 
 
 def _parameters(op: Op, entry: str, tensors: list[str]) -> list[str]:

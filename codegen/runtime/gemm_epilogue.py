@@ -142,7 +142,7 @@ def finish(
     order = walk.order
     cute.arch.sync_warp()  # the tile before is read
     _write(acc, words, lane, order[0], 0, walk, form)
-    operands = [None]  # of the pieces that come next, the one before first
+    operands: list[Any] = [None]  # of the pieces that come next, the one before first
     for i in cutlass.range_constexpr(min(form.ahead, len(order))):
         operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
     cute.arch.sync_warp()
@@ -203,7 +203,11 @@ def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: 
     per_row = width // (count * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
     rows = max(ROWS // 2, WARP // per_row)
-    return _Pieces(*place, *extents, slab_step, slabs, columns // width, width, rows, per_row, form.vec, width // count)
+    row, column, batch = place
+    M, N = extents
+    return _Pieces(
+        row, column, batch, M, N, slab_step, slabs, columns // width, width, rows, per_row, form.vec, width // count
+    )
 
 
 def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, reads: tuple, tensors: tuple, form: Form) -> list[tuple]:

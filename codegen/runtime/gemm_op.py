@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from codegen import pipeline
+from codegen import pipeline, sizes
 from codegen.errors import Mistake
-from codegen.gemms import Gemm, GemmLaunch
+from codegen.gemms import Gemm, GemmLaunch, Tile
 from codegen.ir import DTYPES
 from codegen.plan import access_key
-from codegen.runtime import arguments, partition, unsigned, views
+from codegen.runtime import arguments, interpreted, partition, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import Terms
 from codegen.runtime.evaluate import evaluate
@@ -44,8 +44,9 @@ class GemmOp(Op[P, R]):
 
     @property
     def kernels(self) -> tuple[Op, ...]:
-        """Those of its epilogue and of its gradient."""
-        return (self.epilogue,) if self._backward is None else (self.epilogue, self._backward)
+        """Its own, where it has one; those of its epilogue and of its gradient."""
+        own = (self,) if isinstance(self.plan.tile, Tile) else ()
+        return (*own, self.epilogue) if self._backward is None else (*own, self.epilogue, self._backward)
 
     @functools.cached_property
     def multiplied(self) -> frozenset[str]:
@@ -104,9 +105,9 @@ class GemmOp(Op[P, R]):
 
     # One kernel
 
-    def launch_for(self, types: Types, axes: Axes, interpreted: bool = False) -> GemmLaunch:
-        """The kernel's launch for these types and extents. Raises `Mistake` where there is none. What is interpreted takes
-        the main loop that every architecture has."""
+    def launch_for(self, types: Types, axes: Axes, hopper: bool = True, arch: str | None = None) -> GemmLaunch:
+        """The kernel's launch for these types and extents, `hopper` where it may take that main loop. Raises `Mistake` where
+        there is none."""
         tile, (first, *_) = self.plan.tile, self.plan.products
         if isinstance(tile, Mistake):
             raise tile
@@ -114,14 +115,16 @@ class GemmOp(Op[P, R]):
         counts = {"L": math.prod(axes.shape(tile.batch)), "M": math.prod(axes.shape(tile.rows))}
         extents = {name: n if isinstance(n, int) else None for name, n in counts.items()}
         extents |= {"N": views.divisor(axes.extents[tile.column]), "K": views.divisor(axes.extents[first.axis])}
-        return tile.launch(dtypes, extents, self.spec.math == "precise", None if interpreted else current_arch())
+        arch = arch or current_arch() or interpreted.DEFAULT_ARCH
+        return tile.launch(dtypes, extents, self.spec.math == "precise", arch, hopper)
 
-    def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
-        """What the launcher is called with: the factors, the epilogue's operands, its outputs."""
+    def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
+        """What the launcher is called with: the factors, the epilogue's operands, its outputs. What is interpreted takes the
+        main loop that every architecture has."""
         spec, tile = self.plan.epilogue.spec, self.plan.tile
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
-        how = self.launch_for(key.types, axes, key.implementation == "interpret")
+        how = self.launch_for(key.types, axes, key.implementation != "interpret", arch)
         products = self.plan.products
         factors = [products[0].a, *(p.b for p in products)]
         own = [a for a in spec.inputs if a.name not in self.plan.accs]
@@ -168,6 +171,19 @@ class GemmOp(Op[P, R]):
             {**static, **how.constants},
         )
 
+    def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> KernelCall:
+        """A call of large matrices, for what its kernel is like: `ragged` ones with odd extents, and with `defaults` without
+        the inputs that may be left out. Raises `Mistake` where no kernel takes these types."""
+        extents = dict.fromkeys(self.spec.axes, 4097 if ragged else 4096) | dict.fromkeys(self.plan.tile.batch, 2)
+        arrays = {
+            a.name: jax.ShapeDtypeStruct(sizes.extents(a, extents), types.dtype(a))
+            for a in self.spec.inputs if a.default is None or not defaults
+        }  # fmt: skip
+        chosen = {name: dtype for name, dtype in types.variables if name in self.spec.free_types and defaults}
+        static = {p.name: 1 for p in self.spec.params if p.static and p.default is None}
+        key, operands = self.bind((), {**arrays, **static, **chosen, "implementation": "cute"})
+        return self._kernel_call(key, operands, arch)
+
     def _tensor_names(self) -> list[str]:
         spec, products = self.plan.epilogue.spec, self.plan.products
         own = [a.name for a in spec.inputs if a.name not in self.plan.accs]
@@ -178,7 +194,7 @@ class GemmOp(Op[P, R]):
         """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
         axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
         try:
-            how = self.launch_for(key.types, axes, key.implementation == "interpret")
+            how = self.launch_for(key.types, axes, key.implementation != "interpret")
         except Mistake:
             return False
         return key.implementation in ("cute", "interpret") or how.fast

@@ -2,7 +2,7 @@
 
 A block is three warpgroups. One warp of the last is the producer: by TMA it fills a ring of stages in shared memory with
 tiles of a and b. The first two are consumers: they multiply by WGMMA and hand accumulators to the driver of the epilogue.
-They share one tile (cooperative: 64 rows each, in turns), or have a tile each and take turns with the tensor cores
+They share one tile (cooperative: 64 rows each, alternately), or have a tile each and take turns with the tensor cores
 (pingpong: the epilogue of the one runs while the other multiplies). Blocks are persistent: each walks over the tiles of
 the product, in an order that keeps what its neighbours read in the L2 cache. In a cluster of two, what both blocks read is
 loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide.
@@ -21,7 +21,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
-from cutlass.utils import LayoutEnum, hopper_helpers
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import hopper_helpers
 
 from codegen.hopper_tiles import Tiles
 from codegen.runtime import gemm_epilogue
@@ -49,7 +50,7 @@ def launch(
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
-    **config: int | bool,
+    **config: Any,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
 
@@ -57,7 +58,10 @@ def launch(
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
-    config: the fields of `Tiles`.
+    reads: what the epilogue reads ahead (`gemm_epilogue.finish`).
+    config: the fields of `Tiles`; `hopper_tiles.refusal` says of which products they cannot be.
+
+    WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
     """
     tiles = Tiles(**config)
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
@@ -155,8 +159,7 @@ def _kernel(
 
     if warp == 0:
         with cute.arch.elect_one():
-            warps = 4 if tiles.pingpong else 4 * CONSUMERS
-            readers = warps * (tiles.cluster_m + tiles.cluster_n - 1)  # of blocks that share a row or a column of tiles
+            readers = (4 if tiles.pingpong else 4 * CONSUMERS) * tiles.cluster  # warps
             for i in cutlass.range_constexpr(tiles.stages):
                 cute.arch.mbarrier_init(full + i, 1)
                 cute.arch.mbarrier_init(empty + i, readers)
@@ -189,7 +192,11 @@ def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Ti
     rows = cutlass.min(high - first, tiles.group)
     index = index - first * wide
     row, column = first + index % rows, index // rows
-    return row * tiles.cluster_m + rank % tiles.cluster_m, column * tiles.cluster_n + rank // tiles.cluster_m, batch
+    if cutlass.const_expr(tiles.cluster_m > 1):
+        row = row * 2 + rank
+    if cutlass.const_expr(tiles.cluster_n > 1):
+        column = column * 2 + rank
+    return row, column, batch
 
 
 @cute.jit
@@ -210,23 +217,19 @@ def _produce(
     """One warp: the tiles of this block, stage by stage, as soon as a stage is free."""
     cpasync.prefetch_descriptor(load_a)
     stages, part_n = tiles.stages, tiles.tile_n // len(tBs)
-    high, wide = tiles.cluster_m, tiles.cluster_n
-    a_mask = b_mask = None  # the blocks that this one's part of a tile goes to: of its row, and of its column
-    if cutlass.const_expr(wide > 1):
-        a_mask = cutlass.Int16(sum(1 << high * i for i in range(wide)) << rank % high)
-    if cutlass.const_expr(high > 1):
-        b_mask = cutlass.Int16((1 << high) - 1 << rank // high * high)
+    both = cutlass.Int16(0b11)  # the blocks of a cluster
+    a_mask = both if cutlass.const_expr(tiles.cluster_n > 1) else None
+    b_mask = both if cutlass.const_expr(tiles.cluster_m > 1) else None
     gA = cute.local_tile(tA, (tiles.tile_m, tiles.tile_k), (None, None, None))
-    copies = [_partition(load_a, gA, sA, rank // high, wide)]  # (box, stages) and (box, tiles, K tiles, L) each
+    a_copy = _partition(load_a, gA, sA, rank, tiles.cluster_n)  # (box, stages) and (box, tiles, K tiles, L)
+    b_copies = []
     for i in cutlass.range_constexpr(len(tBs)):
         cpasync.prefetch_descriptor(load_bs[i])
         gB = cute.local_tile(tBs[i], (part_n, tiles.tile_k), (None, None, None))
         sPart = cute.local_tile(sB, (part_n, tiles.tile_k), (i, 0, None))
-        copies.append(_partition(load_bs[i], gB, sPart, rank % high, high))
+        b_copies.append(_partition(load_bs[i], gB, sPart, rank, tiles.cluster_m))
     b_batches = cute.size(tBs[0], mode=[2])
-    size = cute.size_in_bytes(sA.element_type, cute.select(sA.layout, mode=[0, 1])) + cute.size_in_bytes(
-        sB.element_type, cute.select(sB.layout, mode=[0, 1])
-    )
+    size = (tiles.tile_m * sA.element_type.width + tiles.tile_n * sB.element_type.width) * tiles.tile_k // 8
 
     filled = Int32(0)  # stages so far
     index = cute.arch.block_idx()[0] // tiles.cluster
@@ -238,13 +241,12 @@ def _produce(
             cute.arch.mbarrier_wait(empty + at, (filled // stages & 1) ^ 1)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
-            src, dst = copies[0][1], copies[0][0]
+            dst, src = a_copy
             cute.copy(load_a, src[None, row, k, batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=a_mask)
             for i in cutlass.range_constexpr(len(tBs)):
-                src, dst = copies[1 + i][1], copies[1 + i][0]
-                cute.copy(
-                    load_bs[i], src[None, column, k, b_batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask
-                )
+                dst, src = b_copies[i]
+                src = src[None, column, k, b_batch]
+                cute.copy(load_bs[i], src, dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask)
             filled += 1
         index += cute.arch.grid_dim()[0] // tiles.cluster
     # The other block of a cluster signals this one's barriers: they must be there until it has
@@ -286,11 +288,9 @@ def _consume(
 ):
     """One warpgroup: every tile of this block, or every second one, multiplied and handed to the epilogue."""
     M, N, _ = extents
-    stages, high = tiles.stages, tiles.cluster_m
-    lane = cute.arch.lane_idx()
-    # A lane tells a block that this warp has read a stage: those that share a row or a column of tiles
-    signals = (lane < tiles.cluster) & ((lane % high == rank % high) | (lane // high == rank // high))
-    target = lane if cutlass.const_expr(tiles.cluster > 1) else None
+    stages, lane = tiles.stages, cute.arch.lane_idx()
+    # A lane tells a block of the cluster, since both fill this one's stages, that this warp has read one
+    signals, target = lane < tiles.cluster, lane if cutlass.const_expr(tiles.cluster > 1) else None
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
     slabs = tiles.tile_m // 64 // groups

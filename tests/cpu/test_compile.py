@@ -10,6 +10,7 @@ from making import make_op
 import generated
 from codegen import __main__ as command_line
 from codegen.arch import lacks
+from codegen.hopper_tiles import HALVES
 from codegen.interpret import ptx
 from codegen.interpret.machine import Kernel
 from codegen.ir import DTYPES, topological
@@ -27,6 +28,7 @@ from codegen.runtime.compile import (
     row_lengths,
     variants,
 )
+from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 
 # ptxas may park one value in memory to get below a register count at which one more block fits: rotary_pairs on sm_120a,
@@ -37,11 +39,34 @@ SPILLS_WHERE_RAGGED = 16
 SPILLS_OF_LONG_ROWS = 256
 # What should be less: kernels that keep a ragged row of 4096 columns and column sums beside it
 KNOWN_SPILLS = {"rmsnorm_silu_backward": 488}
-# One op of each kind that reduces
-COMPILED_WHOLE = ("bias_relu", "softmax", "bias_grad", "drmsnorm")
+COMPILED_WHOLE = ("bias_relu", "drmsnorm")
+# Where accumulators leave an epilogue few registers, and elements are stored one by one
+SPILLS_OF_RAGGED_PRODUCTS = 128
 
 
-KERNELS = {k.spec.op: k for name in generated.__all__ for k in getattr(generated, name).kernels}
+EVERYTHING = {k.spec.op: k for name in generated.__all__ for k in getattr(generated, name).kernels}
+PRODUCTS = {name: k for name, k in EVERYTHING.items() if isinstance(k, GemmOp)}
+KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_compile_for_hopper_and_elsewhere(name):
+    """With whole rows for Hopper's tensor cores; with ragged ones, or elsewhere, for those of all. One of the types each."""
+    op, turn = PRODUCTS[name], list(PRODUCTS).index(name)
+    ways = ((False, ("sm_90a",)), (True, ARCHITECTURES))
+    for ragged, archs in ways if turn % 3 == 0 else ways[:1]:  # the common main loop also has its own tests
+        whole = [v for v in variants(op) if v.ragged == ragged]
+        found = [(v, a) for v in whole for a in archs if not lacks(op, v.types, a)]
+        variant, arch = found[turn % len(found)]
+        compiled = compile_kernel(op, variant, arch)
+        factor = variant.types.dtype(op.plan.products[0].a)
+        hopper = not ragged and (factor in HALVES or (factor != "float32" and op.plan.tile.b_is_nk))
+        assert ("wgmma.mma_async" in compiled.ptx) == ("cp.async.bulk.tensor" in compiled.ptx)
+        assert "wgmma.mma_async" in compiled.ptx or not hopper
+        if "wgmma" not in compiled.ptx:
+            assert "mma.sync" in compiled.ptx
+            assert unknown_instructions(compiled.ptx) == []
+        assert compiled.spills <= (SPILLS_OF_RAGGED_PRODUCTS if ragged else SPILLS_WHERE_RAGGED), (variant, arch)
 
 
 @pytest.mark.parametrize("name", KERNELS)

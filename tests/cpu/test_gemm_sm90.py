@@ -1,0 +1,75 @@
+"""The Hopper main loop with hand-written epilogues, compiled: it multiplies by WGMMA, loads by TMA, and spills nothing."""
+
+import contextlib
+import dataclasses
+import io
+
+import cutlass
+import cutlass.cute as cute
+import pytest
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from gemm_running import Product
+
+from codegen.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, refusal
+from codegen.ir import DTYPES
+from codegen.runtime.compile import read_cubin
+from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
+
+SPILLS = 32  # bytes of stack: a value or two, of those that are needed between tiles
+
+
+def compiled(product: Product) -> tuple[str, int, str]:
+    """PTX, stack in bytes, and what the assembler had to say."""
+
+    def tensor(described):
+        dtype, divisors, alignment = described
+        shape = tuple(cute.sym_int(divisibility=d) for d in divisors)
+        order = tuple(reversed(range(len(shape))))
+        kind = getattr(cutlass, DTYPES[dtype].cutlass)
+        return make_fake_compact_tensor(kind, shape, stride_order=order, assumed_align=alignment)
+
+    call = product.call
+    arguments = [*map(tensor, call.inputs + call.outputs), *(value for _, value in call.constants)]
+    options = f"{COMPILE_OPTIONS} --keep-ptx --keep-cubin remarks{{ptx}}"
+    with compiling_for("sm_90a"), contextlib.redirect_stderr(io.StringIO()) as log:
+        made = cute.compile(call.launch, make_fake_stream(), *arguments, options=options)
+        return made.__ptx__, read_cubin(made.__cubin__)[1], log.getvalue()
+
+
+GELU = Product("gelu", 512, 512, 768, tiles=WIDE)
+WHOLE = Tiles(128, 256, 128, 4, 2)
+SHAPES = [
+    GELU,
+    dataclasses.replace(GELU, b_is_nk=True, N=777),  # rows of y of no whole vectors
+    dataclasses.replace(GELU, name="dgelu", tiles=SQUARE),
+    dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, ahead=2)),
+    dataclasses.replace(GELU, tiles=Tiles(128, 256, 64, 4, 1, 2), dtype="float16", out="float16"),
+    dataclasses.replace(GELU, name="swiglu", paired="halves", tiles=Tiles(128, 256, 64, 4, 2)),
+    dataclasses.replace(GELU, name="swiglu", paired="interleaved"),
+    dataclasses.replace(GELU, name="sums", tiles=Tiles(128, 256, 64, 4, 2)),
+    dataclasses.replace(GELU, name="plain", dtype="int8", out="int32", b_is_nk=True, tiles=WHOLE),
+    dataclasses.replace(GELU, dtype="float8_e4m3fn", b_is_nk=True, tiles=dataclasses.replace(WIDE, tile_k=128)),
+]
+
+
+@pytest.mark.parametrize("product", SHAPES, ids=str)
+def test_the_tensor_cores_are_fed_by_tma(product):
+    tiles, kind = product.tiles, DTYPES[product.dtype]
+    parts = 2 if product.paired == "halves" else 1
+    assert not refusal(tiles, kind.name, kind.name, b_is_nk=product.b_is_nk, paired=product.paired)
+    ptx, stack, remarks = compiled(product)
+    slabs = tiles.tile_m // 64 // (1 if tiles.pingpong else 2)
+    assert ptx.count("wgmma.mma_async.sync.aligned") == slabs * tiles.tile_k * kind.size // 32
+    assert ptx.count("cp.async.bulk.tensor") >= 1 + parts
+    assert (".multicast::cluster" in ptx) == (tiles.cluster > 1)
+    assert stack <= SPILLS
+    assert "bytes spill" in remarks  # the assembler spoke
+    assert "serializ" not in remarks and "setmaxnreg" not in remarks
+
+
+@pytest.mark.parametrize("tiles", TABLE, ids=str)
+def test_tiles_of_the_table_compile(tiles):
+    product = dataclasses.replace(GELU, tiles=tiles)
+    ptx, stack, _ = compiled(product)
+    assert ptx.count("wgmma") > 4 and stack <= SPILLS
+    assert tiles.shared("bfloat16", "bfloat16") <= SHARED

@@ -1,0 +1,85 @@
+"""Which tiles a product on Hopper may have, and which it gets."""
+
+from dataclasses import replace
+
+import pytest
+
+from codegen.hopper_tiles import MOST_ACCUMULATORS, SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
+
+TILES = Tiles(128, 128, 64, 4)
+
+
+@pytest.mark.parametrize("tiles", TABLE, ids=str)
+def test_every_tile_of_the_table_fits(tiles):
+    for nk in (True, False):
+        assert refusal(tiles, "bfloat16", "bfloat16", b_is_nk=nk, K=8, N=8) == ""
+    bytes_wide = replace(tiles, tile_k=2 * tiles.tile_k)
+    assert refusal(bytes_wide, "float8_e4m3fn", "float8_e5m2", b_is_nk=True, K=16, N=3) == ""
+
+
+@pytest.mark.parametrize(
+    ("tiles", "a", "b", "more", "words"),
+    [
+        (TILES, "float32", "float32", {"b_is_nk": True}, "got float32 and float32"),
+        (TILES, "bfloat16", "float16", {"b_is_nk": True}, "got bfloat16 and float16"),
+        (TILES, "int8", "int8", {"b_is_nk": False}, "got int8 and int8, b of shape (K, N)"),
+        (TILES, "bfloat16", "bfloat16", {"b_is_nk": True, "K": 12}, "a row of a has 12 of bfloat16"),
+        (TILES, "bfloat16", "bfloat16", {"b_is_nk": False, "N": 4}, "a row of b has 4 of bfloat16"),
+        (
+            replace(TILES, tile_n=96),
+            "float16",
+            "float16",
+            {"b_is_nk": False, "paired": "halves"},
+            "48 columns of each b",
+        ),
+        (replace(TILES, cluster_m=4), "float16", "float16", {"b_is_nk": True}, "got 4 x 1"),
+        (replace(TILES, tile_m=64), "float16", "float16", {"b_is_nk": True}, "tiles of 64 x 128"),
+        (replace(TILES, tile_k=8), "float16", "float16", {"b_is_nk": True}, "16 bytes wide"),
+        (replace(TILES, tile_n=256, pingpong=True), "float16", "float16", {"b_is_nk": True}, "256 accumulators"),
+        (replace(TILES, stages=7), "float16", "float16", {"b_is_nk": True}, "7 stages need 262256 bytes"),
+    ],
+)
+def test_refusals_say_why(tiles, a, b, more, words):
+    assert words in refusal(tiles, a, b, **more)
+
+
+@pytest.mark.parametrize(
+    ("shape", "work", "reads", "expected"),
+    [
+        ((8192, 8192, 8192), 12, False, (128, 192)),
+        ((8192, 8192, 1024), 12, False, (128, 192)),
+        ((8192, 8192, 256), 14, False, (128, 128)),  # the epilogue takes longer than the product
+        ((4096, 4096, 4096), 12, False, (128, 256)),  # 704 tiles of 128 x 192 are 5.3 a multiprocessor, taken as 6
+        ((4096, 4096, 4096), 29, False, (128, 128)),
+        ((16, 14336, 4096), 12, False, (64, 128)),
+    ],
+)
+def test_choices_that_measured_best(shape, work, reads, expected):
+    tiles = choose(*shape, work=work, reads_tiles=reads)
+    assert tiles is not None and (tiles.tile_m, tiles.tile_n) == expected
+
+
+@pytest.mark.parametrize("M", [1, 64, 1000, 8192])
+@pytest.mark.parametrize("N", [8, 120, 4096])
+@pytest.mark.parametrize("K", [0, 16, 4096])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("paired", ["", "halves", "interleaved"])
+def test_what_is_chosen_fits(M, N, K, dtype, paired):
+    tiles = choose(M, N, K, a=dtype, b=dtype, b_is_nk=True, paired=paired, multiprocessors=114)
+    assert tiles is not None and tiles.blocks == 114
+    assert refusal(tiles, dtype, dtype, b_is_nk=True, paired=paired, K=K, N=N) == ""
+    assert tiles.shared(dtype, dtype) <= SHARED and tiles.accumulators <= MOST_ACCUMULATORS
+
+
+def test_nothing_is_chosen_where_nothing_fits():
+    assert choose(128, 128, 127) is None
+    assert choose(128, 128, 128, a="float32", b="float32") is None
+
+
+def test_operands_in_tiles_are_read_further_ahead():
+    tiles = choose(8192, 8192, 8192, reads_tiles=True)
+    assert tiles is not None and (tiles.tile_m, tiles.tile_n, tiles.ahead) == (WIDE.tile_m, WIDE.tile_n, 3)
+
+
+def test_pieces():
+    assert (SQUARE.row_pieces(300), SQUARE.row_pieces(300, "halves"), SQUARE.column_pieces(129)) == (3, 5, 2)

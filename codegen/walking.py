@@ -28,7 +28,7 @@ AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
 FAR_AHEAD = 64  # where two are
 PLAIN_ROOM = 320  # where none is
 LONG_ROOM = 384  # and the columns' results lie in shared memory
-MASKED_ROOM = 128  # where vectors need masks or what is computed of them needs registers
+MASKED_ROOM = 160  # where vectors need masks or what is computed of them needs registers
 BLOCK_ROW = 24 * 1024  # bytes of a row, up to which a block shares it with no other
 CLUSTERS = (
     2,

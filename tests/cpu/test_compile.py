@@ -37,8 +37,8 @@ SPILLS_WHERE_RAGGED = 16
 # Where a block of 1024 threads keeps its piece of a row that a cluster shares, a thread has 64 registers: a few values spill,
 # which costs less than reading the row again.
 SPILLS_OF_LONG_ROWS = 256
-# What should be less: a ragged row whose columns have weights of their own, in float32
-KNOWN_SPILLS = {"dgroup_norm": 48}
+# What should be less: a ragged row whose columns' weights come one by one
+KNOWN_SPILLS = {"dgroup_norm": 528}
 COMPILED_WHOLE = ("bias_relu", "drmsnorm")
 # Where accumulators leave an epilogue few registers, and elements are stored one by one
 SPILLS_OF_RAGGED_PRODUCTS = 128

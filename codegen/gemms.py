@@ -82,35 +82,32 @@ class Tile:
         arch: str,
         hopper: bool = True,
     ) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name, the factors' as "a"), and these extents: L, M, N, K, or what divides
-        them. Without `hopper` it is the main loop that every architecture has. Raises `Mistake` where there is none."""
+        """The launch for arrays of these dtypes (by name, the factors' as "a"), and these extents: L, M, N, K. Without
+        `hopper` it is the main loop that every architecture has. Raises `Mistake` where there is none."""
         factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
-        vec, inner = min(8, 16 // max(widths)), extents["N"]
-        ragged = inner is None or inner % vec != 0
+        vec = min(8, 16 // max(widths))
+        ragged = extents["N"] % vec != 0
         if arch == "sm_90a" and hopper and (tiles := self.hopper(factor, extents)) is not None:
             options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
             return GemmLaunch(vec, ragged, _config("sm_90a", options))
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
             raise Mistake(f"no main loop for {factor} on {arch}")
-        few = (extents["M"] or LARGE) * (inner or LARGE) <= 512 * 512
-        options = (
-            self.small()
-            if few
-            else {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
-        )
+        few = extents["M"] * extents["N"] <= 512 * 512
+        options = self.small() if few else dict(LARGE)
         options["tile_k"] = (64 if few else 128) // DTYPES[factor].size
         if factor == "float32":
-            options |= {"precise": precise} if few else {"precise": precise, "tile_n": 64, "tile_k": 32}
+            options["precise"] = precise
+            options["tile_n"] = min(64, options["tile_n"])
         return GemmLaunch(vec, ragged, _config("sm_80", options))
 
     def small(self) -> dict[str, int]:
         """Tiles for outputs that large ones would not share out among the multiprocessors."""
         return {"tile_m": 32, "tile_n": 64 if self.paired else 32, "warps_m": 2, "warps_n": 1, "stages": 2}
 
-    def hopper(self, factor: str, extents: Mapping[str, int | None]) -> Tiles | None:
+    def hopper(self, factor: str, extents: Mapping[str, int]) -> Tiles | None:
         """The tiles of the main loop for Hopper, where it takes these operands."""
-        L, M, N, K = (extents[name] or LARGE for name in "LMNK")
+        L, M, N, K = (extents[name] for name in "LMNK")
         paired = "halves" if self.paired == "two" else self.paired
         read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
         reads = any(self.column in array.axes and len(array.axes) > 1 for array in read)
@@ -120,7 +117,7 @@ class Tile:
 
 
 AMPERE = ("float16", "bfloat16", "float32", "int8")
-LARGE = 8192  # stands for extents that are not known
+LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
 
 
 def _config(name: str, options: Mapping[str, int | bool]) -> str:

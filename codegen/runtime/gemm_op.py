@@ -94,6 +94,14 @@ class GemmOp(Op[P, R]):
         dynamic = [params[p.name] for p in spec.params if not p.static]
         return Key(key.implementation, key.types, present, static), (*(there[name] for name in present), *dynamic)
 
+    def summed(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple:
+        """On one shard of what is contracted: XLA's matmul, the sum over mesh axes, then the epilogue's kernel."""
+        own, values = self.epilogue_call(key, operands)
+        accs = self.plan.accs
+        names = [*own.present, *(None for _ in values[len(own.present) :])]
+        values = tuple(jax.lax.psum(x, over) if n in accs else x for n, x in zip(names, values, strict=True))
+        return self.epilogue._run_cute(own, (), *values)[: len(self.spec.outputs)]
+
     def composed(self, key: Key, *operands) -> tuple:
         """XLA's matmul, then the epilogue's kernel."""
         own, values = self.epilogue_call(key, operands)
@@ -112,9 +120,9 @@ class GemmOp(Op[P, R]):
         if isinstance(tile, Mistake):
             raise tile
         dtypes = {a.name: types.dtype(a) for a in self.plan.epilogue.spec.arrays} | {"a": types.dtype(first.a)}
-        counts = {"L": math.prod(axes.shape(tile.batch)), "M": math.prod(axes.shape(tile.rows))}
-        extents = {name: n if isinstance(n, int) else None for name, n in counts.items()}
-        extents |= {"N": views.divisor(axes.extents[tile.column]), "K": views.divisor(axes.extents[first.axis])}
+        counts = (math.prod(axes.shape(tile.batch)), math.prod(axes.shape(tile.rows)))
+        extents = dict(zip("LMNK", (*counts, axes.extents[tile.column], axes.extents[first.axis]), strict=True))
+        extents = {name: views.stands_for(n) for name, n in extents.items()}
         arch = arch or current_arch() or interpreted.DEFAULT_ARCH
         return tile.launch(dtypes, extents, self.spec.math == "precise", arch, hopper)
 

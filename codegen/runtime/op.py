@@ -318,6 +318,10 @@ class Op(Generic[P, R]):
         with self.wide():
             return self._evaluate_xla(key, operands, sizes)
 
+    def summed(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple:
+        """The outputs on a shard of an axis that is contracted, for ops that contract."""
+        raise NotImplementedError(self.spec.op)
+
     def wide(self) -> contextlib.AbstractContextManager:
         """Where 64-bit integers may be made: uint32 arrays exist without x64, the int64 they are computed in does not."""
         return jax.enable_x64(True) if self.spec.integer == "int64" else contextlib.nullcontext()

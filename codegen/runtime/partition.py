@@ -6,6 +6,8 @@ XLA cannot see into a kernel, so this module says what may be split, from the sp
            a table is gathered along, one with halves `(2 N)`, the parts themselves and the inner axis of `(B G=128)`
   folded   an axis reduced over rows: every shard leaves what its kernel's blocks leave, before anything is computed from
            it; the shards' are folded, and the chain's last steps are taken on the sum
+  summed   an axis that two arrays are contracted along, where both are split alike: each device's products are added up
+           before the epilogue; where only one is, it is gathered
   free     any other: rows of a row kernel, every axis of an element-wise one, the columns of a column kernel
 
 Arrays sharded along a whole axis are gathered first; where only its size is asked for, shards take the jnp form. An axis is split as its largest array is; others follow.
@@ -16,6 +18,7 @@ shard already.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -97,8 +100,11 @@ class Call:
         found: dict[str, tuple[str, ...]] = {}
         count = self.operands
         order = sorted(range(len(specs)), key=lambda i: (i >= count, -math.prod(self.shapes[i])))
+        summed = self.contracted_alike(specs)
         for i in order:
             for factor, extent, entry in zip(self.factors[i], self.shapes[i], _padded(specs[i]), strict=False):
+                if factor is not None and factor[0] in self.contracted and factor[0] not in summed:
+                    continue  # what one of two factors is stored in is gathered
                 used = {axis for axes in found.values() for axis in axes}
                 if factor is None or factor[0] in found or used & set(entry):
                     continue
@@ -107,6 +113,24 @@ class Call:
                 if entry:
                     found[factor[0]] = entry
         return found
+
+    @property
+    def contracted(self) -> set[str]:
+        """The axes that products are summed along."""
+        return {p.axis for p in self.op.plan.products} if self.op.plan.kind == "gemm" else set()
+
+    def contracted_alike(self, specs: Sequence[Sequence[Any]]) -> set[str]:
+        """Those that all arrays which have them are split along: each device multiplies its part, and the sums are added."""
+        entries: dict[str, set[tuple[str, ...]]] = {}
+        for own, spec in zip(self.factors, specs, strict=False):
+            for factor, entry in itertools.zip_longest(own, _padded(spec)[: len(own)], fillvalue=()):
+                if factor and factor[0] in self.contracted:
+                    entries.setdefault(factor[0], set()).add(entry)
+        return {axis for axis, found in entries.items() if len(found) == 1 and found != {()}}
+
+    def summed(self, shards: Shards) -> tuple[str, ...]:
+        """The mesh axes that contractions are split along."""
+        return tuple(axis for name in shards if name in self.contracted for axis in shards[name])
 
     def spec(self, place: int, shards: Shards) -> PartitionSpec:
         """How one of the arrays is then split."""
@@ -152,6 +176,7 @@ class Call:
         return SdyShardingRule(
             tuple(mappings[: self.operands]),
             tuple(mappings[self.operands :]),
+            reduction_factors=tuple(names[axis] for axis in self.contracted if axis in names),
             need_replication_factors=tuple(alone),
             **{name: n for name, n in sizes.items() if name not in plain},
         )
@@ -210,6 +235,8 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
         inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
 
         def shard(*local):
+            if over := call.summed(shards):
+                return op.summed(key, local, over)
             if call.sized(shards):
                 return op.jnp_form(key, *local, sizes=call.axes)
             return on_shard(op, key, kernel, local, call.folded(shards), mesh.shape)

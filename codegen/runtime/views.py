@@ -182,6 +182,11 @@ def power_of_two(extent: Any, most: int) -> int:
     return math.gcd(found, most) if found else most
 
 
+def stands_for(extent: Any) -> int:
+    """An extent; for a symbolic one a large number that the same powers of two divide, as far as vectors go."""
+    return extent if isinstance(extent, int) else 8192 + (divisor(extent) or 1) % 16
+
+
 def divisor(extent: Any) -> int | None:
     """An extent; where it is symbolic, the largest vector width known to divide it, or None."""
     if isinstance(extent, int):

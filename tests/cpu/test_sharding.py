@@ -16,8 +16,9 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import generated
+from codegen.gemms import GemmLaunch
 from codegen.pipeline import Derived
-from codegen.runtime import arguments, partition
+from codegen.runtime import arguments, gemm_op, partition
 from codegen.runtime.op import Op
 from tests.making import make_op
 
@@ -79,7 +80,9 @@ def kernels(monkeypatch):
         getattr(generated, name)._functions.cache_clear()
         getattr(generated, name)._typed.cache_clear()
     monkeypatch.setattr(Op, "_run_cute", stand_in)
-    monkeypatch.setattr(OP_MODULE, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
+    for module in (OP_MODULE, gemm_op):
+        monkeypatch.setattr(module, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
+    monkeypatch.setattr(GemmLaunch, "fast", True)
     seen.clear()
     yield seen
     for name in generated.__all__:
@@ -116,6 +119,13 @@ TABLE = [
     ("cross_entropy", [((8, 32), P("a")), ((8,), P("a"))], {}, P("a")),
     ("embedding_rmsnorm", [((24, 32), P("a")), ((8, 6), P("b")), (W, NONE)], GATHER, P("b")),
     ("embedding_rmsnorm", [((24, 32), NONE), ((8, 6), P("a")), (W, NONE)], {}, P("a")),
+    # rows and columns of a product are free, what it sums along is added up where both factors are split so
+    ("dense_relu", [(X, P("a")), ((32, 16), NONE), ((16,), NONE)], {}, P("a")),
+    ("dense_relu", [(X, P("a")), ((32, 16), P(None, "b")), ((16,), P("b"))], {}, P("a", None, "b")),
+    ("dense_relu", [(X, P("a", None, "b")), ((32, 16), P("b")), ((16,), NONE)], REDUCE, P("a")),
+    ("dense_relu", [(X, P("a")), ((32, 16), P("b")), ((16,), NONE)], GATHER, P("a")),
+    ("dense_swiglu_pairs", [(X, P("a")), ((32, 16), P(None, "b"))], {}, P("a", None, "b")),
+    ("attention_scores", [((8, 4, 16), P("a")), ((8, 6, 16), P("a")), ((4, 6), NONE)], {}, P("a")),
     # blocks of a row each have a scale: whole blocks on every device
     ("quantize_group_fp8", [((4, 1024), P("a", "b"))], {}, P("a", "b")),
     ("quantize_group_fp8", [((4, 1024), P(None, ("a", "b")))], {}, P(None, ("a", "b"))),

@@ -119,5 +119,5 @@ def test_without_a_type_to_keep_products_in_there_is_no_backward():
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
     tile = plan("x: T[..., K]; w: T[K, N]", "y = cast(x @ w, int32)", "y: int32[..., N]", types=f"T: [{dtype}]").tile
-    with pytest.raises(Mistake, match=f"no main loop for {dtype}"):
-        tile.launch({"y": "int32", "a": dtype}, dict.fromkeys("LMNK", 8), False, None)
+    with pytest.raises(Mistake, match=f"no main loop for {dtype} on sm_80"):
+        tile.launch({"y": "int32", "a": dtype}, dict.fromkeys("LMNK", 8), False, "sm_80")

@@ -222,9 +222,9 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
     plan, how = op.plan, launch_of(op, binding, shape, arch)
     vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
     facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
-    if isinstance(how, RowLaunch) and isinstance(plan, Reduction):
+    if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
         facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
-        facts |= {"rows_read": 1 if how.kept else plan.passes}
+        facts |= {"rows_read": plan.rows_read(how)}
     # blocks of a kernel that folds columns walk down as many rows as there are
     return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
 

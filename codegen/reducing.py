@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.ir import DTYPES, ROWS, Node, Statement, topological
@@ -24,7 +25,7 @@ from codegen.plan import (
     vector_width,
 )
 from codegen.reductions import Carried, Reduction, Statistic, axes_of
-from codegen.spec import Spec
+from codegen.spec import Array, Axis, Spec
 
 MAX_STAGES = 16
 WARP = 32  # lanes among which a group of columns is folded
@@ -291,7 +292,7 @@ class _Reductions(Planner):
 
         rows, columns, inner = self.statistics(names, groups)
         late = self.reached_by(self.over)
-        return Reduction(
+        whole = Reduction(
             kind="row+column" if rows and columns else "row" if rows else "column",
             groups=groups,
             kept=kept,
@@ -308,6 +309,31 @@ class _Reductions(Planner):
             late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
             order=self.axes,
             collapsed=self.collapsed,
+        )
+        along = set(self.axes) - set(self.axes[: self.place])
+        dear = bool(columns) and any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
+        whole = replace(whole, dear=dear)
+        if whole.kind != "row+column":
+            return whole
+        reached = {id(n) for n in topological(s.node for s in rows)}
+        loads = (self.load(n, tokens, groups, names, mode) for n in self.leaves() if id(n) in reached)
+        return replace(whole, first=self.first(whole, tuple(loads)))
+
+    def first(self, whole: Reduction, loads: tuple[Access, ...]) -> Reduction:
+        """The plan of a kernel that writes the statistics of rows, for another that reads them again."""
+        axes = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in self.axes[: self.place])
+        own = tuple(range(whole.kept))
+        types = {"float": "float32", "int": self.spec.integer, "bool": "int32"}
+        arrays = [Array(f"{s.name}_of_rows", types[s.kind], axes) for s in whole.rows]
+        return replace(
+            whole,
+            kind="row",
+            views=(*whole.views, *(View(a, own) for a in arrays)),
+            loads=loads,
+            stores=tuple(Access(a.name, a, None, "row", own) for a in arrays),
+            columns=(),
+            late=(),
+            apart=(),
         )
 
     def stores(self, tokens: Mapping[str, Tokens], names: Names, mode_of: ModeOf) -> tuple[Access, ...]:

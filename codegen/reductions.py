@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from codegen import online
-from codegen.errors import Mistake
+from codegen import online, walking
 from codegen.ir import DTYPES, Node
 from codegen.plan import (
     Access,
@@ -33,13 +32,13 @@ from codegen.plan import (
     vector_width,
 )
 from codegen.spec import Array
+from codegen.walking import WalkLaunch, clusters
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
-MOST_KEPT_WALKING = 256  # where column statistics stay as well
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
 WARP = 32
@@ -49,12 +48,6 @@ MOST_COMPUTED = (
     24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
 )
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
-WALK_THREADS = 256  # of a block that walks down rows
-WALK_BLOCKS = 512  # that such a kernel aims for, unless whole rows meet in them
-WALK_WHOLE = 264  # where they do: two for each processor of today's largest GPUs
-WALK_ROWS = 8  # that a thread reads at once, at most
-WALK_BYTES = 128  # and of them
-WALK_ALL = 384  # with what is computed of them
 
 
 @dataclass(frozen=True)
@@ -133,32 +126,7 @@ class RowLaunch:
         return (rows // self.rows_a_block + 1) * self.cluster
 
 
-@dataclass(frozen=True)
-class WalkLaunch:
-    """What a call adds to the plan of a kernel that walks down rows: each of `parts` groups of blocks takes every parts-th
-    handful of rows, `at_once` for each of its threads, and leaves one partial result for every column."""
-
-    vec: int
-    ragged: bool
-    threads: int
-    per_row: int
-    vectors: int
-    cluster: int
-    at_once: int
-    exact: bool  # every vector of every thread lies inside a row
-    whole: bool  # a block, or a cluster of them, has all columns; else it has one vector of each of its threads
-    parts: int
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact")
-        return {name: getattr(self, name) for name in names}
-
-    def blocks(self, rows: int, columns: int) -> int:
-        """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece."""
-        del rows
-        pieces = self.cluster if self.whole else -(-columns // (self.per_row * self.vec))
-        return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
+IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that a call does not launch
 
 
 @dataclass(frozen=True)
@@ -181,6 +149,8 @@ class Reduction:
     ]  # the groups of a row's place that column statistics keep: only rows at one place of them meet
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
+    dear: bool = False  # over rows: something costly is computed of each column
+    first: Reduction | None = None  # row+column: of a kernel that writes the statistics of rows too long for this one
 
     @functools.cached_property
     def stages(self) -> tuple[tuple[Statistic, ...], ...]:
@@ -304,6 +274,12 @@ class Reduction:
         written = any(a.mode != "row" for a in self.stores) or self.columns
         return len(self.sweeps) + bool(written)
 
+    def rows_read(self, how: RowLaunch | WalkLaunch) -> int:
+        """How often a launch reads a row; where a kernel before folds its statistics, once more than that one."""
+        if isinstance(how, RowLaunch):
+            return 1 if how.kept else self.passes
+        return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.sweeps))
+
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """How many rows there are, and columns; where everything is reduced, one row of all."""
         if self.collapsed:
@@ -318,32 +294,27 @@ class Reduction:
         schedule: Mapping[str, int],
         arch: str | None = None,
     ) -> RowLaunch | WalkLaunch:
-        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`). Raises `Mistake` where rows
-        are too long for a kernel that folds both along and over them."""
+        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
         vec = self.width(dtypes, schedule)
         inner = extents.total if self.collapsed else extents.inner
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
-        if self.collapsed or not self.rows:
-            return self._walk(vec, ragged, width, extents, schedule)
+        if self.columns:
+            return self._walk(vec, ragged, width, dtypes, extents, schedule, arch)
         columns = extents.columns
         if columns is None:
-            if self.columns:
-                raise Mistake("the number of columns must be known when this kernel is compiled")
             return self._read_again(vec, ragged, width, schedule)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, KEPT, 1
         if clusters(arch) and row > CLUSTER_ROW:
-            share = CLUSTER_ROW * (2 if self.columns else 1)  # whose blocks meet less often the fewer they are
-            cluster = next((c for c in (2, 4) if row <= c * share), MAX_CLUSTER)
+            cluster = next((c for c in (2, 4) if row <= c * CLUSTER_ROW), MAX_CLUSTER)
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
-        folded = width + 4 * vec * sum(s.over == "column" for s in self.columns)
-        most = max(1, min(kept // width, MOST_KEPT_WALKING // folded))
+        most = max(1, kept // width)
         per_row = 1
-        while per_row < MAX_THREADS // (2 if self.columns else 1):
+        while per_row < MAX_THREADS:
             # A ragged row's one vector more, which few threads have, is no reason for twice as many, where registers allow
-            full = cluster == 1 and (self.columns or per_row < WARP)
+            full = cluster == 1 and per_row < WARP
             if per_row * cluster * most >= (count if full else columns // vec):
                 break
             per_row *= 2
@@ -352,17 +323,6 @@ class Reduction:
         vectors = -(-count // (per_row * cluster))
         whole = -(-(columns // vec) // (per_row * cluster)) or 1  # a thread's, but for what a ragged row has more
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
-        if self.columns:
-            most_kept = MOST_KEPT_WALKING if cluster == 1 else REGISTER_BYTES // per_row
-            if vectors * folded > max(most_kept, folded):
-                message = f"{columns} columns are more than one kernel keeps while it folds along rows and over them"
-                raise Mistake(message, "split the op in two: one along rows, one over them")
-            threads = max(per_row, schedule.get("threads", LEAST_THREADS))
-            rows = -(-(extents.rows or 2**31) // (threads // per_row))
-            parts = max(1, min(WALK_WHOLE // (cluster * (extents.apart or 1)), rows))
-            return WalkLaunch(
-                vec, ragged, threads, per_row, vectors, cluster, 1, exact and threads == per_row, True, parts
-            )
         if whole * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
@@ -397,34 +357,57 @@ class Reduction:
         written = deep and any(a.mode != "row" for a in self.stores)
         return LEAN_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else MAX_THREADS
 
-    def _walk(self, vec: int, ragged: bool, held: int, extents: Extents, schedule: Mapping[str, int]) -> WalkLaunch:
-        """Columns, or everything: each thread has its own, no row is whole in a block."""
-        threads = schedule.get("threads", WALK_THREADS)
-        values = any(a.mode == "row" and a.tokens for a in self.loads)  # of rows: registers for each of them
+    def _walk(
+        self,
+        vec: int,
+        ragged: bool,
+        width: int,
+        dtypes: Mapping[str, str],
+        extents: Extents,
+        schedule: Mapping[str, int],
+        arch: str | None,
+    ) -> WalkLaunch:
+        """That of an op that folds columns, or everything."""
+        own = dict(schedule)
         written = vec * sum(4 for a in self.stores if a.mode == "flat")
-        at_once = max(1, min(WALK_ROWS // (2 if values else 1), WALK_BYTES // held, WALK_ALL // (held + written)))
         if self.collapsed:
-            width = threads * vec
-            rows = -(-(extents.total or 2**40) // width)
-            parts = max(1, min(WALK_BLOCKS, -(-rows // at_once)))
-            return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, True, parts)
-        per_row, columns = self.lanes(vec), extents.columns
-        while per_row < 32 and (columns is None or per_row * vec < columns):
-            per_row *= 2
-        tiles = (-(-(columns or 4096) // (per_row * vec)) or 1) * (extents.apart or 1)
-        rows = -(-(extents.rows or 2**31) // (threads // per_row * at_once))
-        parts = max(1, min(-(-WALK_BLOCKS // tiles), rows))
-        return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts)
+            return walking.everything(vec, ragged, width, written, self.dear, extents.total, own, arch)
+        columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
+        first: RowLaunch | WalkLaunch | None = None
+        if self.rows:
+            if columns is not None:
+                needs = self.walking_needs(vec, width, dtypes)
+                found = walking.whole(vec, ragged, needs, self.lanes(vec), columns, rows, apart, own, arch)
+                if found is not None:
+                    return replace(found, first=IDLE)
+            assert self.first is not None
+            first = self.first.launch(dtypes, extents, {}, arch)
+        assert not isinstance(first, WalkLaunch)
+        values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
+        waves = 4 if self.inner else 1  # which compute more than they read: a block that is done makes room
+        lanes = self.lanes(vec)
+        how = walking.tiles(
+            vec, ragged, width, written, lanes, values, self.dear, waves, columns, rows, apart, own, arch
+        )
+        return replace(how, first=first)
+
+    def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str]) -> walking.Needs:
+        """What a thread that walks down whole rows keeps of each vector."""
+        own = {a.array: a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")}
+        sizes = {a: DTYPES[dtypes[array.name]].size for array, a in own.items()}
+        wide = 8 if "float64" in dtypes.values() else 4
+        return walking.Needs(
+            width=width,
+            fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
+            sums=wide * vec * sum(s.over == "column" for s in self.columns),
+            dear=self.dear,
+            stageable=all(a.mode == "flat" and vec * n >= 4 for a, n in sizes.items() if self.of_row(a)),
+        )
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
         threads = schedule.get("threads", 512)
         return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False, False, False)
-
-
-def clusters(arch: str | None) -> bool:
-    """Whether an architecture's blocks share rows in clusters, through each other's shared memory."""
-    return arch is not None and arch.startswith(("sm_90", "sm_100", "sm_103"))
 
 
 def axes_of(reduction: Node) -> tuple[str, ...]:

@@ -130,6 +130,8 @@ class ReductionWords:
         if plan.columns:
             second = "a second kernel" if plan.kernels == 2 else "further kernels"
             how.append(f"each block folds the rows it reads, {second} the blocks' results, in a fixed order")
+        if plan.first is not None:
+            how.append("rows too long for a block or a cluster are read twice: a kernel before folds along them")
         return f"{plan.kind}: {listed(both)}; {'; '.join(how)}"
 
     def groups(self) -> str:

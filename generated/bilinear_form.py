@@ -52,8 +52,9 @@ def bilinear_form_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -67,7 +68,7 @@ def bilinear_form_kernel(
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rRight = cute.make_rmem_tensor((vec, vectors), mRight.element_type)
@@ -77,15 +78,16 @@ def bilinear_form_kernel(
     columns, column = N, first
     reduce.load_row(mRight, cute.crd2idx((0,), mRight.layout), column, step, columns, rRight, 1, ragged, False, False)
 
-    for base in cutlass.range(part * handful, rows, parts * handful):
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -96,6 +98,11 @@ def bilinear_form_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
@@ -136,13 +143,17 @@ def bilinear_form_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         bilinear_form_kernel(
             mLeft, mX, mRight, mY, mTotalSumParts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = 1
     if blocks > 0:
         bilinear_form_finish(
@@ -159,6 +170,116 @@ def bilinear_form_xla(left, x, right):
 def bilinear_form_reference(left, x, right):
     """The definition that tests hold every implementation to."""
     return jnp.vdot(left[..., None] * x, jnp.broadcast_to(right, x.shape))
+
+
+def bilinear_form_backward_rows_row_sum(x, right):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return right * x
+
+
+def bilinear_form_backward_rows_row(row_sum):
+    """The row's own results, from its statistics."""
+    row_sum_of_rows = row_sum
+    return row_sum_of_rows
+
+
+@cute.kernel
+def bilinear_form_backward_rows_kernel(
+    mDy: cute.Tensor,  # (1) float32
+    mLeft: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mRight: cute.Tensor,  # (N) float32
+    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mLeft.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rRight = cute.make_rmem_tensor((vec, 1), mRight.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sRowSum], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            reduce.load_row(mRight, cute.crd2idx((0,), mRight.layout), c, step, columns, rRight, 1, ragged, False, False)
+            values = bilinear_form_backward_rows_row_sum(
+                rX[None, v].load().to(cutlass.Float32),
+                rRight[None, 0].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+    if (row < rows) & (first_of_row):
+        row_sum_of_rows = bilinear_form_backward_rows_row(
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        mRowSumOfRows[row] = rRowSumOfRows[0]
+
+
+@cute.jit
+def bilinear_form_backward_rows_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mLeft: cute.Tensor,
+    mX: cute.Tensor,
+    mRight: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mLeft.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    bilinear_form_backward_rows_kernel(
+        mDy, mLeft, mX, mRight, mRowSumOfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
 def bilinear_form_backward_row_sum(x, right):
@@ -194,35 +315,49 @@ def bilinear_form_backward_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     mDright: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mLeft.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // cluster, bidx % cluster
+    part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
 
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rRight = cute.make_rmem_tensor((vec, vectors), mRight.element_type)
     rDy = cute.make_rmem_tensor((1,), mDy.element_type)
     rLeft = cute.make_rmem_tensor((1, at_once), mLeft.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDleft = cute.make_rmem_tensor((1,), mDleft.element_type)
+    if cutlass.const_expr(not whole):
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    if cutlass.const_expr(staged):
+        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     reduce.load_one(mDy, (0,), True, rDy)
     columns, column = N, first
@@ -230,32 +365,49 @@ def bilinear_form_backward_kernel(
 
     reduce.meet([*sRowSum], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = bilinear_form_backward_row_sum(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rRight[None, v].load().to(cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = bilinear_form_backward_row_sum(
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        rRight[None, v].load().to(cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rRight)
+                    reduce.forget(rX[None, None, k])
+            else:
+                row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = bilinear_form_backward_chain(
                     cute.full((vec,), rDy[0], rDy.element_type).to(cutlass.Float32),
                     cute.full((vec,), rLeft[0, u], rLeft.element_type).to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, k].load().to(cutlass.Float32),
                     rRight[None, v].load().to(cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -270,6 +422,17 @@ def bilinear_form_backward_kernel(
                 rDleft.store(dleft.to(mDleft.element_type))
                 mDleft[row] = rDleft[0]
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
@@ -309,6 +472,7 @@ def bilinear_form_backward_launch(
     mDx: cute.Tensor,
     mDright: cute.Tensor,
     mColumnSumParts: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -317,14 +481,40 @@ def bilinear_form_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        bilinear_form_backward_rows_launch(
+            stream, mDy, mLeft, mX, mRight, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     N = mX.shape[1]
-    blocks = mColumnSumParts.shape[0] * cluster
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         bilinear_form_backward_kernel(
-            mDy, mLeft, mX, mRight, mDleft, mDx, mDright, mColumnSumParts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mDy, mLeft, mX, mRight, mDleft, mDx, mDright, mColumnSumParts, mRowSumOfRows,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = (N + 31) // 32
     if blocks > 0:
         bilinear_form_backward_finish(

@@ -32,10 +32,10 @@ params:
   eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
 chain: |
   rstd = rsqrt(var(x, axis=N) + eps)
-  normed = (x - mean(x, axis=N)) * rstd
+  centred = x - mean(x, axis=N)
   g = dy * weight
-  dx = rstd * (g - mean(g, axis=N) - normed * mean(g * normed, axis=N))
-  dweight = sum(dy * normed, axis=...)
+  dx = rstd * (g - mean(g, axis=N) - centred * (square(rstd) * mean(g * centred, axis=N)))
+  dweight = sum(dy * (centred * rstd), axis=...)
   dbias = sum(dy, axis=...)
 reference: |
   std = lambda v: jnp.sqrt(jnp.var(v, axis=-1, keepdims=True) + eps)
@@ -51,33 +51,199 @@ bench:
 """
 
 
+def dlayernorm_rows_stage0(dy, x, weight):
+    """What is folded into row_mean (mean), row_mean3 (mean), on one vector of each operand."""
+    return x, dy * weight
+
+
+def dlayernorm_rows_stage1(dy, x, weight, row_mean):
+    """What is folded into row_mean2 (mean), row_mean4 (mean), on one vector of each operand."""
+    row_mean_of_rows = row_mean
+    t0 = x - row_mean_of_rows
+    return t0 * t0, dy * weight * t0
+
+
+def dlayernorm_rows_row(row_mean, row_mean3, row_mean2, row_mean4):
+    """The row's own results, from its statistics."""
+    row_mean_of_rows = row_mean
+    row_mean3_of_rows = row_mean3
+    row_mean2_of_rows = row_mean2
+    row_mean4_of_rows = row_mean4
+    return row_mean_of_rows, row_mean3_of_rows, row_mean2_of_rows, row_mean4_of_rows
+
+
+@cute.kernel
+def dlayernorm_rows_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor,  # (N) T
+    mRowMeanOfRows: cute.Tensor,  # (rows) float32
+    mRowMean3OfRows: cute.Tensor,  # (rows) float32
+    mRowMean2OfRows: cute.Tensor,  # (rows) float32
+    mRowMean4OfRows: cute.Tensor,  # (rows) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
+    rRowMean3OfRows = cute.make_rmem_tensor((1,), mRowMean3OfRows.element_type)
+    rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
+    rRowMean4OfRows = cute.make_rmem_tensor((1,), mRowMean4OfRows.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sStage0, *sStage1], cluster)
+
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            values = dlayernorm_rows_stage0(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
+    row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster)
+    row_mean = row_mean / cutlass.Float32(N)
+    row_mean3 = row_mean3 / cutlass.Float32(N)
+
+    if cutlass.const_expr(lean):
+        first = device.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            values = dlayernorm_rows_stage1(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
+                cute.full((vec,), row_mean, cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, inside)
+    row_mean2, row_mean4 = reduce.over_row([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster)
+    row_mean2 = row_mean2 / cutlass.Float32(N)
+    row_mean4 = row_mean4 / cutlass.Float32(N)
+
+    if (row < rows) & (first_of_row):
+        row_mean_of_rows, row_mean3_of_rows, row_mean2_of_rows, row_mean4_of_rows = dlayernorm_rows_row(
+            cute.full((1,), row_mean, cutlass.Float32),
+            cute.full((1,), row_mean3, cutlass.Float32),
+            cute.full((1,), row_mean2, cutlass.Float32),
+            cute.full((1,), row_mean4, cutlass.Float32),
+        )
+        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+        rRowMean3OfRows.store(row_mean3_of_rows.to(mRowMean3OfRows.element_type))
+        rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
+        rRowMean4OfRows.store(row_mean4_of_rows.to(mRowMean4OfRows.element_type))
+        mRowMeanOfRows[row] = rRowMeanOfRows[0]
+        mRowMean3OfRows[row] = rRowMean3OfRows[0]
+        mRowMean2OfRows[row] = rRowMean2OfRows[0]
+        mRowMean4OfRows[row] = rRowMean4OfRows[0]
+
+
+@cute.jit
+def dlayernorm_rows_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mRowMeanOfRows: cute.Tensor,
+    mRowMean3OfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor,
+    mRowMean4OfRows: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    dlayernorm_rows_kernel(
+        mDy, mX, mWeight, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
 def dlayernorm_stage0(dy, x, weight):
     """What is folded into row_mean (mean), row_mean3 (mean), on one vector of each operand."""
     g = dy * weight
     return x, g
 
 
-def dlayernorm_row_mean2(x, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
-    t0 = x - row_mean
-    return t0 * t0
-
-
-def dlayernorm_row_mean4(dy, x, weight, eps, row_mean, row_mean2, approx):
-    """What is folded into row_mean4 (mean), on one vector of each operand."""
-    rstd = device.rsqrt(row_mean2 + eps, approx)
-    normed = (x - row_mean) * rstd
+def dlayernorm_stage1(dy, x, weight, row_mean):
+    """What is folded into row_mean2 (mean), row_mean4 (mean), on one vector of each operand."""
+    centred = x - row_mean
     g = dy * weight
-    return g * normed
+    return centred * centred, g * centred
 
 
 def dlayernorm_chain(dy, x, weight, eps, row_mean, row_mean3, row_mean2, row_mean4, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     rstd = device.rsqrt(row_mean2 + eps, approx)
-    normed = (x - row_mean) * rstd
+    centred = x - row_mean
     g = dy * weight
-    dx = rstd * (g - row_mean3 - normed * row_mean4)
-    return dx, dy * normed, dy
+    dx = rstd * (g - row_mean3 - centred * (rstd * rstd * row_mean4))
+    return dx, dy * (centred * rstd), dy
 
 
 def dlayernorm_columns(column_sum, column_sum2):
@@ -97,6 +263,10 @@ def dlayernorm_kernel(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
+    mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
+    mRowMean3OfRows: cute.Tensor,  # (rows), or nothing
+    mRowMean2OfRows: cute.Tensor,  # (rows), or nothing
+    mRowMean4OfRows: cute.Tensor,  # (rows), or nothing
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -104,93 +274,127 @@ def dlayernorm_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // cluster, bidx % cluster
+    part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
 
-    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(not whole):
+        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
+        rRowMean3OfRows = cute.make_rmem_tensor((1, at_once), mRowMean3OfRows.element_type)
+        rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
+        rRowMean4OfRows = cute.make_rmem_tensor((1, at_once), mRowMean4OfRows.element_type)
+    if cutlass.const_expr(staged):
+        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    sRowMean4 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = N, first
     reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
 
-    reduce.meet([*sStage0, *sRowMean2, *sRowMean4], cluster)
+    reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+            reduce.load_one(mRowMean3OfRows, (row,), row < rows, rRowMean3OfRows[None, u])
+            reduce.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
+            reduce.load_one(mRowMean4OfRows, (row,), row < rows, rRowMean4OfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-            rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = dlayernorm_stage0(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
-            row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster, turn)
-            row_mean = row_mean / cutlass.Float32(N)
-            row_mean3 = row_mean3 / cutlass.Float32(N)
-            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = dlayernorm_row_mean2(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMean2], ("mean",), values, inside)
-            row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster, turn)
-            row_mean2 = row_mean2 / cutlass.Float32(N)
-            rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = dlayernorm_row_mean4(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                    cute.full((vec,), row_mean2, cutlass.Float32),
-                    approx,
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMean4], ("mean",), values, inside)
-            row_mean4, = reduce.over_row([rRowMean4], ("mean",), sRowMean4, per_row, cluster, turn)
-            row_mean4 = row_mean4 / cutlass.Float32(N)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = dlayernorm_stage0(
+                        rDy[None, v, k].load().to(cutlass.Float32),
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        rWeight[None, v].load().to(cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
+                row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster, turn)
+                row_mean = row_mean / cutlass.Float32(N)
+                row_mean3 = row_mean3 / cutlass.Float32(N)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rWeight)
+                    reduce.forget(rDy[None, None, k])
+                    reduce.forget(rX[None, None, k])
+                rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = dlayernorm_stage1(
+                        rDy[None, v, k].load().to(cutlass.Float32),
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        rWeight[None, v].load().to(cutlass.Float32),
+                        cute.full((vec,), row_mean, cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, inside)
+                row_mean2, row_mean4 = reduce.over_row([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster, turn)
+                row_mean2 = row_mean2 / cutlass.Float32(N)
+                row_mean4 = row_mean4 / cutlass.Float32(N)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rWeight)
+                    reduce.forget(rDy[None, None, k])
+                    reduce.forget(rX[None, None, k])
+            else:
+                row_mean = rRowMeanOfRows[0, u]
+                row_mean3 = rRowMean3OfRows[0, u]
+                row_mean2 = rRowMean2OfRows[0, u]
+                row_mean4 = rRowMean4OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = dlayernorm_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    rDy[None, v, k].load().to(cutlass.Float32),
+                    rX[None, v, k].load().to(cutlass.Float32),
                     rWeight[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -204,6 +408,21 @@ def dlayernorm_kernel(
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+                reduce.load_one(mRowMean3OfRows, (row,), row < rows, rRowMean3OfRows[None, u])
+                reduce.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
+                reduce.load_one(mRowMean4OfRows, (row,), row < rows, rRowMean4OfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
 
@@ -246,6 +465,10 @@ def dlayernorm_launch(
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor,
+    mRowMeanOfRows: cute.Tensor,
+    mRowMean3OfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor,
+    mRowMean4OfRows: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -255,14 +478,40 @@ def dlayernorm_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        dlayernorm_rows_launch(
+            stream, mDy, mX, mWeight, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     N = mDy.shape[1]
-    blocks = mColumnSumParts.shape[0] * cluster
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         dlayernorm_kernel(
-            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = (N + 31) // 32
     if blocks > 0:
         dlayernorm_finish(
@@ -282,10 +531,11 @@ def dlayernorm_xla(dy, x, weight, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x - jnp.mean(x, axis=-1, keepdims=True)
     rstd = jax.lax.rsqrt(jnp.mean(t0 * t0, axis=-1, keepdims=True) + eps)
-    normed = t0 * rstd
+    centred = t0
     g = dy * weight
-    dx = rstd * (g - jnp.mean(g, axis=-1, keepdims=True) - normed * jnp.mean(g * normed, axis=-1, keepdims=True))
-    dweight = jnp.sum(dy * normed, axis=row_axes, keepdims=True)
+    t1 = g - jnp.mean(g, axis=-1, keepdims=True) - centred * (rstd * rstd * jnp.mean(g * centred, axis=-1, keepdims=True))
+    dx = rstd * t1
+    dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
     return dx, dweight, dbias
 

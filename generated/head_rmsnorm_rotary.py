@@ -222,6 +222,162 @@ def head_rmsnorm_rotary_reference(x, weight, cos, sin, eps):
     return y
 
 
+def head_rmsnorm_rotary_backward_rows_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
+    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    return x0 * x0, x1 * x1, weight1 * (cos * dy1 - sin * dy0) * x1 + weight0 * (sin * dy1 + cos * dy0) * x0
+
+
+def head_rmsnorm_rotary_backward_rows_row(row_mean, row_mean2, row_sum):
+    """The row's own results, from its statistics."""
+    row_mean_of_rows = row_mean
+    row_mean2_of_rows = row_mean2
+    row_sum_of_rows = row_sum
+    return row_mean_of_rows, row_mean2_of_rows, row_sum_of_rows
+
+
+@cute.kernel
+def head_rmsnorm_rotary_backward_rows_kernel(
+    mDy: cute.Tensor,  # (B, S, H, 2, D) T
+    mX: cute.Tensor,  # (B, S, H, 2, D) T
+    mWeight: cute.Tensor,  # (2, D) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mRowMeanOfRows: cute.Tensor,  # (B, S, H) float32
+    mRowMean2OfRows: cute.Tensor,  # (B, S, H) float32
+    mRowSumOfRows: cute.Tensor,  # (B, S, H) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    iH = row % H
+    iS = (row // H) % S
+    iB = ((row // H) // S)
+    columns = cutlass.select_(row < B * S * H, D, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
+
+    rDy0 = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rDy1 = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rWeight0 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rWeight1 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
+    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
+    rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0, 1, ragged, False, kept)
+        reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1, 1, ragged, False, kept)
+        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+        reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
+        reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
+    reduce.meet([*sStage0], cluster)
+
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0, 1, ragged, False, kept)
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1, 1, ragged, False, kept)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
+            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+            reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
+            values = head_rmsnorm_rotary_backward_rows_stage0(
+                rDy0[None, v].load().to(cutlass.Float32),
+                rDy1[None, v].load().to(cutlass.Float32),
+                rX0[None, v].load().to(cutlass.Float32),
+                rX1[None, v].load().to(cutlass.Float32),
+                rWeight0[None, 0].load().to(cutlass.Float32),
+                rWeight1[None, 0].load().to(cutlass.Float32),
+                rCos[None, v].load().to(cutlass.Float32),
+                rSin[None, v].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
+    row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster)
+    row_mean = row_mean / cutlass.Float32(D)
+    row_mean2 = row_mean2 / cutlass.Float32(D)
+
+    if (row < B * S * H) & (first_of_row):
+        row_mean_of_rows, row_mean2_of_rows, row_sum_of_rows = head_rmsnorm_rotary_backward_rows_row(
+            cute.full((1,), row_mean, cutlass.Float32),
+            cute.full((1,), row_mean2, cutlass.Float32),
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+        rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        mRowMeanOfRows[iB, iS, iH] = rRowMeanOfRows[0]
+        mRowMean2OfRows[iB, iS, iH] = rRowMean2OfRows[0]
+        mRowSumOfRows[iB, iS, iH] = rRowSumOfRows[0]
+
+
+@cute.jit
+def head_rmsnorm_rotary_backward_rows_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mCos: cute.Tensor,
+    mSin: cute.Tensor,
+    mRowMeanOfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    B, S, H = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    blocks = (B * S * H // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    head_rmsnorm_rotary_backward_rows_kernel(
+        mDy, mX, mWeight, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
 def head_rmsnorm_rotary_backward_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
     """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
     t0 = sin * dy1 + cos * dy0
@@ -273,6 +429,9 @@ def head_rmsnorm_rotary_backward_kernel(
     mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
     mColumnSum3Parts: cute.Tensor,  # (parts, S * D) column_sum3 of each part
     mColumnSum4Parts: cute.Tensor,  # (parts, S * D) column_sum4 of each part
+    mRowMeanOfRows: cute.Tensor,  # (B, S, H), or nothing
+    mRowMean2OfRows: cute.Tensor,  # (B, S, H), or nothing
+    mRowSumOfRows: cute.Tensor,  # (B, S, H), or nothing
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -280,38 +439,58 @@ def head_rmsnorm_rotary_backward_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (D + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // cluster, bidx % cluster
+    part, piece = bidx // pieces, bidx % pieces
     part, place = part // (S), part % (S)  # only rows of one place meet
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
 
-    rDy0 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rDy1 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rDy0 = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
+    rDy1 = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rWeight0 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rWeight1 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
-    rCos = cute.make_rmem_tensor((vec, vectors, at_once), mCos.element_type)
-    rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors, held), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors, held), mSin.element_type)
     rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(not whole):
+        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
+        rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    if cutlass.const_expr(staged):
+        sDy0 = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sDy1 = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX0 = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sX1 = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sCos = reduce.staging(mCos.element_type, vec * 1, vectors, at_once, threads)
+        sSin = reduce.staging(mSin.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum4 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum3 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum4 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
     columns, column = D, first
     reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
@@ -319,57 +498,94 @@ def head_rmsnorm_rotary_backward_kernel(
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, B * H, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            iS = place
-            iH = row % H
-            iB = (row // H)
-            columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
-            column = first
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iS = place
+        iH = row % H
+        iB = (row // H)
+        columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
+        column = first
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mRowMeanOfRows, (iB, iS, iH), row < B * H, rRowMeanOfRows[None, u])
+            reduce.load_one(mRowMean2OfRows, (iB, iS, iH), row < B * H, rRowMean2OfRows[None, u])
+            reduce.load_one(mRowSumOfRows, (iB, iS, iH), row < B * H, rRowSumOfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, sDy0[None, None, u], 1)
+            reduce.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, sDy1[None, None, u], 1)
+            reduce.fetch_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, sX0[None, None, u], 1)
+            reduce.fetch_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, sX1[None, None, u], 1)
+            reduce.fetch_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, sCos[None, None, u], 1)
+            reduce.fetch_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, sSin[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
             reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
             reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
             reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             iS = place
             iH = row % H
             iB = (row // H)
             columns = cutlass.select_(row < B * H, D, 0)
-            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = head_rmsnorm_rotary_backward_stage0(
-                    rDy0[None, v, u].load().to(cutlass.Float32),
-                    rDy1[None, v, u].load().to(cutlass.Float32),
-                    rX0[None, v, u].load().to(cutlass.Float32),
-                    rX1[None, v, u].load().to(cutlass.Float32),
-                    rWeight0[None, v].load().to(cutlass.Float32),
-                    rWeight1[None, v].load().to(cutlass.Float32),
-                    rCos[None, v, u].load().to(cutlass.Float32),
-                    rSin[None, v, u].load().to(cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
-            row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster, turn)
-            row_mean = row_mean / cutlass.Float32(D)
-            row_mean2 = row_mean2 / cutlass.Float32(D)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sDy0[None, None, u], column, step, columns, rDy0[None, None, k])
+                reduce.take_row(sDy1[None, None, u], column, step, columns, rDy1[None, None, k])
+                reduce.take_row(sX0[None, None, u], column, step, columns, rX0[None, None, k])
+                reduce.take_row(sX1[None, None, u], column, step, columns, rX1[None, None, k])
+                reduce.take_row(sCos[None, None, u], column, step, columns, rCos[None, None, k])
+                reduce.take_row(sSin[None, None, u], column, step, columns, rSin[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = head_rmsnorm_rotary_backward_stage0(
+                        rDy0[None, v, k].load().to(cutlass.Float32),
+                        rDy1[None, v, k].load().to(cutlass.Float32),
+                        rX0[None, v, k].load().to(cutlass.Float32),
+                        rX1[None, v, k].load().to(cutlass.Float32),
+                        rWeight0[None, v].load().to(cutlass.Float32),
+                        rWeight1[None, v].load().to(cutlass.Float32),
+                        rCos[None, v, k].load().to(cutlass.Float32),
+                        rSin[None, v, k].load().to(cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
+                row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster, turn)
+                row_mean = row_mean / cutlass.Float32(D)
+                row_mean2 = row_mean2 / cutlass.Float32(D)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rWeight0)
+                    reduce.forget(rWeight1)
+                    reduce.forget(rDy0[None, None, k])
+                    reduce.forget(rDy1[None, None, k])
+                    reduce.forget(rX0[None, None, k])
+                    reduce.forget(rX1[None, None, k])
+                    reduce.forget(rCos[None, None, k])
+                    reduce.forget(rSin[None, None, k])
+            else:
+                row_mean = rRowMeanOfRows[0, u]
+                row_mean2 = rRowMean2OfRows[0, u]
+                row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx0, dx1, column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of = head_rmsnorm_rotary_backward_chain(
-                    rDy0[None, v, u].load().to(cutlass.Float32),
-                    rDy1[None, v, u].load().to(cutlass.Float32),
-                    rX0[None, v, u].load().to(cutlass.Float32),
-                    rX1[None, v, u].load().to(cutlass.Float32),
+                    rDy0[None, v, k].load().to(cutlass.Float32),
+                    rDy1[None, v, k].load().to(cutlass.Float32),
+                    rX0[None, v, k].load().to(cutlass.Float32),
+                    rX1[None, v, k].load().to(cutlass.Float32),
                     rWeight0[None, v].load().to(cutlass.Float32),
                     rWeight1[None, v].load().to(cutlass.Float32),
-                    rCos[None, v, u].load().to(cutlass.Float32),
-                    rSin[None, v, u].load().to(cutlass.Float32),
+                    rCos[None, v, k].load().to(cutlass.Float32),
+                    rSin[None, v, k].load().to(cutlass.Float32),
                     cute.full((vec,), D, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -384,6 +600,31 @@ def head_rmsnorm_rotary_backward_kernel(
                 reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
                 reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            iS = place
+            iH = row % H
+            iB = (row // H)
+            columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
+            column = first
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mRowMeanOfRows, (iB, iS, iH), row < B * H, rRowMeanOfRows[None, u])
+                reduce.load_one(mRowMean2OfRows, (iB, iS, iH), row < B * H, rRowMean2OfRows[None, u])
+                reduce.load_one(mRowSumOfRows, (iB, iS, iH), row < B * H, rRowSumOfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, sDy0[None, None, u], 1)
+                reduce.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, sDy1[None, None, u], 1)
+                reduce.fetch_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, sX0[None, None, u], 1)
+                reduce.fetch_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, sX1[None, None, u], 1)
+                reduce.fetch_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, sCos[None, None, u], 1)
+                reduce.fetch_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, sSin[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
     reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row)
 
@@ -462,6 +703,9 @@ def head_rmsnorm_rotary_backward_launch(
     mColumnSum2Parts: cute.Tensor,
     mColumnSum3Parts: cute.Tensor,
     mColumnSum4Parts: cute.Tensor,
+    mRowMeanOfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -471,14 +715,40 @@ def head_rmsnorm_rotary_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        head_rmsnorm_rotary_backward_rows_launch(
+            stream, mDy, mX, mWeight, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     S, D = mDy.shape[1], mDy.shape[4]
-    blocks = mColumnSumParts.shape[0] * cluster * S
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (D + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces * S
     if blocks > 0:
         head_rmsnorm_rotary_backward_kernel(
-            mDy, mX, mWeight, mCos, mSin, mDx, mDweight, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mDy, mX, mWeight, mCos, mSin, mDx, mDweight, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = D
     if blocks > 0:
         head_rmsnorm_rotary_backward_finish(

@@ -205,6 +205,144 @@ def label_log_prob_reference(x, label, temperature):
     return y
 
 
+def label_log_prob_backward_rows_row_max(x, temperature):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return device.divide_by_row(x, temperature, False)
+
+
+def label_log_prob_backward_rows_row_sum(x, temperature, row_max):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    row_max_of_rows = row_max
+    t0 = device.divide_by_row(x, temperature, False) - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0)
+    return device.exp(t0, False)
+
+
+def label_log_prob_backward_rows_row(row_max, row_sum):
+    """The row's own results, from its statistics."""
+    row_max_of_rows = row_max
+    row_sum_of_rows = row_sum
+    return row_max_of_rows, row_sum_of_rows
+
+
+@cute.kernel
+def label_log_prob_backward_rows_kernel(
+    mDy: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mTemperature: cute.Tensor,  # (1) temperature
+    mRowMaxOfRows: cute.Tensor,  # (rows) float32
+    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sRowMax], cluster)
+
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = label_log_prob_backward_rows_row_max(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = label_log_prob_backward_rows_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+    if (row < rows) & (first_of_row):
+        row_max_of_rows, row_sum_of_rows = label_log_prob_backward_rows_row(
+            cute.full((1,), row_max, cutlass.Float32),
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rRowMaxOfRows.store(row_max_of_rows.to(mRowMaxOfRows.element_type))
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        mRowMaxOfRows[row] = rRowMaxOfRows[0]
+        mRowSumOfRows[row] = rRowSumOfRows[0]
+
+
+@cute.jit
+def label_log_prob_backward_rows_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mTemperature: cute.Tensor,
+    mRowMaxOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    label_log_prob_backward_rows_kernel(
+        mDy, mX, mLabel, mTemperature, mRowMaxOfRows, mRowSumOfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
 def label_log_prob_backward_row_max(x, temperature):
     """What is folded into row_max (max), on one vector of each operand."""
     z = device.divide_by_row(x, temperature, False)
@@ -241,32 +379,49 @@ def label_log_prob_backward_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     mDtemperature: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mRowMaxOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mTotalSumParts.shape[0] // cluster
-    part, piece = bidx // cluster, bidx % cluster
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    parts = mTotalSumParts.shape[0] // pieces
+    part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
 
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
     rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(not whole):
+        rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    if cutlass.const_expr(staged):
+        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -274,43 +429,63 @@ def label_log_prob_backward_kernel(
 
     reduce.meet([*sRowMax, *sRowSum], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_one(mDy, (row,), row < rows, rDy[None, u])
-            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_one(mDy, (row,), row < rows, rDy[None, u])
+        reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = label_log_prob_backward_row_max(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), mTemperature[0], cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMax], ("max",), values, inside)
-            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = label_log_prob_backward_row_sum(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), mTemperature[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = label_log_prob_backward_row_max(
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        cute.full((vec,), mTemperature[0], cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rX[None, None, k])
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = label_log_prob_backward_row_sum(
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        cute.full((vec,), mTemperature[0], cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rX[None, None, k])
+            else:
+                row_max = rRowMaxOfRows[0, u]
+                row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = label_log_prob_backward_chain(
                     cute.full((vec,), rDy[0, u], rDy.element_type).to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, k].load().to(cutlass.Float32),
                     cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),
@@ -323,6 +498,19 @@ def label_log_prob_backward_kernel(
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mDy, (row,), row < rows, rDy[None, u])
+            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
@@ -359,6 +547,8 @@ def label_log_prob_backward_launch(
     mDx: cute.Tensor,
     mDtemperature: cute.Tensor,
     mTotalSumParts: cute.Tensor,
+    mRowMaxOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -367,13 +557,36 @@ def label_log_prob_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        label_log_prob_backward_rows_launch(
+            stream, mDy, mX, mLabel, mTemperature, mRowMaxOfRows, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         label_log_prob_backward_kernel(
-            mDy, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mDy, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts, mRowMaxOfRows, mRowSumOfRows,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = 1
     if blocks > 0:
         label_log_prob_backward_finish(

@@ -220,6 +220,183 @@ def layernorm_reference(x, weight, bias, eps):
     return y
 
 
+def layernorm_backward_rows_stage0(dy, x, weight):
+    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
+    return x, weight * dy
+
+
+def layernorm_backward_rows_stage1(dy, x, weight, row_mean):
+    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    row_mean_of_rows = row_mean
+    t0 = x - row_mean_of_rows
+    return t0 * t0, weight * dy * t0
+
+
+def layernorm_backward_rows_row(row_mean, row_sum2, row_mean2, row_sum):
+    """The row's own results, from its statistics."""
+    row_mean_of_rows = row_mean
+    row_sum2_of_rows = row_sum2
+    row_mean2_of_rows = row_mean2
+    row_sum_of_rows = row_sum
+    return row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows
+
+
+@cute.kernel
+def layernorm_backward_rows_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor | None,  # (N) T
+    mRowMeanOfRows: cute.Tensor,  # (rows) float32
+    mRowSum2OfRows: cute.Tensor,  # (rows) float32
+    mRowMean2OfRows: cute.Tensor,  # (rows) float32
+    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
+    rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sStage0, *sStage1], cluster)
+
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            values = layernorm_backward_rows_stage0(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
+    row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+    row_mean = row_mean / cutlass.Float32(N)
+
+    if cutlass.const_expr(lean):
+        first = device.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            values = layernorm_backward_rows_stage1(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
+                cute.full((vec,), row_mean, cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
+    row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+    row_mean2 = row_mean2 / cutlass.Float32(N)
+
+    if (row < rows) & (first_of_row):
+        row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = layernorm_backward_rows_row(
+            cute.full((1,), row_mean, cutlass.Float32),
+            cute.full((1,), row_sum2, cutlass.Float32),
+            cute.full((1,), row_mean2, cutlass.Float32),
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+        rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+        rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        mRowMeanOfRows[row] = rRowMeanOfRows[0]
+        mRowSum2OfRows[row] = rRowSum2OfRows[0]
+        mRowMean2OfRows[row] = rRowMean2OfRows[0]
+        mRowSumOfRows[row] = rRowSumOfRows[0]
+
+
+@cute.jit
+def layernorm_backward_rows_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mRowMeanOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    layernorm_backward_rows_kernel(
+        mDy, mX, mWeight, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
 def layernorm_backward_stage0(dy, x, weight):
     """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
     t0 = weight * dy
@@ -260,6 +437,10 @@ def layernorm_backward_kernel(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
+    mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (rows), or nothing
+    mRowMean2OfRows: cute.Tensor,  # (rows), or nothing
+    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -267,34 +448,51 @@ def layernorm_backward_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // cluster, bidx % cluster
+    part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
 
-    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     if cutlass.const_expr(mWeight is None):
         rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
         rWeight.fill(1.0)
     else:
         rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(not whole):
+        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
+        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
+        rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    if cutlass.const_expr(staged):
+        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = N, first
     if cutlass.const_expr(mWeight is not None):
@@ -302,48 +500,80 @@ def layernorm_backward_kernel(
 
     reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+            reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+            reduce.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
+            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = layernorm_backward_stage0(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-            row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
-            row_mean = row_mean / cutlass.Float32(N)
-            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = layernorm_backward_stage1(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-            row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
-            row_mean2 = row_mean2 / cutlass.Float32(N)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = layernorm_backward_stage0(
+                        rDy[None, v, k].load().to(cutlass.Float32),
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        rWeight[None, v].load().to(cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
+                row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
+                row_mean = row_mean / cutlass.Float32(N)
+                if cutlass.const_expr(lean):
+                    if cutlass.const_expr(mWeight is not None):
+                        reduce.forget(rWeight)
+                    reduce.forget(rDy[None, None, k])
+                    reduce.forget(rX[None, None, k])
+                rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = layernorm_backward_stage1(
+                        rDy[None, v, k].load().to(cutlass.Float32),
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        rWeight[None, v].load().to(cutlass.Float32),
+                        cute.full((vec,), row_mean, cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
+                row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
+                row_mean2 = row_mean2 / cutlass.Float32(N)
+                if cutlass.const_expr(lean):
+                    if cutlass.const_expr(mWeight is not None):
+                        reduce.forget(rWeight)
+                    reduce.forget(rDy[None, None, k])
+                    reduce.forget(rX[None, None, k])
+            else:
+                row_mean = rRowMeanOfRows[0, u]
+                row_sum2 = rRowSum2OfRows[0, u]
+                row_mean2 = rRowMean2OfRows[0, u]
+                row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = layernorm_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    rDy[None, v, k].load().to(cutlass.Float32),
+                    rX[None, v, k].load().to(cutlass.Float32),
                     rWeight[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
@@ -358,6 +588,21 @@ def layernorm_backward_kernel(
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+                reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+                reduce.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
+                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
 
@@ -400,6 +645,10 @@ def layernorm_backward_launch(
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor,
+    mRowMeanOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -409,14 +658,40 @@ def layernorm_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        layernorm_backward_rows_launch(
+            stream, mDy, mX, mWeight, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     N = mDy.shape[1]
-    blocks = mColumnSumParts.shape[0] * cluster
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         layernorm_backward_kernel(
-            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = (N + 31) // 32
     if blocks > 0:
         layernorm_backward_finish(

@@ -257,6 +257,143 @@ def layernorm_stats_reference(x, weight, bias, eps):
     return y, mean, rstd
 
 
+def layernorm_stats_backward_rows_stage0(dy, mean, x, weight):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    t0 = weight * dy
+    return t0 * (x - mean), t0
+
+
+def layernorm_stats_backward_rows_row(row_sum, row_sum2):
+    """The row's own results, from its statistics."""
+    row_sum_of_rows = row_sum
+    row_sum2_of_rows = row_sum2
+    return row_sum_of_rows, row_sum2_of_rows
+
+
+@cute.kernel
+def layernorm_stats_backward_rows_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mDmean: cute.Tensor,  # (rows) float32
+    mDrstd: cute.Tensor,  # (rows) float32
+    mMean: cute.Tensor,  # (rows) float32
+    mRstd: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor | None,  # (N) T
+    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    mRowSum2OfRows: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rMean = cute.make_rmem_tensor((1,), mMean.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mMean, (row,), row < rows, rMean)
+    reduce.meet([*sStage0], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            values = layernorm_stats_backward_rows_stage0(
+                rDy[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), rMean[0], rMean.element_type).to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                rWeight[None, 0].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+    row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
+
+    if (row < rows) & (first_of_row):
+        row_sum_of_rows, row_sum2_of_rows = layernorm_stats_backward_rows_row(
+            cute.full((1,), row_sum, cutlass.Float32),
+            cute.full((1,), row_sum2, cutlass.Float32),
+        )
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+        mRowSumOfRows[row] = rRowSumOfRows[0]
+        mRowSum2OfRows[row] = rRowSum2OfRows[0]
+
+
+@cute.jit
+def layernorm_stats_backward_rows_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mDmean: cute.Tensor,
+    mDrstd: cute.Tensor,
+    mMean: cute.Tensor,
+    mRstd: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    layernorm_stats_backward_rows_kernel(
+        mDy, mDmean, mDrstd, mMean, mRstd, mX, mWeight, mRowSumOfRows, mRowSum2OfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
 def layernorm_stats_backward_stage0(dy, mean, x, weight):
     """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
     t0 = weight * dy
@@ -294,30 +431,41 @@ def layernorm_stats_backward_kernel(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
+    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (rows), or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // cluster, bidx % cluster
+    part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
 
-    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     if cutlass.const_expr(mWeight is None):
         rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
         rWeight.fill(1.0)
@@ -328,9 +476,15 @@ def layernorm_stats_backward_kernel(
     rMean = cute.make_rmem_tensor((1, at_once), mMean.element_type)
     rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(not whole):
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
+    if cutlass.const_expr(staged):
+        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = N, first
     if cutlass.const_expr(mWeight is not None):
@@ -338,42 +492,65 @@ def layernorm_stats_backward_kernel(
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_one(mDmean, (row,), row < rows, rDmean[None, u])
-            reduce.load_one(mDrstd, (row,), row < rows, rDrstd[None, u])
-            reduce.load_one(mMean, (row,), row < rows, rMean[None, u])
-            reduce.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_one(mDmean, (row,), row < rows, rDmean[None, u])
+        reduce.load_one(mDrstd, (row,), row < rows, rDrstd[None, u])
+        reduce.load_one(mMean, (row,), row < rows, rMean[None, u])
+        reduce.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = layernorm_stats_backward_stage0(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), rMean[0, u], rMean.element_type).to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
-            row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = layernorm_stats_backward_stage0(
+                        rDy[None, v, k].load().to(cutlass.Float32),
+                        cute.full((vec,), rMean[0, u], rMean.element_type).to(cutlass.Float32),
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        rWeight[None, v].load().to(cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+                row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    if cutlass.const_expr(mWeight is not None):
+                        reduce.forget(rWeight)
+                    reduce.forget(rDy[None, None, k])
+                    reduce.forget(rX[None, None, k])
+            else:
+                row_sum = rRowSumOfRows[0, u]
+                row_sum2 = rRowSum2OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = layernorm_stats_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
+                    rDy[None, v, k].load().to(cutlass.Float32),
                     cute.full((vec,), rDmean[0, u], rDmean.element_type).to(cutlass.Float32),
                     cute.full((vec,), rDrstd[0, u], rDrstd.element_type).to(cutlass.Float32),
                     cute.full((vec,), rMean[0, u], rMean.element_type).to(cutlass.Float32),
                     cute.full((vec,), rRstd[0, u], rRstd.element_type).to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    rX[None, v, k].load().to(cutlass.Float32),
                     rWeight[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), row_sum, cutlass.Float32),
@@ -385,6 +562,23 @@ def layernorm_stats_backward_kernel(
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mDmean, (row,), row < rows, rDmean[None, u])
+            reduce.load_one(mDrstd, (row,), row < rows, rDrstd[None, u])
+            reduce.load_one(mMean, (row,), row < rows, rMean[None, u])
+            reduce.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
 
@@ -431,6 +625,8 @@ def layernorm_stats_backward_launch(
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -439,14 +635,40 @@ def layernorm_stats_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        layernorm_stats_backward_rows_launch(
+            stream, mDy, mDmean, mDrstd, mMean, mRstd, mX, mWeight, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     N = mDy.shape[1]
-    blocks = mColumnSumParts.shape[0] * cluster
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         layernorm_stats_backward_kernel(
-            mDy, mDmean, mDrstd, mMean, mRstd, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mDy, mDmean, mDrstd, mMean, mRstd, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = (N + 31) // 32
     if blocks > 0:
         layernorm_stats_backward_finish(

@@ -37,6 +37,149 @@ domain:
 """
 
 
+def mean_cross_entropy_rows_stage0(x, label, index_n):
+    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
+    return device.where(index_n == label, x, 0.0), x
+
+
+def mean_cross_entropy_rows_row_sum(x, row_max):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    row_max_of_rows = row_max
+    return device.exp(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), False)
+
+
+def mean_cross_entropy_rows_row(picked, row_max, row_sum):
+    """The row's own results, from its statistics."""
+    picked_of_rows = picked
+    row_max_of_rows = row_max
+    row_sum_of_rows = row_sum
+    return picked_of_rows, row_max_of_rows, row_sum_of_rows
+
+
+@cute.kernel
+def mean_cross_entropy_rows_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mPickedOfRows: cute.Tensor,  # (rows) float32
+    mRowMaxOfRows: cute.Tensor,  # (rows) float32
+    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
+    rPickedOfRows = cute.make_rmem_tensor((1,), mPickedOfRows.element_type)
+    rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sStage0], cluster)
+
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = mean_cross_entropy_rows_stage0(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = mean_cross_entropy_rows_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    picked, row_max, row_sum = reduce.over_row([rPicked, rRowMax, rRowSum], ("sum", "max", "sum"), sStage0, per_row, cluster, rescaled=((2, 1, "exp", 1.0),))
+
+    if (row < rows) & (first_of_row):
+        picked_of_rows, row_max_of_rows, row_sum_of_rows = mean_cross_entropy_rows_row(
+            cute.full((1,), picked, cutlass.Float32),
+            cute.full((1,), row_max, cutlass.Float32),
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rPickedOfRows.store(picked_of_rows.to(mPickedOfRows.element_type))
+        rRowMaxOfRows.store(row_max_of_rows.to(mRowMaxOfRows.element_type))
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        mPickedOfRows[row] = rPickedOfRows[0]
+        mRowMaxOfRows[row] = rRowMaxOfRows[0]
+        mRowSumOfRows[row] = rRowSumOfRows[0]
+
+
+@cute.jit
+def mean_cross_entropy_rows_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mPickedOfRows: cute.Tensor,
+    mRowMaxOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mX.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    mean_cross_entropy_rows_kernel(
+        mX, mLabel, mPickedOfRows, mRowMaxOfRows, mRowSumOfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
 def mean_cross_entropy_stage0(x, label, index_n):
     """What is folded into picked (sum), row_max (max), on one vector of each operand."""
     return device.where(index_n == label, x, 0.0), x
@@ -72,30 +215,49 @@ def mean_cross_entropy_kernel(
     mLoss: cute.Tensor,  # (1) float32
     mLse: cute.Tensor,  # (rows) float32
     mTotalMeanParts: cute.Tensor,  # (blocks) total_mean of each part
+    mPickedOfRows: cute.Tensor,  # (rows), or nothing
+    mRowMaxOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mTotalMeanParts.shape[0] // cluster
-    part, piece = bidx // cluster, bidx % cluster
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    parts = mTotalMeanParts.shape[0] // pieces
+    part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
 
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
     rLse = cute.make_rmem_tensor((1,), mLse.element_type)
+    if cutlass.const_expr(not whole):
+        rPickedOfRows = cute.make_rmem_tensor((1, at_once), mPickedOfRows.element_type)
+        rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    if cutlass.const_expr(staged):
+        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -103,38 +265,60 @@ def mean_cross_entropy_kernel(
 
     reduce.meet([*sStage0, *sRowSum], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mPickedOfRows, (row,), row < rows, rPickedOfRows[None, u])
+            reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
-            rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = mean_cross_entropy_stage0(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(c, vec).to(cutlass.Int32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
-            picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster, turn)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = mean_cross_entropy_row_sum(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+            if cutlass.const_expr(whole):
+                rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
+                rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = mean_cross_entropy_stage0(
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(c, vec).to(cutlass.Int32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
+                picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rX[None, None, k])
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = mean_cross_entropy_row_sum(
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rX[None, None, k])
+            else:
+                picked = rPickedOfRows[0, u]
+                row_max = rRowMaxOfRows[0, u]
+                row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 total_mean_of = mean_cross_entropy_chain(
@@ -152,6 +336,19 @@ def mean_cross_entropy_kernel(
                 rLse.store(lse.to(mLse.element_type))
                 mLse[row] = rLse[0]
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mPickedOfRows, (row,), row < rows, rPickedOfRows[None, u])
+                reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
     if tidx == 0:
@@ -186,6 +383,9 @@ def mean_cross_entropy_launch(
     mLoss: cute.Tensor,
     mLse: cute.Tensor,
     mTotalMeanParts: cute.Tensor,
+    mPickedOfRows: cute.Tensor,
+    mRowMaxOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -194,14 +394,37 @@ def mean_cross_entropy_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        mean_cross_entropy_rows_launch(
+            stream, mX, mLabel, mPickedOfRows, mRowMaxOfRows, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     rows = mX.shape[0]
     blocks = mTotalMeanParts.shape[0]
     if blocks > 0:
         mean_cross_entropy_kernel(
-            mX, mLabel, mLoss, mLse, mTotalMeanParts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mX, mLabel, mLoss, mLse, mTotalMeanParts, mPickedOfRows, mRowMaxOfRows, mRowSumOfRows,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = 1
     if blocks > 0:
         mean_cross_entropy_finish(

@@ -51,8 +51,9 @@ def mean_squared_error_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -62,26 +63,27 @@ def mean_squared_error_kernel(
     row_count = cutlass.Int32((total + width - 1) // width)
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mTotalMeanParts.shape[0]
-    part, first = bidx, cutlass.Int32(tidx * vec)
+    parts, part = mTotalMeanParts.shape[0], bidx
+    first = cutlass.Int32(tidx * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
     fTotalMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
-    for base in cutlass.range(part * handful, row_count, parts * handful):
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = reduce.columns_left(total, row, width)
+        column = first
+        reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+        reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
+
+    for base in cutlass.range(part * rows_a_block, row_count, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = reduce.columns_left(total, row, width)
-            column = first
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
-            reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = reduce.columns_left(total, row, width)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -91,6 +93,11 @@ def mean_squared_error_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), inside)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = reduce.columns_left(total, row, width)
+            column = first
+            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+            reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
 
     found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
     if tidx == 0:
@@ -132,14 +139,18 @@ def mean_squared_error_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     rows, cols = mX.shape[0], mX.shape[1]
     blocks = mTotalMeanParts.shape[0]
     if blocks > 0:
         mean_squared_error_kernel(
             mX, mY, mLoss, mTotalMeanParts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = 1
     if blocks > 0:
         mean_squared_error_finish(

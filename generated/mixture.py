@@ -165,8 +165,9 @@ def mixture_backward_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -180,7 +181,7 @@ def mixture_backward_kernel(
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rA = cute.make_rmem_tensor((vec, vectors, at_once), mA.element_type)
@@ -200,17 +201,18 @@ def mixture_backward_kernel(
     reduce.load_one(mW, (1,), True, rW1)
     reduce.load_one(mW, (2,), True, rW2)
 
-    for base in cutlass.range(part * handful, rows, parts * handful):
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -231,6 +233,13 @@ def mixture_backward_kernel(
                 reduce.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), column, v * step, columns, 1, ragged, False, per_row)
                 reduce.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), column, v * step, columns, 1, ragged, False, per_row)
                 reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
     found = reduce.over_row([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
@@ -292,13 +301,17 @@ def mixture_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         mixture_backward_kernel(
             mDy, mW, mA, mB, mC, mDw, mDa, mDb, mDc, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = 1
     if blocks > 0:
         mixture_backward_finish(

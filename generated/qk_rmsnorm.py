@@ -216,6 +216,163 @@ def qk_rmsnorm_reference(q, k, q_weight, k_weight, eps):
     return q_out, k_out
 
 
+def qk_rmsnorm_backward_rows_stage0(dq_out, dk_out, q, k, q_weight, k_weight):
+    """What is folded into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), on one vector of each operand."""
+    return q * q, q_weight * dq_out * q, k * k, k_weight * dk_out * k
+
+
+def qk_rmsnorm_backward_rows_row(row_mean, row_sum, row_mean2, row_sum2):
+    """The row's own results, from its statistics."""
+    row_mean_of_rows = row_mean
+    row_sum_of_rows = row_sum
+    row_mean2_of_rows = row_mean2
+    row_sum2_of_rows = row_sum2
+    return row_mean_of_rows, row_sum_of_rows, row_mean2_of_rows, row_sum2_of_rows
+
+
+@cute.kernel
+def qk_rmsnorm_backward_rows_kernel(
+    mDqOut: cute.Tensor,  # (rows, D) T
+    mDkOut: cute.Tensor,  # (rows, D) T
+    mQ: cute.Tensor,  # (rows, D) T
+    mK: cute.Tensor,  # (rows, D) T
+    mQWeight: cute.Tensor,  # (D) T
+    mKWeight: cute.Tensor,  # (D) T
+    mRowMeanOfRows: cute.Tensor,  # (rows) float32
+    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    mRowMean2OfRows: cute.Tensor,  # (rows) float32
+    mRowSum2OfRows: cute.Tensor,  # (rows) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, D = mDqOut.shape[0], mDqOut.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
+
+    rDqOut = cute.make_rmem_tensor((vec, vectors), mDqOut.element_type)
+    rDkOut = cute.make_rmem_tensor((vec, vectors), mDkOut.element_type)
+    rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
+    rK = cute.make_rmem_tensor((vec, vectors), mK.element_type)
+    rQWeight = cute.make_rmem_tensor((vec, 1), mQWeight.element_type)
+    rKWeight = cute.make_rmem_tensor((vec, 1), mKWeight.element_type)
+    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut, 1, ragged, True, kept)
+        reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
+        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+        reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+    reduce.meet([*sStage0], cluster)
+
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut, 1, ragged, True, kept)
+            reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
+            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+            reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
+            values = qk_rmsnorm_backward_rows_stage0(
+                rDqOut[None, v].load().to(cutlass.Float32),
+                rDkOut[None, v].load().to(cutlass.Float32),
+                rQ[None, v].load().to(cutlass.Float32),
+                rK[None, v].load().to(cutlass.Float32),
+                rQWeight[None, 0].load().to(cutlass.Float32),
+                rKWeight[None, 0].load().to(cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
+    row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster)
+    row_mean = row_mean / cutlass.Float32(D)
+    row_mean2 = row_mean2 / cutlass.Float32(D)
+
+    if (row < rows) & (first_of_row):
+        row_mean_of_rows, row_sum_of_rows, row_mean2_of_rows, row_sum2_of_rows = qk_rmsnorm_backward_rows_row(
+            cute.full((1,), row_mean, cutlass.Float32),
+            cute.full((1,), row_sum, cutlass.Float32),
+            cute.full((1,), row_mean2, cutlass.Float32),
+            cute.full((1,), row_sum2, cutlass.Float32),
+        )
+        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
+        rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+        mRowMeanOfRows[row] = rRowMeanOfRows[0]
+        mRowSumOfRows[row] = rRowSumOfRows[0]
+        mRowMean2OfRows[row] = rRowMean2OfRows[0]
+        mRowSum2OfRows[row] = rRowSum2OfRows[0]
+
+
+@cute.jit
+def qk_rmsnorm_backward_rows_launch(
+    stream: cuda.CUstream,
+    mDqOut: cute.Tensor,
+    mDkOut: cute.Tensor,
+    mQ: cute.Tensor,
+    mK: cute.Tensor,
+    mQWeight: cute.Tensor,
+    mKWeight: cute.Tensor,
+    mRowMeanOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDqOut.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    qk_rmsnorm_backward_rows_kernel(
+        mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mRowMeanOfRows, mRowSumOfRows, mRowMean2OfRows, mRowSum2OfRows,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
 def qk_rmsnorm_backward_stage0(dq_out, dk_out, q, k, q_weight, k_weight):
     """What is folded into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), on one vector of each operand."""
     return q * q, q_weight * dq_out * q, k * k, k_weight * dk_out * k
@@ -254,6 +411,10 @@ def qk_rmsnorm_backward_kernel(
     mDkWeight: cute.Tensor,  # (D) T
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
+    mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    mRowMean2OfRows: cute.Tensor,  # (rows), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (rows), or nothing
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -261,33 +422,52 @@ def qk_rmsnorm_backward_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, D = mDqOut.shape[0], mDqOut.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (D + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // cluster, bidx % cluster
+    part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDq)
 
-    rDqOut = cute.make_rmem_tensor((vec, vectors, at_once), mDqOut.element_type)
-    rDkOut = cute.make_rmem_tensor((vec, vectors, at_once), mDkOut.element_type)
-    rQ = cute.make_rmem_tensor((vec, vectors, at_once), mQ.element_type)
-    rK = cute.make_rmem_tensor((vec, vectors, at_once), mK.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rDqOut = cute.make_rmem_tensor((vec, vectors, held), mDqOut.element_type)
+    rDkOut = cute.make_rmem_tensor((vec, vectors, held), mDkOut.element_type)
+    rQ = cute.make_rmem_tensor((vec, vectors, held), mQ.element_type)
+    rK = cute.make_rmem_tensor((vec, vectors, held), mK.element_type)
     rQWeight = cute.make_rmem_tensor((vec, vectors), mQWeight.element_type)
     rKWeight = cute.make_rmem_tensor((vec, vectors), mKWeight.element_type)
     rDq = cute.make_rmem_tensor((vec,), mDq.element_type)
     rDk = cute.make_rmem_tensor((vec,), mDk.element_type)
+    if cutlass.const_expr(not whole):
+        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+        rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
+        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
+    if cutlass.const_expr(staged):
+        sDqOut = reduce.staging(mDqOut.element_type, vec * 1, vectors, at_once, threads)
+        sDkOut = reduce.staging(mDkOut.element_type, vec * 1, vectors, at_once, threads)
+        sQ = reduce.staging(mQ.element_type, vec * 1, vectors, at_once, threads)
+        sK = reduce.staging(mK.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = D, first
     reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
@@ -295,44 +475,77 @@ def qk_rmsnorm_backward_kernel(
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
-            column = first
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
+        column = first
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            reduce.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
+            reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, sDqOut[None, None, u], 1)
+            reduce.fetch_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, sDkOut[None, None, u], 1)
+            reduce.fetch_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, sQ[None, None, u], 1)
+            reduce.fetch_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, sK[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, False, True)
             reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, False, True)
             reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, False, True)
             reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, D, 0)
-            rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = qk_rmsnorm_backward_stage0(
-                    rDqOut[None, v, u].load().to(cutlass.Float32),
-                    rDkOut[None, v, u].load().to(cutlass.Float32),
-                    rQ[None, v, u].load().to(cutlass.Float32),
-                    rK[None, v, u].load().to(cutlass.Float32),
-                    rQWeight[None, v].load().to(cutlass.Float32),
-                    rKWeight[None, v].load().to(cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
-            row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster, turn)
-            row_mean = row_mean / cutlass.Float32(D)
-            row_mean2 = row_mean2 / cutlass.Float32(D)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sDqOut[None, None, u], column, step, columns, rDqOut[None, None, k])
+                reduce.take_row(sDkOut[None, None, u], column, step, columns, rDkOut[None, None, k])
+                reduce.take_row(sQ[None, None, u], column, step, columns, rQ[None, None, k])
+                reduce.take_row(sK[None, None, u], column, step, columns, rK[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = qk_rmsnorm_backward_stage0(
+                        rDqOut[None, v, k].load().to(cutlass.Float32),
+                        rDkOut[None, v, k].load().to(cutlass.Float32),
+                        rQ[None, v, k].load().to(cutlass.Float32),
+                        rK[None, v, k].load().to(cutlass.Float32),
+                        rQWeight[None, v].load().to(cutlass.Float32),
+                        rKWeight[None, v].load().to(cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
+                row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster, turn)
+                row_mean = row_mean / cutlass.Float32(D)
+                row_mean2 = row_mean2 / cutlass.Float32(D)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rQWeight)
+                    reduce.forget(rKWeight)
+                    reduce.forget(rDqOut[None, None, k])
+                    reduce.forget(rDkOut[None, None, k])
+                    reduce.forget(rQ[None, None, k])
+                    reduce.forget(rK[None, None, k])
+            else:
+                row_mean = rRowMeanOfRows[0, u]
+                row_sum = rRowSumOfRows[0, u]
+                row_mean2 = rRowMean2OfRows[0, u]
+                row_sum2 = rRowSum2OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dq, dk, column_sum_of, column_sum2_of = qk_rmsnorm_backward_chain(
-                    rDqOut[None, v, u].load().to(cutlass.Float32),
-                    rDkOut[None, v, u].load().to(cutlass.Float32),
-                    rQ[None, v, u].load().to(cutlass.Float32),
-                    rK[None, v, u].load().to(cutlass.Float32),
+                    rDqOut[None, v, k].load().to(cutlass.Float32),
+                    rDkOut[None, v, k].load().to(cutlass.Float32),
+                    rQ[None, v, k].load().to(cutlass.Float32),
+                    rK[None, v, k].load().to(cutlass.Float32),
                     rQWeight[None, v].load().to(cutlass.Float32),
                     rKWeight[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), D, cutlass.Int32),
@@ -350,6 +563,25 @@ def qk_rmsnorm_backward_kernel(
                 reduce.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), column, v * step, columns, 1, ragged, False, per_row)
                 reduce.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
+            column = first
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                reduce.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
+                reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, sDqOut[None, None, u], 1)
+                reduce.fetch_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, sDkOut[None, None, u], 1)
+                reduce.fetch_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, sQ[None, None, u], 1)
+                reduce.fetch_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, sK[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row)
 
@@ -396,6 +628,10 @@ def qk_rmsnorm_backward_launch(
     mDkWeight: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor,
+    mRowMeanOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -405,14 +641,40 @@ def qk_rmsnorm_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        qk_rmsnorm_backward_rows_launch(
+            stream, mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mRowMeanOfRows, mRowSumOfRows, mRowMean2OfRows, mRowSum2OfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     D = mDqOut.shape[1]
-    blocks = mColumnSumParts.shape[0] * cluster
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (D + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         qk_rmsnorm_backward_kernel(
-            mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mDq, mDk, mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mDq, mDk, mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSumOfRows, mRowMean2OfRows, mRowSum2OfRows,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = (D + 31) // 32
     if blocks > 0:
         qk_rmsnorm_backward_finish(

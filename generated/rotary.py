@@ -187,22 +187,23 @@ def rotary_backward_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnSumParts.shape[0]
     pieces = (D + vec * per_row - 1) // (vec * per_row)
+    parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (S), part % (S)  # only rows of one place meet
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
 
     rDy0 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rDy1 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
@@ -216,22 +217,23 @@ def rotary_backward_kernel(
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
-    for base in cutlass.range(part * handful, B * H, parts * handful):
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iS = place
+        iH = row % H
+        iB = (row // H)
+        columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            iS = place
-            iH = row % H
-            iB = (row // H)
-            columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             iS = place
             iH = row % H
             iB = (row // H)
@@ -252,6 +254,18 @@ def rotary_backward_kernel(
                 rDx1.store(dx1.to(mDx.element_type))
                 reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
                 reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            iS = place
+            iH = row % H
+            iB = (row // H)
+            columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)], sColumns, part, first, step, D, per_row)
 
@@ -306,6 +320,7 @@ def rotary_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     S, D = mDy.shape[1], mDy.shape[4]
     pieces = (D + vec * per_row - 1) // (vec * per_row)
@@ -313,8 +328,11 @@ def rotary_backward_launch(
     if blocks > 0:
         rotary_backward_kernel(
             mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = (S * D + 31) // 32
     if blocks > 0:
         rotary_backward_finish(

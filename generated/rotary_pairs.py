@@ -171,21 +171,22 @@ def rotary_pairs_backward_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mColumnSumParts.shape[0]
     pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
 
     rDy = cute.make_rmem_tensor((2, vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((2, vec, vectors, at_once), mX.element_type)
@@ -199,16 +200,17 @@ def rotary_pairs_backward_kernel(
     reduce.gather_row(mCos, (0, 0), (0, 2), (S, H, D,), column, step, columns, rCos, ragged)
     reduce.gather_row(mSin, (0, 0), (0, 2), (S, H, D,), column, step, columns, rSin, ragged)
 
-    for base in cutlass.range(part * handful, B, parts * handful):
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iB = row
+        columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
+        reduce.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            iB = row
-            columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             iB = row
             columns = cutlass.select_(row < B, S * H * D, 0)
             for v in cutlass.range_constexpr(vectors):
@@ -226,6 +228,12 @@ def rotary_pairs_backward_kernel(
                 rDx[0, None].store(dx0.to(mDx.element_type))
                 rDx[1, None].store(dx1.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0, 0), mDx.layout), column, v * step, columns, 2, ragged, False, per_row)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            iB = row
+            columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
 
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, S * H * D, per_row)
 
@@ -282,6 +290,7 @@ def rotary_pairs_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
     pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
@@ -289,8 +298,11 @@ def rotary_pairs_backward_launch(
     if blocks > 0:
         rotary_pairs_backward_kernel(
             mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = S * D
     if blocks > 0:
         rotary_pairs_backward_finish(

@@ -201,6 +201,183 @@ def scaled_softmax_reference(x, scale):
     return jax.nn.softmax(scale * x, axis=-1)
 
 
+def scaled_softmax_backward_rows_row_max(x, scale):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return x * scale
+
+
+def scaled_softmax_backward_rows_row_sum(x, scale, row_max):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    row_max_of_rows = row_max
+    return device.exp(x * scale - row_max_of_rows, False)
+
+
+def scaled_softmax_backward_rows_row_sum2(dy, x, scale, row_max, row_sum):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    row_max_of_rows = row_max
+    row_sum_of_rows = row_sum
+    t0 = dy * device.divide_by_row(device.exp(x * scale - row_max_of_rows, False), row_sum_of_rows, False)
+    return t0
+
+
+def scaled_softmax_backward_rows_row(row_max, row_sum, row_sum2):
+    """The row's own results, from its statistics."""
+    row_max_of_rows = row_max
+    row_sum_of_rows = row_sum
+    row_sum2_of_rows = row_sum2
+    return row_max_of_rows, row_sum_of_rows, row_sum2_of_rows
+
+
+@cute.kernel
+def scaled_softmax_backward_rows_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (1) scale
+    mRowMaxOfRows: cute.Tensor,  # (rows) float32
+    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    mRowSum2OfRows: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sRowMax, *sRowSum2], cluster)
+
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = scaled_softmax_backward_rows_row_max(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), mScale[0], cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = scaled_softmax_backward_rows_row_sum(
+                    rX[None, v].load().to(cutlass.Float32),
+                    cute.full((vec,), mScale[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+    if cutlass.const_expr(lean):
+        first = device.unseen(first)
+        reduce.forget(rDy)
+        reduce.forget(rX)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            values = scaled_softmax_backward_rows_row_sum2(
+                rDy[None, v].load().to(cutlass.Float32),
+                rX[None, v].load().to(cutlass.Float32),
+                cute.full((vec,), mScale[0], cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum2], ("sum",), values, inside)
+    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+
+    if (row < rows) & (first_of_row):
+        row_max_of_rows, row_sum_of_rows, row_sum2_of_rows = scaled_softmax_backward_rows_row(
+            cute.full((1,), row_max, cutlass.Float32),
+            cute.full((1,), row_sum, cutlass.Float32),
+            cute.full((1,), row_sum2, cutlass.Float32),
+        )
+        rRowMaxOfRows.store(row_max_of_rows.to(mRowMaxOfRows.element_type))
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+        mRowMaxOfRows[row] = rRowMaxOfRows[0]
+        mRowSumOfRows[row] = rRowSumOfRows[0]
+        mRowSum2OfRows[row] = rRowSum2OfRows[0]
+
+
+@cute.jit
+def scaled_softmax_backward_rows_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mRowMaxOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    scaled_softmax_backward_rows_kernel(
+        mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
 def scaled_softmax_backward_row_max(x, scale):
     """What is folded into row_max (max), on one vector of each operand."""
     return x * scale
@@ -239,30 +416,50 @@ def scaled_softmax_backward_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     mDscale: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    mRowMaxOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (rows), or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    parts = mTotalSumParts.shape[0] // cluster
-    part, piece = bidx // cluster, bidx % cluster
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    parts = mTotalSumParts.shape[0] // pieces
+    part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
 
-    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(not whole):
+        rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
+    if cutlass.const_expr(staged):
+        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
@@ -271,55 +468,84 @@ def scaled_softmax_backward_kernel(
 
     reduce.meet([*sRowMax, *sRowSum, *sRowSum2], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
-    for base in cutlass.range(part * handful, rows, parts * handful):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        if cutlass.const_expr(not whole):
+            reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+        if cutlass.const_expr(staged):
+            reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = scaled_softmax_backward_row_max(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), mScale[0], cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowMax], ("max",), values, inside)
-            row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = scaled_softmax_backward_row_sum(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-            row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
-            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                values = scaled_softmax_backward_row_sum2(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                )
-                inside = reduce.inside(c, columns, vec, ragged, exact)
-                reduce.accumulate([rRowSum2], ("sum",), values, inside)
-            row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster, turn)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = scaled_softmax_backward_row_max(
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rDy[None, None, k])
+                    reduce.forget(rX[None, None, k])
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = scaled_softmax_backward_row_sum(
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rDy[None, None, k])
+                    reduce.forget(rX[None, None, k])
+                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = scaled_softmax_backward_row_sum2(
+                        rDy[None, v, k].load().to(cutlass.Float32),
+                        rX[None, v, k].load().to(cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                        cute.full((vec,), row_sum, cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowSum2], ("sum",), values, inside)
+                row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster, turn)
+                if cutlass.const_expr(lean):
+                    reduce.forget(rDy[None, None, k])
+                    reduce.forget(rX[None, None, k])
+            else:
+                row_max = rRowMaxOfRows[0, u]
+                row_sum = rRowSumOfRows[0, u]
+                row_sum2 = rRowSum2OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = scaled_softmax_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    rDy[None, v, k].load().to(cutlass.Float32),
+                    rX[None, v, k].load().to(cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
@@ -330,6 +556,20 @@ def scaled_softmax_backward_kernel(
                 rDx.store(dx.to(mDx.element_type))
                 reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            if cutlass.const_expr(not whole):
+                reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+            if cutlass.const_expr(staged):
+                reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
@@ -363,6 +603,9 @@ def scaled_softmax_backward_launch(
     mDx: cute.Tensor,
     mDscale: cute.Tensor,
     mTotalSumParts: cute.Tensor,
+    mRowMaxOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -371,13 +614,36 @@ def scaled_softmax_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
 ):
+    if cutlass.const_expr(not whole):
+        scaled_softmax_backward_rows_launch(
+            stream, mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         scaled_softmax_backward_kernel(
-            mDy, mX, mScale, mDx, mDscale, mTotalSumParts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            mDy, mX, mScale, mDx, mDscale, mTotalSumParts, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = 1
     if blocks > 0:
         scaled_softmax_backward_finish(

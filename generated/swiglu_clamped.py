@@ -177,8 +177,9 @@ def swiglu_clamped_backward_kernel(
     per_row: cutlass.Constexpr[int],  # threads of a block that share a row
     vectors: cutlass.Constexpr[int],  # of a thread
     cluster: cutlass.Constexpr[int],  # blocks that share a row
-    at_once: cutlass.Constexpr[int],  # rows that a thread reads at once
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -192,7 +193,7 @@ def swiglu_clamped_backward_kernel(
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
-    handful = rows_a_block * at_once
+    pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
@@ -204,16 +205,17 @@ def swiglu_clamped_backward_kernel(
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
 
-    for base in cutlass.range(part * handful, rows, parts * handful):
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+        reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
-            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-            column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * rows_a_block + tidx // per_row
+            row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
@@ -230,6 +232,12 @@ def swiglu_clamped_backward_kernel(
                 rDx1.store(dx1.to(mDx.element_type))
                 reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
                 reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
 
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
@@ -276,13 +284,17 @@ def swiglu_clamped_backward_launch(
     cluster: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         swiglu_clamped_backward_kernel(
             mDy, mX, mLimit, mDx, mDlimit, mTotalSumParts, mTotalSum2Parts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact,
-        ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream)
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
     blocks = 1
     if blocks > 0:
         swiglu_clamped_backward_finish(

@@ -124,15 +124,14 @@ class Spaces:
         return field - 1, where - (field << RANK)
 
     def map_shared(self, target: Operand, address: np.ndarray, rank: np.ndarray) -> None:
-        """mapa: the address in the cluster of what is there in the block of a rank."""
+        """mapa: the address in the cluster of what is there in the block of a rank; that of no block is a mistake only where
+        it is used, as compilers compute addresses ahead of the branch that needs them."""
         lanes = self.m.active()
         address, rank = (np.broadcast_to(v.astype(np.int64), lanes.shape) for v in (address, rank))
-        for bad, what in (
-            (self.split(address)[0] >= 0, "an address that is mapped already"),
-            (rank >= self.m.cluster_size, f"block {int(rank.max())} of a cluster of {self.m.cluster_size}"),
-        ):
-            if bad.any():
-                raise Fault(int(lanes[bad][0]), f"mapa to {what}" if "block" in what else f"mapa of {what}")
+        bad = self.split(address)[0] >= 0
+        if bad.any():
+            raise Fault(int(lanes[bad][0]), "mapa of an address that is mapped already")
+        rank = np.where((rank >= 0) & (rank < self.m.cluster_size), rank, self.m.cluster_size)
         self.m.write(target, (address + ((rank + 1) << RANK)).astype(np.uint32))
 
     def rank_of(self, address: np.ndarray) -> np.ndarray:

@@ -76,4 +76,6 @@ def kernel_text(context: Context, values: dict) -> str:
         values = values["tile"]
         if values is None:
             return ""
-    return environment().get_template(context.template).render(values).rstrip("\n")
+    text = environment().get_template(context.template).render(values).rstrip("\n")
+    first = context.first() if isinstance(context, WalkContext) else None
+    return text if first is None else f"{kernel_text(first, first.values())}\n\n\n{text}"

@@ -37,7 +37,6 @@ class RowContext(Context):
 
     plan: Reduction
     template = "row.py.jinja"
-    one_row = ""  # what follows in the registers of a row's values
 
     def planned(self, op: Op) -> Reduction:
         assert isinstance(op.plan, Reduction)
@@ -226,14 +225,19 @@ class RowContext(Context):
 
     def of_row(self, access: Access) -> str:
         """The mode of the row in the registers of an array that each row has its own values in."""
-        return self.one_row if access.array is not None and self.plan.of_row(access) else ""
+        return self.one_row(access) if access.array is not None and self.plan.of_row(access) else ""
+
+    def one_row(self, access: Access) -> str:
+        """What stands for one of the rows that a thread holds: here it has no other."""
+        del access
+        return ""
 
     def registers(self, access: Access) -> str:
         """The registers that a load fills."""
         if not self.of_row(access):
             return self.fragment(access)
         modes = ["None"] * (1 if access.mode == "row" else 3 if self.interleaved(access) else 2)
-        return f"{self.fragment(access)}[{', '.join(modes)}{self.one_row}]"
+        return f"{self.fragment(access)}[{', '.join(modes)}, u]"
 
     def start(self, access: Access) -> str:
         """The place of a row's first column in an array."""
@@ -365,7 +369,8 @@ class RowContext(Context):
         shape = shape.replace("vectors", "1") if self.one_vector(access) else shape
         words = [str(access.array.parts)] if self.interleaved(access) else []
         words += [w for w in shape.replace(" ", "").split(",") if w]
-        words += ["at_once"] if self.of_row(access) and access.array in self.spec.inputs else []
+        if self.of_row(access) and access.array in self.spec.inputs:
+            words.append({", k": "held", ", u": "at_once"}[self.of_row(access)])
         shape = f"({', '.join(words)})" if len(words) > 1 else f"({words[0]},)"
         default = access.array.default if access.array in self.spec.inputs else None
         kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
@@ -401,6 +406,7 @@ class RowContext(Context):
         name = self.fragment(access)
         row = {
             "name": name,
+            "registers": self.registers(access),
             "guard": self.guard(access),
             "values": self.loaded_by(access),
             "of_row": self.plan.of_row(access),

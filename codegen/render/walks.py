@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen import emit
+from codegen.ir import Statement
+from codegen.pipeline import Op
 from codegen.plan import Access
-from codegen.reductions import Statistic
+from codegen.reductions import RowLaunch, Statistic
+from codegen.reference import Reference
 from codegen.render.common import camel
 from codegen.render.rows import Function, RowContext, in_tuple
 
@@ -27,11 +30,11 @@ class WalkContext(RowContext):
     """What the column template shows."""
 
     template = "column.py.jinja"
-    one_row = ", u"  # a thread reads several rows at once: the last mode of its registers
 
     def kernel(self) -> dict:
         finishes = [self.finish(f) for f in self.finishes()]
-        tiles = not (self.plan.collapsed or self.plan.rows or not self.of_columns())
+        tiles = not self.plan.collapsed and (not self.plan.rows or self.plan.first is not None)
+        tiles = tiles and bool(self.of_columns())
         return {
             **self.kernel_head(),
             "functions": self.functions(),
@@ -43,6 +46,9 @@ class WalkContext(RowContext):
             "parts_tensor": self.parts((self.of_columns() or self.totals())[0]),
             "pieces": self.pieces(),
             "tiles": tiles,
+            "first": self.first_launch(),
+            "row_statistics": self.row_statistics(),
+            "staging": [row for row in map(self.load_row, self.vector_loads()) if row["staged"]],
             "column_loads": [row for row in map(self.load_row, self.vector_loads()) if not row["of_row"]],
             "row_loads": [row for row in self.row_loads() if row["of_row"]],
             "once_loads": [
@@ -56,6 +62,49 @@ class WalkContext(RowContext):
             "apart": self.apart_text(),
             "rows": "row_count" if self.plan.collapsed else self.rows_text(),
         }
+
+    def one_row(self, access: Access) -> str:
+        """A thread reads several rows ahead: to registers, or whole vectors of whole rows also to shared memory."""
+        return ", k" if access.mode == "flat" and self.plan.rows else ", u"
+
+    def load_row(self, access: Access) -> dict:
+        row = super().load_row(access) | {"staged": ""}
+        if access.mode == "flat" and row["of_row"] and self.plan.rows:
+            assert access.array is not None
+            tensor, staged = self.tensors[access.array.name], f"s{row['name'][1:]}"
+            parts = access.array.parts if self.interleaved(access) else 1
+            modes = "None, None, None, k" if self.interleaved(access) else "None, None, k"
+            row |= {
+                "staged": staged,
+                "staging": f"{staged} = reduce.staging({tensor}.element_type, vec * {parts}, vectors, at_once, threads)",
+                "fetch": f"reduce.fetch_row({tensor}, {self.start(access)}, column, step, columns, {staged}[None, None, u], {parts})",
+                "take": f"reduce.take_row({staged}[None, None, u], column, step, columns, {row['name']}[{modes}])",
+                "registers": f"{row['name']}[{modes}]",
+            }
+        return row
+
+    # The kernel that writes the statistics of rows too long for one
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def first(self) -> RowContext | None:
+        """What it shows."""
+        plan = self.plan.first
+        if plan is None:
+            return None
+        spec = replace(self.spec, op=f"{self.spec.op}_rows", outputs=tuple(a.array for a in plan.stores if a.array))
+        statements = tuple(Statement(a.name, None, s.node) for a, s in zip(spec.outputs, plan.rows, strict=True))
+        return RowContext(Op(spec, statements, Reference(()), plan))
+
+    def row_statistics(self) -> list[dict]:
+        """How those are read: the registers that hold them, and the loads."""
+        if self.plan.first is None:
+            return []
+        found = []
+        for s, store in zip(self.plan.rows, self.plan.first.stores, strict=True):
+            tensor, register = f"m{camel(store.name)}", f"r{camel(store.name)}"
+            load = f"reduce.load_one({tensor}, {self.place(store)}, {self.there()}, {register}[None, u])"
+            found.append({"name": s.name, "register": register, "tensor": tensor, "load": load})
+        return found
 
     def one_vector(self, access: Access) -> bool:
         """A thread keeps what all rows share."""
@@ -93,6 +142,16 @@ class WalkContext(RowContext):
         names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
 
+    def first_launch(self) -> dict | None:
+        """How the launcher calls that of the first kernel."""
+        first = self.first()
+        if first is None:
+            return None
+        types = RowLaunch.__annotations__
+        constants = [(f"rows_{name}", types[name]) for name in first.launch_constants()]
+        words = [t["name"] for t in first.tensor_lines()] + [p.name for p in self.static] + [n for n, _ in constants]
+        return {"name": f"{first.spec.op}_launch", "constants": constants, "arguments": ", ".join(words)}
+
     # What is folded over rows
 
     def of_columns(self) -> list[Statistic]:
@@ -117,10 +176,17 @@ class WalkContext(RowContext):
             {"name": self.parts(s), "hint": "cute.Tensor", "comment": f"{shapes[s.over]} {s.name} of each part"}
             for s in self.plan.columns
         ]
+        shape = ", ".join(g.name for g in self.plan.row_groups) or "1"
+        if self.plan.first is not None:
+            rows += [
+                {"name": f"m{camel(a.name)}", "hint": "cute.Tensor", "comment": f"({shape}), or nothing"}
+                for a in self.plan.first.stores
+            ]
         return super().tensor_lines() + rows
 
     def launch_constants(self) -> tuple[str, ...]:
-        return ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact")
+        own = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact", "resident")
+        return own if self.plan.first is None else (*own, "staged", "shared_sums", "lean", "whole")
 
     def late(self, access: Access) -> bool:
         """Whether an output needs all rows."""

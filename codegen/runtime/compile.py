@@ -27,7 +27,6 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from codegen.errors import Mistake
 from codegen.ir import DTYPES
 from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
@@ -135,15 +134,7 @@ def row_lengths(op: Op, types: Types) -> tuple[int | None, ...]:
     found = [size // plan.column_bytes(dtypes) // 16 * 16 or 16 for size in ROW_BYTES]
     if not plan.rows:
         found = found[:2]  # whoever walks down the columns has at most a warp a row
-    return tuple(n for n in found if _possible(op, Variant(types, False, False, n)))
-
-
-def _possible(op: Op, variant: Variant) -> bool:
-    """Whether there is a kernel for rows of this length, on every architecture."""
-    try:
-        return all(launch_of(op, variant, arch) for arch in ARCHITECTURES)
-    except Mistake:
-        return False
+    return tuple(found)
 
 
 def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
@@ -181,6 +172,9 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     for statistic, dtype in views.part_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1, 1) if statistic.over == "column" else (1,)
         tensors[f"{statistic.name} parts"] = _fake(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
+    for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
+        divisors = (1,) * max(1, op.plan.kept)
+        tensors[f"{statistic.name} of rows"] = _fake(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
     constants = [
         (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
     ]  # fmt: skip
@@ -230,7 +224,11 @@ def _parameters(op: Op, entry: str, tensors: list[str]) -> list[str]:
     """Which of the launcher's tensors a kernel takes, by their names in the generated file."""
     names = list(inspect.signature(op._launch).parameters)[1:]
     module = inspect.unwrap(op._launch).__globals__
-    kernels = [k for k in module if k in entry and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish"))]
+    kernels = [
+        k
+        for k in module
+        if k in entry and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish", f"{op.spec.op}_rows_kernel"))
+    ]
     kernel = module[max(kernels, key=len)]
     own = inspect.signature(kernel).parameters
     return [tensor for name, tensor in zip(names, tensors, strict=False) if name in own]
@@ -340,6 +338,8 @@ def _pointers(name: str, text: str, sources: dict[str, frozenset[int | str]]) ->
 
 def _access(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> MemoryAccess | None:
     words = name.replace("::", ".").split(".")
+    if copied := re.search(r"\[(%\w+)[^\]]*\], (\d+)", text) if name.startswith("cp.async.c") else None:
+        return MemoryAccess(False, int(copied[2]), sources.get(copied[1], frozenset()))
     if words[0] not in ("ld", "st", "ldu") or _SPACES & set(words):
         return None
     bits = next(int(w[1:]) for w in reversed(words) if re.fullmatch(r"[bsuf]\d+", w))

@@ -384,6 +384,7 @@ class Op(Generic[P, R]):
         """What a kernel's tensors are called in messages: inputs, dynamic parameters, outputs, parts."""
         dynamic = [p.name for p in self._dynamic]
         folded = [f"{s.name} parts" for s in self.plan.columns]
+        folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
@@ -408,10 +409,9 @@ class Op(Generic[P, R]):
         kinds = [self._scalar_dtype(key, p.kind) for p in self._dynamic]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds]
         inputs = (*map(tensor, spec.inputs), *scalars)
-        parts = [
-            Tensor(shape, dtype, (1,) * len(shape), DTYPES[dtype].size)
-            for shape, dtype in views.parts(plan, axes, how, self.compute(key), self.spec.integer)
-        ]
+        compute, integer = self.compute(key), spec.integer
+        left = views.parts(plan, axes, how, compute, integer) + views.row_statistics(plan, axes, how, compute, integer)
+        parts = [Tensor(shape, dtype, (1,) * len(shape), DTYPES[dtype].size) for shape, dtype in left]
         outputs = (*map(tensor, spec.outputs), *parts)
         return KernelCall(
             unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),

@@ -268,7 +268,7 @@ def on_shard(
     outputs = dict(zip(op.spec.outputs, results, strict=False))
     if over:
         with op.wide():
-            parts = results[len(outputs) :]
+            parts = results[len(outputs) :][: len(op.plan.columns)]
             outputs |= _finish(op, key, operands, parts, over, math.prod(mesh[axis] for axis in over))
     return tuple(outputs.values())
 

@@ -94,11 +94,39 @@ def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.
     return result
 
 
+def column_accumulators(
+    vec: int, vectors: int, op: str, dtype: type[Numeric], shared: bool, threads: int
+) -> cute.Tensor:
+    """The same; `shared`: in a thread's own part of shared memory, 16 bytes of it next to those of its neighbour."""
+    if not shared:
+        return accumulators(vec, vectors, op, dtype)
+    dtype = Int32 if dtype is Boolean else dtype
+    wide = min(vec, 128 // dtype.width)
+    whole = SmemAllocator().allocate_tensor(dtype, cute.make_layout((threads * vec * vectors,)), 16)
+    layout = cute.make_layout(((wide, vec // wide), vectors), stride=((1, threads * wide), threads * vec))
+    tidx, _, _ = cute.arch.thread_idx()
+    result = cute.make_tensor(whole.iterator + cute.assume(tidx * wide, divby=wide), layout)
+    for v in range(vectors):
+        for i in range(vec):
+            result[i, v] = dtype(identity(op, dtype))
+    return result
+
+
 def accumulate_at(
     v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Inside
 ) -> None:
     """Fold vectors into those of the v-th vector's columns."""
-    accumulate([held[None, v] for held in running], ops, values, inside)
+    for held, op, value in zip(running, ops, values, strict=True):
+        if held.memspace == cute.AddressSpace.smem:
+            own = cute.make_rmem_tensor((cute.size(held, mode=[0]),), held.element_type)
+            place = cute.make_tensor(own.iterator, cute.make_layout(held.shape[0]))
+            for j in range(held.shape[0][1]):
+                cute.autovec_copy(held[(None, j), v], place[None, j])
+            accumulate([own], (op,), value, inside)
+            for j in range(held.shape[0][1]):
+                cute.autovec_copy(place[None, j], held[(None, j), v])
+        else:
+            accumulate([held[None, v]], (op,), value, inside)
 
 
 def columns_left(total: cutlass.Int64, row: cutlass.Int32, width: int) -> cutlass.Int32:
@@ -201,6 +229,52 @@ def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
     least = cutlass.select_(a < b, a, b)
     least = cutlass.select_(least < 2**30, least, Int64(2**30))
     return Int32(cutlass.select_(least < 0, Int64(0), least))
+
+
+def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:
+    """A thread's own part of shared memory, for its vectors of `count` elements of several rows: (count, vectors, rows).
+    Neighbouring threads' vectors lie side by side."""
+    tidx, _, _ = cute.arch.thread_idx()
+    whole = SmemAllocator().allocate_tensor(dtype, cute.make_layout((threads * count * vectors * rows,)), 16)
+    layout = cute.make_layout((count, vectors, rows), stride=(1, threads * count, threads * count * vectors))
+    return cute.make_tensor(whole.iterator + cute.assume(tidx * count, divby=count), layout)
+
+
+@cute.jit
+def fetch_row(
+    src: cute.Tensor,
+    start: cutlass.Int64,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    parts: cutlass.Constexpr[int],
+):
+    """Send for a thread's vectors of a row, as `load_row` reads them, to its part of shared memory: dst (count, vectors)."""
+    count, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    bits = count * src.element_type.width
+    mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL if bits == 128 else cute.nvgpu.cpasync.LoadCacheMode.ALWAYS
+    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=bits)
+    for v in cutlass.range_constexpr(vectors):
+        c = first + v * step
+        if c < columns:
+            cute.copy(atom, device.vector(src, start + cutlass.Int64(c) * parts, count), dst[None, v])
+
+
+@cute.jit
+def take_row(
+    src: cute.Tensor,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+):
+    """What `fetch_row` brought, in registers: zeros outside the row."""
+    count, vectors = cute.size(src, mode=[0]), cute.size(src, mode=[1])
+    dst.fill(0)
+    for v in cutlass.range_constexpr(vectors):
+        if first + v * step < columns:
+            cute.autovec_copy(src[None, v], cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))))
 
 
 def forget(registers: cute.Tensor) -> None:
@@ -631,9 +705,15 @@ def _interleaved(
 ) -> cutlass.Int32:
     """The column at a place along the axes that are kept and at another along the rest."""
     column, stride = Int32(0), Int32(1)
+    left = {
+        True: sum(kept),
+        False: len(kept) - sum(kept),
+    }  # of the outermost axis of each kind, what is left is the place
+    rest = {True: place, False: other}
     for extent, k in zip(reversed(extents), reversed(kept), strict=True):
-        column = column + (place if k else other) % extent * stride
-        place, other = (place // extent, other) if k else (place, other // extent)
+        left[k] -= 1
+        column = column + (rest[k] % extent if left[k] else rest[k]) * stride
+        rest[k] = rest[k] // extent if left[k] else Int32(0)
         stride = stride * extent
     return column
 

@@ -19,6 +19,7 @@ from codegen.spec import Array, Spec
 
 # The largest extent of a group: a vector may run past it without leaving int32
 LIMIT = INT_MAX - 64
+AHEAD = 2**20  # rows by which a kernel that walks down them may look past the last
 
 
 def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
@@ -76,8 +77,9 @@ def fits(plan: Plan, axes: Axes) -> str | None:
         extents = group_extents(plan, axes)
         columns = tuple(extents[i] for i in plan.spread)
         for words, extent in (("rows", _product(extents[: plan.kept])), ("columns", _product(columns))):
-            if isinstance(extent, int) and extent > LIMIT:
-                return f"{extent} {words} are more than the {LIMIT} that a kernel's coordinate holds; split the array"
+            limit = LIMIT - AHEAD if words == "rows" and plan.columns and not plan.collapsed else LIMIT
+            if isinstance(extent, int) and extent > limit:
+                return f"{extent} {words} are more than the {limit} that a kernel's coordinate holds; split the array"
     return None
 
 
@@ -133,6 +135,23 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
         ((how.parts, apart * columns) if s.over == "column" else (blocks,), dtype)
         for s, dtype in part_dtypes(plan, compute, integer)
     ]
+
+
+def row_statistics(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
+    """Shapes and dtypes of what a kernel before another writes of each row; where there is none, of nothing."""
+    if not isinstance(plan, Reduction) or plan.first is None:
+        return []
+    extents = group_extents(plan, axes)[: plan.kept]
+    shape = tuple(0 for _ in extents) if how.whole else tuple(extents)
+    return [(shape or (0 if how.whole else 1,), dtype) for _, dtype in row_statistic_dtypes(plan, compute, integer)]
+
+
+def row_statistic_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:
+    """The statistics of rows that a kernel may leave for another, and their dtypes."""
+    if not isinstance(plan, Reduction) or plan.first is None:
+        return []
+    dtypes = {"float": compute, "int": integer, "bool": "int32"}
+    return [(s, dtypes[s.kind]) for s in plan.rows]
 
 
 def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:

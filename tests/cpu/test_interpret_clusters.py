@@ -59,8 +59,8 @@ LOAD, OTHER = "ld.shared::cluster.f32", "the shared memory of block {} of its cl
          "block (0, 0, 0) thread (0, 0, 0)", LOAD),
         ("out of the other block's bounds", "load of 4 bytes out of bounds of shared memory: byte 8 of 8",
          "block (0, 0, 0) thread (0, 0, 0)", LOAD),
-        ("a block outside the cluster", "mapa to block 4 of a cluster of 4",
-         "block (0, 0, 0) thread (0, 0, 0)", "mapa.shared::cluster.u32"),
+        ("a block outside the cluster", "load of 4 bytes out of bounds of shared memory: byte 83886080 of 8",
+         "block (0, 0, 0) thread (0, 0, 0)", LOAD),
         ("an instruction for the block's own", "an address in the cluster's shared memory, which this instruction takes "
          "for its own block's", "block (0, 0, 0) thread (0, 0, 0)", "ld.shared.f32"),
         ("two arrivals", "a second arrival at the cluster's barrier, with no wait since the first",

@@ -1,9 +1,10 @@
 """Rows that clusters of blocks share, interpreted: property tests without a GPU draw shorter ones."""
 
 import pytest
+from making import make_op
 
 import generated
-from codegen.reductions import RowLaunch
+from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime.arguments import Types
 from codegen.runtime.draw import Case
 from codegen.runtime.testing import check_case
@@ -24,4 +25,64 @@ def test_long_rows(name, columns, monkeypatch):
     how = op.launch_for(types, case.axes)
     assert isinstance(how, RowLaunch)
     assert how.cluster > 1
+    check_case(op, "interpret", case)
+
+
+# Rows folded along and over at once: op, architecture, dtype, rows, columns; blocks a row, rows that a thread holds, whether
+# they come to shared memory and the columns' results lie there; 0 blocks a row: two kernels
+WALKED = [
+    ("drmsnorm", "sm_90a", "bfloat16", 5, 4096, (1, 3, True, False)),
+    ("dlayernorm", "sm_90a", "bfloat16", 3, 16_384, (2, 2, True, False)),
+    ("drmsnorm", "sm_90a", "bfloat16", 3, 32_768, (2, 2, True, True)),
+    ("drmsnorm", "sm_90a", "bfloat16", 3, 32_769, (4, 1, False, True)),
+    ("drmsnorm", "sm_90a", "bfloat16", 2, 65_536, (4, 2, True, True)),
+    ("drmsnorm", "sm_90a", "bfloat16", 2, 262_144, (8, 1, False, True)),
+    ("drmsnorm", "sm_90a", "float32", 2, 262_144, (0, 2, False, False)),
+    ("drmsnorm", "sm_80", "bfloat16", 11, 32_768, (0, 2, False, False)),
+    ("dlayernorm", "sm_80", "bfloat16", 3, 40_001, (0, 2, False, False)),
+    ("dgelu_dbias_row_fp8", "sm_90a", "bfloat16", 2, 300_000, (0, 1, False, False)),
+]
+
+
+@pytest.mark.parametrize(("name", "arch", "dtype", "rows", "columns", "launch"), WALKED)
+def test_long_rows_of_a_backward(name, arch, dtype, rows, columns, launch, monkeypatch):
+    """In a block, in a cluster of them, or by two kernels: whatever the length."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", arch)
+    op = getattr(generated, name)
+    types = Types(tuple((t, dtype if dtype in dtypes else dtypes[0]) for t, dtypes in op.spec.types))
+    params = tuple((p.name, p.default) for p in op.spec.params)
+    case = Case(types, (rows,), (("N", columns),), (), params, False, 1.0, 0)
+    how = op.launch_for(types, case.axes)
+    assert isinstance(how, WalkLaunch)
+    assert (how.cluster if how.whole else 0, how.at_once, how.staged, how.shared_sums) == launch
+    check_case(op, "interpret", case)
+
+
+SOME_AND_ALL = """
+op: some_and_all
+summary: Bool and integer statistics of rows, and sums over them.
+inputs: {x: 'float32[..., N]', n: 'int32[..., N]'}
+outputs: {y: 'float32[..., N]', s: 'float32[N]', most: 'int32[...]'}
+chain: |
+  positive = any(x > 0.5, axis=N)
+  most = max(n, axis=N)
+  y = where(positive, x, 0) + most
+  s = sum(where(positive, x, 1), axis=...)
+reference: |
+  positive = jnp.any(x > 0.5, axis=-1, keepdims=True)
+  most = jnp.max(n, axis=-1)
+  y = jnp.where(positive, x, 0) + most[..., None]
+  s = jnp.einsum("...n->n", jnp.where(positive, x, 1))
+grad: none
+domain: {x: [-1, 0.6], n: [0, 100]}
+"""
+
+
+def test_statistics_that_are_no_floats_come_from_a_kernel_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
+    op = make_op(tmp_path, SOME_AND_ALL)
+    case = Case(Types(()), (5,), (("N", 20_001),), (), (), False, 1.0, 0)
+    how = op.launch_for(case.types, case.axes)
+    assert isinstance(how, WalkLaunch)
+    assert not how.whole
     check_case(op, "interpret", case)

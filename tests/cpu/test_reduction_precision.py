@@ -79,19 +79,6 @@ def test_sums_over_few_rows(rows, columns, implementation):
     assert np.asarray(got, np.float64).tolist() == np.asarray(x, np.float64).sum(0).tolist()
 
 
-def test_what_no_kernel_keeps_runs_in_jnp(monkeypatch):
-    """Rows too long to fold along them and over them in one kernel."""
-    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
-    dy, x, w = normal(2, 200_000), normal(2, 200_000, mean=1), jnp.ones(200_000)
-    message = r"^drmsnorm: 200000 columns are more than one kernel keeps .*; implementation='xla' runs without$"
-    with pytest.raises(ValueError, match=message):
-        generated.drmsnorm(dy, x, w, implementation="interpret")
-    for got, expected in zip(
-        generated.drmsnorm(dy, x, w), generated.drmsnorm(dy, x, w, implementation="xla"), strict=True
-    ):
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
-
-
 def test_a_gradient_that_cancels_is_no_mistake_and_one_that_lacks_a_term_is(tmp_path):
     """One column's norm hardly depends on it: what is left of two terms is their rounding."""
     check_gradient(make_op(tmp_path, NORM.replace("REST", "")), examples=8)

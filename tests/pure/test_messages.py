@@ -113,10 +113,6 @@ def test_there_are_many():
 EXCEPTIONS = {
     # Which of the two comes first depends on how deep the Python at hand parses; `deep_signs` shows one
     "nested too deeply": "both say the same",
-    # Said of a call, not of a spec: tests/cpu/test_reductions.py
-    "the number of columns must be known": "the columns are symbolic",
-    "columns are more than one kernel keeps": "the rows are too long",
-    "split the op in two: one along rows": "the rows are too long",
     # Reasons why an op is two kernels, or has no backward: tests/pure/test_gemms.py
     "no floating type of at least 16 bits": "the backward differentiates the jnp form",
     "a GEMM kernel": "XLA's matmul, and a kernel for the epilogue",

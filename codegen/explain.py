@@ -200,8 +200,14 @@ def _source(node: Node) -> Node:
 # The kernel
 
 
+def launched(op: Op) -> Op:
+    """The op whose launch is told: of one that contracts, its epilogue, as it runs after XLA's matmul."""
+    return op.plan.epilogue if isinstance(op.plan, Gemm) else op
+
+
 def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
     """The launch of a call with these dtypes and extents, on an architecture without clusters if none is given."""
+    op = launched(op)
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
     inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
@@ -212,13 +218,12 @@ def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -
 
 def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int:
     """The blocks of that launch."""
-    return how.blocks(*op.plan.rows_and_columns(functools.partial(elements, shape=shape)))
+    return how.blocks(*launched(op).plan.rows_and_columns(functools.partial(elements, shape=shape)))
 
 
 def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
-    """A launch, as a script reads it; of an op that contracts, that of its epilogue after XLA's matmul."""
-    if isinstance(op.plan, Gemm):
-        op = op.plan.epilogue
+    """A launch, as a script reads it."""
+    op = launched(op)
     plan, how = op.plan, launch_of(op, binding, shape, arch)
     vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
     facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
@@ -253,8 +258,7 @@ def accesses(op: Op) -> list[dict[str, Any]]:
 
 def ragged_words(op: Op) -> str:
     """What becomes of extents that vectors do not divide."""
-    if isinstance(op.plan, Gemm):
-        op = op.plan.epilogue
+    op = launched(op)
     if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
         return "one element a thread: every extent is as good as any other"
     return words(op.plan).ragged()

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from codegen.explain import Binding, fused_bytes, size_text, time_text
 from codegen.ir import DTYPES
+from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Backward, Op
 from codegen.sizes import Shape, extents
 from codegen.spec import Array, Spec
@@ -128,7 +129,8 @@ def bench_op(
             ours, xla, sets, others = backward_calls(op, made, static, implementation)
         else:
             ours = jax.jit(lambda arrays: op(**arrays, **static, implementation=implementation))
-            xla = jax.jit(lambda arrays: op.reference(**arrays, **static))
+            precision = multiplied_in(op, binding)
+            xla = jax.jit(lambda arrays: op.reference(**arrays, **static, precision=precision))
             sets = others = made
         halves = [jax.random.bits(jax.random.key(i), (max(1, count // 8),), "uint32") for i in range(len(sets))]
         copy = jax.jit(lambda words: words ^ 1)  # a kernel: 1% faster on an H100 than the memcpy that jnp.copy becomes
@@ -142,6 +144,15 @@ def bench_op(
             calls,
         )
     return Measurement(op.spec.op, tuple(shape.items()), binding.types, count, tuple(times.items()))
+
+
+def multiplied_in(op: Op, binding: Binding) -> str | None:
+    """What XLA is given to multiply: matrices in their own type, float8 and integers in bfloat16. None where an op does not
+    contract: its reference computes in float32, which costs XLA nothing."""
+    if not isinstance(op, GemmOp):
+        return None
+    dtype = DTYPES[binding.dtype(op.plan.products[0].a)]
+    return binding.dtype(op.plan.products[0].a) if dtype.kind == "float" and dtype.size > 1 else "bfloat16"
 
 
 def backward_calls(

@@ -11,6 +11,7 @@ from codegen.ir import ROWS
 from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import views
 from codegen.runtime.arguments import Axes, Types
+from codegen.runtime.gemm_op import GemmOp
 from codegen.sizes import default_shape
 
 
@@ -22,18 +23,19 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
         rows = (shape[ROWS],) if ROWS in shape else ()
         axes = Axes(rows, {axis: extent for axis, extent in shape.items() if axis != ROWS})
         for binding in bindings(op.spec):
-            how = op.launch_for(Types(binding.types), axes)
+            own = op.epilogue if isinstance(op, GemmOp) else op
+            how = own.launch_for(Types(binding.types), axes)
             assert launch_of(op, binding, shape) == how
             shapes = {a: views.user_shape(a, axes) for a in op.spec.arrays}
             sizes = [math.prod(shapes[a]) * jnp.dtype(binding.dtype(a)).itemsize for a in op.spec.arrays]
             assert fused_bytes(binding, shape) == sum(sizes)
-            extents = views.group_extents(op.plan, axes)
+            extents = views.group_extents(own.plan, axes)
             if isinstance(how, RowLaunch):
-                rows_of_all = math.prod(extents[: op.plan.kept])
+                rows_of_all = math.prod(extents[: own.plan.kept])
                 blocks = (rows_of_all // (how.threads // how.per_row) + 1) * how.cluster
             elif isinstance(how, WalkLaunch):
-                tiles = -(-math.prod(extents[op.plan.kept :]) // (how.vec * how.per_row))
-                blocks = how.parts * (1 if op.plan.collapsed else how.cluster if op.plan.rows else tiles)
+                tiles = -(-math.prod(extents[own.plan.kept :]) // (how.vec * how.per_row))
+                blocks = how.parts * (1 if own.plan.collapsed else how.cluster if own.plan.rows else tiles)
             else:
                 blocks = math.prod(extents) // (how.vec * how.threads) + 1
             assert blocks_of(op, how, shape) == blocks

@@ -175,7 +175,7 @@ def pretended_gpu(monkeypatch):
     return tasks
 
 
-KINDS = "column-elementwise-row-row+column"  # of the library: what a run of all of them is called
+KINDS = "column-elementwise-gemm-row-row+column"  # of the library: what a run of all of them is called
 
 
 def test_the_command_measures_what_specs_ask_for(pretended_gpu, monkeypatch, capsys, tmp_path):
@@ -216,7 +216,7 @@ def test_one_failure_is_a_row_and_status_1(pretended_gpu, monkeypatch, capsys, t
         (["nonsuch"], "no op 'nonsuch'"),
         (["relu", "--shape", "M=3"], "no axis 'M'"),
         (["relu", "--types", "T=int8"], "T=int8"),
-        (["--suite", "gemm"], "of the kinds column, elementwise, row, row+column"),
+        (["--suite", "matrix"], "of the kinds column, elementwise, gemm, row, row+column"),
         (["--package", "nowhere"], "codegen build"),
     ],
 )

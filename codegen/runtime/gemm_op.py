@@ -29,15 +29,20 @@ from codegen.runtime.evaluate import evaluate
 from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
 from codegen.runtime.platform import choose, current_arch
 from codegen.runtime.products import product
-from codegen.spec import Array
+from codegen.spec import Array, Spec
 
 
 class GemmOp(Op[P, R]):
     """A generated op that contracts."""
 
     def __init__(self, function: Callable[P, R], text: str, parts: dict[str, Any]):
+        self._parts = parts
         super().__init__(function, text, parts)
-        self.epilogue = Epilogue(self, "epilogue", parts)
+
+    @functools.cached_property
+    def epilogue(self) -> Epilogue:
+        """What follows the products, as an op."""
+        return Epilogue(self, "epilogue", self._parts)
 
     def _backward_of(self, parts: dict[str, Any]) -> Backward:
         return GemmBackward(self, parts)
@@ -45,8 +50,10 @@ class GemmOp(Op[P, R]):
     @property
     def kernels(self) -> tuple[Op, ...]:
         """Its own, where it has one; those of its epilogue and of its gradient."""
-        own = (self,) if isinstance(self.plan.tile, Tile) else ()
-        return (*own, self.epilogue) if self._backward is None else (*own, self.epilogue, self._backward)
+        backward = self._backward
+        found = [self, getattr(backward, "keeping", None)]
+        products = [op for op in found if op is not None and isinstance(op.plan.tile, Tile)]
+        return (*products, self.epilogue, *([] if backward is None else [backward]))
 
     @functools.cached_property
     def multiplied(self) -> frozenset[str]:
@@ -96,11 +103,15 @@ class GemmOp(Op[P, R]):
 
     def summed(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple:
         """On one shard of what is contracted: XLA's matmul, the sum over mesh axes, then the epilogue's kernel."""
-        own, values = self.epilogue_call(key, operands)
-        accs = self.plan.accs
-        names = [*own.present, *(None for _ in values[len(own.present) :])]
-        values = tuple(jax.lax.psum(x, over) if n in accs else x for n, x in zip(names, values, strict=True))
+        own, values = self.summed_call(key, operands, over)
         return self.epilogue._run_cute(own, (), *values)[: len(self.spec.outputs)]
+
+    def summed_call(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple[Key, tuple]:
+        """The epilogue's call, its products added up over mesh axes."""
+        own, values = self.epilogue_call(key, operands)
+        names = [*own.present, *(None for _ in values[len(own.present) :])]
+        accs = self.plan.accs
+        return own, tuple(jax.lax.psum(x, over) if n in accs else x for n, x in zip(names, values, strict=True))
 
     def composed(self, key: Key, *operands) -> tuple:
         """XLA's matmul, then the epilogue's kernel."""
@@ -240,40 +251,58 @@ class Epilogue(_Derived):
         return plan.epilogue
 
 
-class GemmBackward(Backward):
-    """The generated backward of an op's epilogue, and the gradients of the products."""
+class GemmForward(GemmOp):
+    """An op that contracts, with what its backward takes of the products as further outputs."""
 
-    origin: GemmOp
+    def __init__(self, origin: GemmOp, parts: dict[str, Any]):
+        self.__name__ = f"{origin.__name__}_forward"  # type: ignore[attr-defined]
+        self.origin = origin
+        self._backward = self._result = None
+        self._begin(parts.get("forward_launch"), None)
 
-    def __init__(self, forward: GemmOp, parts: dict[str, Any]):
-        _Derived.__init__(self, forward, "backward", parts)
-        self.forward = None
+    @functools.cached_property
+    def _op(self) -> pipeline.Op:
+        found = self.origin._op.backward
+        assert isinstance(found, pipeline.Derived) and found.forward is not None
+        return found.forward
 
-    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
-        """The op's outputs, and its operands with what else the backward takes of the call: outputs, products, tiles."""
-        made: dict[str, Any] = {}
-        derived, op = self.derived, self.origin
-        if derived.forward is None:
-            outputs = plain(*operands)
-        else:
-            own, values = op.epilogue_call(key, operands)
-            outputs = op.epilogue._functions(own)(*values)
-            made = self.kept(own, values)
-        made |= dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
-        wanted = [*derived.how.saved, *(name for _, name in derived.products)]
-        return outputs, (operands, tuple(made[name] for name in wanted))
+    @functools.cached_property
+    def spec(self) -> Spec:
+        """That of the op, with these outputs."""
+        return replace(self.origin.spec, op=self._op.spec.op, outputs=self._op.spec.outputs)
 
-    def kept(self, key: Key, operands: tuple) -> dict[str, jax.Array]:
-        """What the forward keeps besides its outputs, from the epilogue's operands."""
-        op, forward = self.origin.epilogue, self.derived.forward
-        assert forward is not None
-        plan = forward.plan.epilogue.plan  # type: ignore[union-attr]
+    @functools.cached_property
+    def epilogue(self) -> Epilogue:
+        """The op's own: what it does not give is computed in jnp."""
+        return self.origin.epilogue
+
+    def summed(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple:
+        own, values = self.summed_call(key, operands, over)
+        return (*self.epilogue._run_cute(own, (), *values)[: len(self.origin.spec.outputs)], *self.kept(own, values))
+
+    def composed(self, key: Key, *operands) -> tuple:
+        own, values = self.epilogue_call(key, operands)
+        return (*self.epilogue._functions(own)(*values), *self.kept(own, values))
+
+    def jnp_form(self, key: Key, *operands, sizes: Axes | None = None) -> tuple:
+        own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
+        return (*self.epilogue.jnp_form(own, *values, sizes=sizes), *self.kept(own, values))
+
+    def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
+        if self._fuses(key, operands):
+            return super()._run_interpret(key, *operands, parts=parts)
+        own, values = self.epilogue_call(key, operands)
+        return (*self.epilogue._run_interpret(own, *values), *self.kept(own, values))
+
+    def kept(self, key: Key, operands: tuple) -> tuple[jax.Array, ...]:
+        """The outputs that the op has not, from its epilogue's operands."""
+        op, plan = self.epilogue, self.plan.epilogue.plan
         arrays = op._arrays(key, operands)
         axes = arguments.bind_axes(op.spec, arrays)
-        known = {a.name for a in op.spec.outputs}
-        stores = [a for a in plan.stores if a.array is not None and a.array.name not in known]
-        values = {(s.name, s.part): s.value for s in forward.statements}
-        roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
+        more = self.spec.outputs[len(op.spec.outputs) :]
+        stores = [a for a in plan.stores if a.array in more]
+        values = {(s.name, s.part): s.value for s in self.statements}
+        roots = [values[a.array.name, a.part] for a in stores]
         leaves = {
             access_key(plan, a): views.jnp_value(plan, a, arrays, axes, "float32", op.spec.integer) for a in plan.loads
         }
@@ -281,7 +310,30 @@ class GemmBackward(Backward):
             leaves["param", name] = jnp.asarray(value)
         made = evaluate(roots, leaves, {}, "float32", op.spec.integer, dict(key.types.variables))
         found = views.stored(stores, made, plan.order, axes, key.types)
-        return {array.name: value for array, value in found.items()}
+        return tuple(found[array] for array in more)
+
+
+class GemmBackward(Backward):
+    """The generated backward of an op's epilogue, and the gradients of the products."""
+
+    origin: GemmOp
+
+    def __init__(self, forward: GemmOp, parts: dict[str, Any]):
+        _Derived.__init__(self, forward, "backward", parts)
+        self._parts = parts
+
+    @functools.cached_property
+    def keeping(self) -> GemmForward | None:
+        """The op that runs where gradients will be asked for, if not the op itself."""
+        return None if self.derived.forward is None else GemmForward(self.origin, self._parts)
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
+        """The op's outputs, and its operands with what else the backward takes of the call: outputs, products, tiles."""
+        op, derived = self.keeping or self.origin, self.derived
+        outputs = plain(*operands) if self.keeping is None else self.keeping._functions(key)(*operands)
+        made = dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
+        wanted = [*derived.how.saved, *(name for _, name in derived.products)]
+        return outputs[: len(self.origin.spec.outputs)], (operands, tuple(made[name] for name in wanted))
 
     def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
         derived, op = self.derived, self.origin

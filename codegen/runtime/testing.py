@@ -271,7 +271,7 @@ def check_gradient(op: Op, implementation: str | None = None, examples: int | No
     """
 
     @hypothesis.settings(
-        max_examples=examples or (2 if implementation == "interpret" else 3),
+        max_examples=examples or (3 if on_gpu() else 2),
         deadline=None,
         database=None,
         derandomize=True,

@@ -40,7 +40,7 @@ def default_examples(op: Op, implementation: str | None) -> int:
     """Calls a test: fewer of ops that reduce, nearly each of which has a row length, so a kernel to compile, of its own; of
     those that contract, which take long to compile; and of the jnp form where the kernel is only interpreted beside it."""
     count = {"elementwise": EXAMPLES, "gemm": EXAMPLES // 2}.get(op.plan.kind, EXAMPLES * 2 // 3)
-    return max(1, count // 2 if implementation == "xla" and not on_gpu() else count)
+    return max(2, count // 2 if implementation == "xla" and not on_gpu() else count)
 
 
 @functools.cache
@@ -272,7 +272,7 @@ def check_gradient(op: Op, implementation: str | None = None, examples: int | No
     """
 
     @hypothesis.settings(
-        max_examples=examples or (3 if on_gpu() else 1 if implementation == "xla" else 2),
+        max_examples=examples or (3 if on_gpu() else 2),
         deadline=None,
         database=None,
         derandomize=True,

@@ -33,7 +33,7 @@ def on_gpu() -> bool:
 
 
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
-EXAMPLES = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else "6"))
+EXAMPLES = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else "5"))
 
 
 def default_examples(op: Op, implementation: str | None) -> int:

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from codegen.pipeline import Op
 
 
-LANES = 4  # neighbours, at least, that hold consecutive vectors of a row in an epilogue
-
-
 @dataclass(frozen=True)
 class Product:
     """`acc = a @ b` over one axis: two inputs, and the epilogue's input that holds the result."""
@@ -230,16 +227,10 @@ class _Splitter:
         order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
         kinds = {"float": "float32", "int": "int32"}
         named = next((s.name for s in self.statements if s.value is node and s.part is None), "acc")
-        name = named if named not in {o.name for o in self.spec.outputs} and b.part is None else self.fresh("acc")
+        name = (
+            named if named not in {o.name for o in self.spec.outputs} and b.part is None else _fresh(self.taken, "acc")
+        )
         return Product(first, second, axis, Array(name, kinds[node.kind], tuple(order)))
-
-    def fresh(self, name: str) -> str:
-        base, count = name, 1
-        while name in self.taken:
-            count += 1
-            name = f"{base}{count}"
-        self.taken.add(name)
-        return name
 
     def straight(self, assigned: list[Statement], leaves: Mapping[int, str]) -> list[Node]:
         """What becomes of the products by sums and scales alone, where something else takes it: what a backward may want.
@@ -273,7 +264,9 @@ class _Splitter:
             if s.name in made or (id(s.value) not in leaves and s.value.op not in plain and s.name not in accs)
         ]
         known = {id(s.value) for s in assigned if s.part is None and s.name not in made}
-        straight = [Statement(self.fresh("z"), None, n) for n in self.straight(assigned, leaves) if id(n) not in known]
+        straight = [
+            Statement(_fresh(self.taken, "z"), None, n) for n in self.straight(assigned, leaves) if id(n) not in known
+        ]
         assigned = [*straight, *assigned]
         names = {
             id(s.value): s.name
@@ -373,7 +366,7 @@ def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
     if not kept and not more:
         return Pulled(how, None, shared)
     taken = {a.name for a in epilogue.arrays} | {s.name for s in read_chain(own, whole=False)}
-    names = {acc.name: _free(f"{acc.name}_kept", taken) for acc in kept}
+    names = {acc.name: _fresh(taken, f"{acc.name}_kept") for acc in kept}
     lines = [
         f"{names[acc.name]}{part} = {acc.name}{part}"
         for acc in kept
@@ -402,9 +395,13 @@ def _reads(how: Backward) -> tuple[int, int]:
     return sum((a.parts or 1) for a in how.spec.inputs if len(a.axes) == most), len(how.spec.inputs)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _fresh(taken: set[str], name: str) -> str:
+    """A name that is not `taken`, which it then is: this one, or one with a number."""
+    base, count = name, 1
     while name in taken:
-        name += "_"
+        count += 1
+        name = f"{base}{count}"
+    taken.add(name)
     return name
 
 

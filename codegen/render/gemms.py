@@ -69,10 +69,15 @@ class TileContext(ElementwiseContext):
 
     def kernel(self) -> dict:
         chain = self.chain()
+        columns = [self.read(a) for a in self.reads() if self.fixed(a)]
+        tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
+        readers = (
+            f"{self.name}_{kind}" if found else "None" for kind, found in (("columns", columns), ("tiles", tiles))
+        )
         return {
             "op": self.name,
             "epilogue": self.epilogue_text(),
-            "reads": self.reads_text(),
+            "reads": f"({', '.join(readers)})",
             "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
             "byte_tensors": [self.tensors[a.name] for a in self.spec.arrays if self.spec.kind(a) == "bool"],
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
@@ -80,9 +85,9 @@ class TileContext(ElementwiseContext):
             "operands": [t for t in self.tensor_lines() if t["name"] not in self.acc_tensors()],
             "settings": self.settings(chain),
             "fragments": self.written_fragments(),
-            "columns": [self.read(a) for a in self.reads() if self.fixed(a)],
-            "tiles": [self.read(a) for a in self.reads() if not self.fixed(a)],
-            "heads": self.heads(chain),
+            "columns": columns,
+            "tiles": tiles,
+            "heads": self.heads(chain, columns, tiles),
             "made": [self.made(a) for a in self.indices()],
             "results": self.result_lines(),
             "stores": self.writes(),
@@ -92,12 +97,6 @@ class TileContext(ElementwiseContext):
         """The epilogue as the launcher passes it on: what is compiled in, bound."""
         bound = ", ".join(f"{p.name}={p.name}" for p in self.static)
         return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
-
-    def reads_text(self) -> str:
-        """The functions that read operands ahead."""
-        names = [f"{self.name}_{kind}" if any(self.fixed(a) == fixed for a in self.reads()) else "None"
-                 for kind, fixed in (("columns", True), ("tiles", False))]  # fmt: skip
-        return f"({', '.join(names)})"
 
     def acc_tensors(self) -> set[str]:
         return {self.tensors[name] for name in self.gemm.accs}
@@ -131,20 +130,7 @@ class TileContext(ElementwiseContext):
         places = [self.gemm.accs.index(a.array.name) + (a.part or 0) for a in self.accs if a.array is not None]
         return [*(f"acc[{place}].load()" for place in places), *super().chain_arguments()]
 
-    def formula_doc(self) -> str:
-        return "The chain, on one vector of each operand."
-
     # Where the vector is
-
-    def extent_source(self, group: int) -> str:
-        needed = [
-            a for a in (*self.spec.outputs, *self.spec.inputs) if a.default is None and a.name not in self.gemm.accs
-        ]
-        for array in needed:
-            tokens = self.plan.view(array.name).tokens
-            if group in tokens:
-                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
-        raise AssertionError(f"no array has group {group}")
 
     def split_groups(self) -> tuple[list[int], list[int]]:
         """The groups that the products' batch counts, and those that their rows count, outermost first."""
@@ -152,11 +138,9 @@ class TileContext(ElementwiseContext):
         rows = [i for i in range(len(self.groups) - 1) if i not in batch]
         return batch, rows
 
-    def heads(self, chain: dict) -> dict[str, list[str]]:
+    def heads(self, chain: dict, columns: list[dict], tiles: list[dict]) -> dict[str, list[str]]:
         """The first lines of each function: the coordinates and extents that it needs."""
         extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups) if i]
-        columns = [self.read(a) for a in self.reads() if self.fixed(a)]
-        tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
         own = [
             *chain["arguments"],
             *(line for lines in (*self.writes(), *map(self.made, self.indices())) for line in lines),

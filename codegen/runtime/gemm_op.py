@@ -22,7 +22,7 @@ from codegen.errors import Mistake
 from codegen.gemms import Gemm, GemmLaunch, Tile
 from codegen.ir import DTYPES
 from codegen.plan import access_key
-from codegen.runtime import arguments, interpreted, partition, unsigned, views
+from codegen.runtime import arguments, interpreted, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import Terms
 from codegen.runtime.evaluate import evaluate
@@ -225,11 +225,7 @@ class GemmOp(Op[P, R]):
         return self.epilogue._run_interpret(own, *values, parts=parts)
 
     def _run(self, key: Key) -> Callable[..., tuple]:
-        composed = functools.partial(self.composed, key)
-
-        @functools.cache
-        def cute(donated):
-            return partition.partitioned(self, key, functools.partial(self._run_cute, key, donated))
+        composed, cute = functools.partial(self.composed, key), self._on_gpu(key)
 
         def run(*operands):
             if key.implementation == "xla" or not self._fuses(key, operands):

@@ -248,13 +248,18 @@ class Op(Generic[P, R]):
 
     # The function behind a key
 
-    def _run(self, key: Key) -> Callable[..., tuple]:
-        """A call by the implementation that is asked for, not yet differentiable."""
-        xla = functools.partial(self.jnp_form, key)
+    def _on_gpu(self, key: Key) -> Callable[[tuple[bool, ...]], Callable[..., tuple]]:
+        """The kernel on arrays that may be sharded, for each choice of those that are donated."""
 
         @functools.cache
         def cute(donated):
             return partition.partitioned(self, key, functools.partial(self._run_cute, key, donated))
+
+        return cute
+
+    def _run(self, key: Key) -> Callable[..., tuple]:
+        """A call by the implementation that is asked for, not yet differentiable."""
+        xla, cute = functools.partial(self.jnp_form, key), self._on_gpu(key)
 
         def run(*operands):
             if key.implementation == "xla":

@@ -100,11 +100,15 @@ class _Emitter:
     def is_leaf(self, node: Node) -> bool:
         return leaf_key(node) in self.dialect.leaves or id(node) in self.dialect.given
 
+    def is_met(self, node: Node) -> bool:
+        """Whether nothing that is still to be written lies behind a node."""
+        return id(node) in self.text or self.is_leaf(node)
+
     def lines(self) -> list[str]:
         # A value that a statement names is written under that name
         for statement in self.statements:
             name = self.names[(statement.name, statement.part)]
-            for node in topological([statement.value], self.is_leaf):
+            for node in topological([statement.value], self.is_met):
                 if id(node) not in self.text:
                     self.visit(node, name if node is statement.value else None)
             node = statement.value
@@ -118,7 +122,7 @@ class _Emitter:
             if not node.is_const:
                 self.text[id(node)], self.binding[id(node)] = name, ATOM
         for root in self.roots:
-            for node in topological([root], self.is_leaf):
+            for node in topological([root], self.is_met):
                 if id(node) not in self.text:
                     self.visit(node, None)
         return self.out

@@ -129,7 +129,7 @@ class Analysis:
                 for node in topological([statement.value]):
                     if id(node) not in bounds:
                         bound = self.node(node, [bounds[id(a)] for a in node.args], leaves)
-                        bounds[id(node)] = self.factored(node, bound, bounds)
+                        bounds[id(node)] = self.divided(node, self.factored(node, bound, bounds), bounds)
                 results[(statement.name, statement.part)] = bounds[id(statement.value)]
         return results
 
@@ -187,6 +187,13 @@ class Analysis:
                 beyond = np.isfinite(a) & np.isfinite(b) & (np.abs(a) + np.abs(b) > self.top)
                 bound = Bound(bound.value, np.where(beyond, np.inf, bound.error), bound.overflow | beyond)
         return bound
+
+    def divided(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
+        """XLA divides by a value that it broadcasts by way of its reciprocal, which the CPU flushes where it is subnormal."""
+        if node.op != "div" or bounds[id(node.args[1])].value.size >= bound.value.size:
+            return bound
+        flushed = np.isfinite(bound.value) & (np.abs(bounds[id(node.args[1])].value) * self.tiny > 1)
+        return Bound(bound.value, np.where(flushed, bound.error + np.abs(bound.value), bound.error), bound.overflow)
 
     def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:
         value = np.where(condition.value, a.value, b.value)

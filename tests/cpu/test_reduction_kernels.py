@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from codegen.runtime import interpreted, testing
+from codegen.runtime import draw, interpreted, testing
+from codegen.runtime.arguments import Types
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 
@@ -138,6 +139,15 @@ def test_kernels_agree_with_their_reference(name, tmp_path):
     op = made(tmp_path, name)
     testing.check_op(op, "xla", 6)
     testing.check_op(op, "interpret", 4)
+
+
+def test_a_divisor_whose_reciprocal_is_subnormal(tmp_path):
+    """XLA multiplies with the reciprocal, which the CPU flushes; the kernel divides."""
+    op = made(tmp_path, "groups_in_a_row")
+    x, w = np.ones(64, "float32"), np.full(64, 1.5e38, "float32")
+    assert (op(x, w, implementation="interpret").q == 1).all()
+    case = draw.Case(Types((("T", "float32"),)), (), (("G", 32), ("B", 127)), (), (), True, 1.0, 421)
+    testing.check_case(op, "xla", case)
 
 
 def test_results_that_keep_different_axes_have_kernels_of_their_own(tmp_path):

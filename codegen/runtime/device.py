@@ -12,8 +12,10 @@ from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
+import numpy as np
 from cutlass import Boolean, Float32, Float64, Int32, Numeric, Uint8, Uint32, Uint64
-from cutlass._mlir.dialects import llvm
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import arith, llvm
 
 Vector: TypeAlias = Any  # cute.TensorSSA
 Operand: TypeAlias = Any  # a Vector, or a Python number beside one
@@ -50,7 +52,7 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
         if cutlass.const_expr(cute.size(src) & (cute.size(src) - 1) != 0):
             # Parts come together: the compiler, knowing that one element is there if another is, would read past the last
             left = unseen(Int32(valid))
-        for i in cutlass.range_constexpr(cute.size(src)):
+        for i in cutlass.range(cute.size(src), unroll_full=True):
             if i < left:
                 dst[i] = src[i]
 
@@ -115,7 +117,7 @@ def load_elements(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> 
     # Whole at the end: registers that are filled in pieces would make the loads of other vectors wait for each other
     held = cute.make_rmem_tensor((cute.size(dst),), src.element_type)
     held.fill(0)
-    for i in cutlass.range_constexpr(cute.size(dst)):
+    for i in cutlass.range(cute.size(dst), unroll_full=True):
         if (offset + i >= 0) & (offset + i < extent):
             held[i] = (src.iterator + offset + i).load()
     cute.autovec_copy(held, dst)
@@ -179,9 +181,9 @@ def first_bits(count: cutlass.Int64 | cutlass.Int32, width: int) -> cutlass.Uint
     return (Uint32(1) << Uint32(count)) - Uint32(1)
 
 
-def bit(bits: cutlass.Uint32, place: int) -> cutlass.Boolean:
+def bit(bits: cutlass.Uint32, place: cutlass.Int32) -> cutlass.Boolean:
     """Whether the bit at this place is set."""
-    return (bits & Uint32(1 << place)) != 0
+    return ((bits >> Uint32(place)) & Uint32(1)) != 0
 
 
 def _in_words(vector: cute.Tensor) -> bool:
@@ -195,8 +197,8 @@ def misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
 
 def _extent(tensor: cute.Tensor) -> cutlass.Int64:
     extent = cutlass.Int64(1)
-    for mode in range(cute.rank(tensor)):
-        extent = extent * tensor.shape[mode]
+    for length in cute.flatten(tensor.shape) if cute.rank(tensor) else ():
+        extent = extent * length
     return extent
 
 
@@ -230,8 +232,13 @@ def as_bytes(tensor: cute.Tensor | None) -> cute.Tensor | None:
 
 def count_up(dst: cute.Tensor, first: cutlass.Int32) -> None:
     """Fill a vector with first, first + 1, ..."""
-    for i in range(cute.size(dst)):
-        dst[i] = first + i
+    dst.store(counting(cute.size(dst), first))
+
+
+def counting(vec: int, first: cutlass.Int32) -> Vector:
+    """first, first + 1, ..."""
+    steps = ir.DenseElementsAttr.get(np.arange(vec, dtype=np.int32), type=ir.VectorType.get([vec], Int32.mlir_type))
+    return cute.full((vec,), first, Int32) + cute.TensorSSA(arith.constant(steps.type, steps), (vec,), Int32)
 
 
 def clip_index(index: Numeric, extent: cutlass.Int32) -> cutlass.Int32:

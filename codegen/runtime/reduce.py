@@ -81,7 +81,7 @@ def _replace_outside(
 ):
     vec = cute.size(held)
     if (first < 0) | (first + vec > columns):  # few vectors: for the others a branch costs less than masks
-        for i in cutlass.range_constexpr(vec):
+        for i in cutlass.range(vec, unroll_full=True):
             if (first + i < 0) | (first + i >= columns):
                 held[i] = held.element_type(other)
 
@@ -151,9 +151,7 @@ def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool,
 
 def count_up(first: cutlass.Int32, vec: int) -> Vector:
     """The columns of a vector: first, first + 1, ..."""
-    result = cute.make_rmem_tensor((vec,), Int32)
-    device.count_up(result, first)
-    return result.load()
+    return device.counting(vec, first)
 
 
 # Rows in pieces
@@ -325,7 +323,7 @@ def _gather_vector(
     dst: cute.Tensor,
 ):
     """One vector of `gather_row`, element by element."""
-    for i in cutlass.range_constexpr(cute.size(dst)):
+    for i in cutlass.range(cute.size(dst), unroll_full=True):
         c = first + i
         if c < columns:
             column = _coordinates(c, extents)
@@ -384,7 +382,7 @@ def store_row(
                 left, group = columns - first, min(per_row, WARP)
                 rest = rest & device.store_anywhere(held, dst, place, first, left, Int64(left), group)
         if rest != 0:
-            for i in cutlass.range_constexpr(vec):
+            for i in cutlass.range(vec, unroll_full=True):
                 if device.bit(rest, i):
                     for part in cutlass.range_constexpr(parts):
                         (dst.iterator + place + (i * parts + part)).store(held[i * parts + part])

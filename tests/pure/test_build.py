@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -100,12 +101,13 @@ def test_that_test_can_fail(tmp_path):
     assert importlib.util.find_spec("jax")
 
 
-def test_the_library_builds_in_about_a_second(tmp_path):
+def test_the_library_builds_in_about_ten_milliseconds_an_op(tmp_path):
     assert len(LIBRARY) >= 60
-    start = time.perf_counter()
+    start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     result = process("-m", "codegen", "build", "--specs", str(ROOT / "specs"), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert time.perf_counter() - start < 5
+    # Of processor time, and three times as much: others share the processors
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start < 1 + 0.03 * len(LIBRARY)
     assert len(contents(tmp_path / "generated")) == len(LIBRARY) + 1
 
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.arch import lacks
-from codegen.gemms import Gemm, Product
+from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, Node, axes_text, dims_text, topological
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Derived, Op
@@ -30,6 +30,7 @@ from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch, axes_of
 from codegen.sizes import Shape, array_bytes, elements, extents
 from codegen.spec import Array, Spec
+from codegen.tiles import Product
 from codegen.words import statistics_words, words
 
 

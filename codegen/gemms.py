@@ -9,116 +9,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codegen import hopper_tiles
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
-from codegen.hopper_tiles import FLOAT8, Tiles
 from codegen.ir import DTYPES, Leaf, Node, Statement, topological
-from codegen.plan import Elementwise, tile_plan
 from codegen.scope import make_scope
 from codegen.spec import Array, Spec
 from codegen.statements import Placed, read_lines
 from codegen.text import Scalar, Source
+from codegen.tiles import Product, Tile, fresh
 from codegen.unparse import unparse
 
 if TYPE_CHECKING:
     from codegen.pipeline import Op
-
-
-@dataclass(frozen=True)
-class Product:
-    """`acc = a @ b` over one axis: two inputs, and the epilogue's input that holds the result."""
-
-    a: Array
-    b: Array
-    axis: str
-    acc: Array
-
-
-@dataclass(frozen=True)
-class GemmLaunch:
-    """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
-
-    vec: int
-    ragged: bool
-    config: str  # "sm_80(tile_m=128, ...)"
-
-    @property
-    def fast(self) -> bool:
-        """Whether it takes less time than XLA's matmul and a kernel for the epilogue."""
-        return self.config.startswith("sm_90a")
-
-    @property
-    def constants(self) -> dict[str, int | bool | str]:
-        """What the launcher takes of it."""
-        return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What a GEMM kernel does to a tile of the products: the epilogue's element-wise plan, its axes in three."""
-
-    plan: Elementwise
-    batch: tuple[str, ...]  # axes that all have
-    rows: tuple[str, ...]  # axes of a
-    column: str  # the axis of b
-    b_is_nk: bool  # b's columns before the contracted axis
-    paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
-    accs: tuple[str, ...]  # the epilogue's inputs that hold products
-    work: int  # about how many instructions the epilogue takes for an accumulator
-
-    def launch(
-        self,
-        dtypes: Mapping[str, str],
-        extents: Mapping[str, int],
-        precise: bool,
-        arch: str,
-        hopper: bool = True,
-    ) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name, the factors' as "a"), and these extents: L, M, N, K. Without
-        `hopper` it is the main loop that every architecture has. Raises `Mistake` where there is none."""
-        factor = dtypes["a"]
-        widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
-        vec = min(8, 16 // max(widths))
-        ragged = extents["N"] % vec != 0
-        if arch == "sm_90a" and hopper and (tiles := self.hopper(factor, extents)) is not None:
-            options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
-            return GemmLaunch(vec, ragged, _config("sm_90a", options))
-        if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
-            raise Mistake(f"no main loop for {factor} on {arch}")
-        few = extents["M"] * extents["N"] <= 512 * 512
-        options = self.small() if few else dict(LARGE)
-        options["tile_k"] = (64 if few else 128) // DTYPES[factor].size
-        if factor == "float32":
-            options["precise"] = precise
-            options["tile_n"] = min(64, options["tile_n"])
-        return GemmLaunch(vec, ragged, _config("sm_80", options))
-
-    def small(self) -> dict[str, int]:
-        """Tiles for outputs that large ones would not share out among the multiprocessors."""
-        return {"tile_m": 32, "tile_n": 64 if self.paired else 32, "warps_m": 2, "warps_n": 1, "stages": 2}
-
-    def hopper(self, factor: str, extents: Mapping[str, int]) -> Tiles | None:
-        """The tiles of the main loop for Hopper, where it takes these operands."""
-        L, M, N, K = (extents[name] for name in "LMNK")
-        paired = "halves" if self.paired == "two" else self.paired
-        read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
-        reads = any(self.column in array.axes and len(array.axes) > 1 for array in read)
-        return hopper_tiles.choose(
-            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work, reads_tiles=reads
-        )
-
-
-AMPERE = ("float16", "bfloat16", "float32", "int8")
-LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
-
-
-def _config(name: str, options: Mapping[str, int | bool]) -> str:
-    return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
 
 
 @dataclass(frozen=True)
@@ -139,7 +45,7 @@ class Gemm:
     @property
     def kernels(self) -> int:
         """Those of the epilogue, and the matmul where that is one of its own."""
-        return self.epilogue.plan.kernels + isinstance(self.tile, Mistake)
+        return self.epilogue.plan.kernels + (isinstance(self.tile, Mistake) or bool(self.tile.folds))
 
     @property
     def accs(self) -> tuple[str, ...]:
@@ -228,7 +134,7 @@ class _Splitter:
         kinds = {"float": "float32", "int": "int32"}
         named = next((s.name for s in self.statements if s.value is node and s.part is None), "acc")
         name = (
-            named if named not in {o.name for o in self.spec.outputs} and b.part is None else _fresh(self.taken, "acc")
+            named if named not in {o.name for o in self.spec.outputs} and b.part is None else fresh(self.taken, "acc")
         )
         return Product(first, second, axis, Array(name, kinds[node.kind], tuple(order)))
 
@@ -265,7 +171,7 @@ class _Splitter:
         ]
         known = {id(s.value) for s in assigned if s.part is None and s.name not in made}
         straight = [
-            Statement(_fresh(self.taken, "z"), None, n) for n in self.straight(assigned, leaves) if id(n) not in known
+            Statement(fresh(self.taken, "z"), None, n) for n in self.straight(assigned, leaves) if id(n) not in known
         ]
         assigned = [*straight, *assigned]
         names = {
@@ -286,45 +192,6 @@ class _Splitter:
             inputs=inputs, params=params, chain=Scalar(source, text, "plain", 0, len(text)), save=(), aliases=(),
             domain=domain, bench=(),
         )  # fmt: skip
-
-
-# Tiles
-
-
-def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:
-    """How a GEMM kernel does the epilogue within its tiles. Raises `Mistake` where it cannot."""
-    first = products[0]
-    a, b = first.a, first.b
-    if len(products) > 2 or any(p.a != first.a or p.axis != first.axis for p in products):
-        raise Mistake("a GEMM kernel has one product, or two of the same rows")
-    if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
-        raise Mistake(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
-    if len({(p.b.dims, p.b.dtype) for p in products}) > 1:
-        raise Mistake("the two products differ in shape or type")
-    if b.dtype != a.dtype:
-        raise Mistake(f"{a.name!r} and {b.name!r} are of two types")
-    batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
-    rows = tuple(x for x in a.axes if x not in (*batch, first.axis))
-    columns = tuple(x for x in b.axes if x not in (*batch, first.axis))
-    if len(columns) != 1 or not rows:
-        raise Mistake("a product of vectors: no tiles")
-    if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
-        raise Mistake("axes in an order that a GEMM kernel does not read")
-    column, order = columns[0], (*batch, *rows, columns[0])
-    if any(output.axes != order for output in epilogue.outputs):
-        raise Mistake(f"an output that is no tile of ({', '.join(order)})")
-    plan = tile_plan(epilogue, statements, {rows[0], column})
-    parts = next((d for d in b.dims if d.parts is not None), None)
-    if parts is not None and (parts.parts != 2 or column not in parts.names or len(products) > 1):
-        raise Mistake(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
-    paired = "two" if len(products) == 2 else ""
-    if parts is not None:
-        paired = "halves" if parts.parts_first else "interleaved"
-    accs = tuple(p.acc.name for p in products)
-    costly = {"exp", "tanh", "erf", "erfc", "log", "sin", "cos", "div", "sigmoid", "pow"}
-    nodes = list(topological(s.value for s in statements))
-    work = 4 + sum(12 if n.op in costly else 1 for n in nodes if n.args and n.op != "float")
-    return Tile(plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs, work // (2 if paired else 1))
 
 
 # The backward
@@ -366,7 +233,7 @@ def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
     if not kept and not more:
         return Pulled(how, None, shared)
     taken = {a.name for a in epilogue.arrays} | {s.name for s in read_chain(own, whole=False)}
-    names = {acc.name: _fresh(taken, f"{acc.name}_kept") for acc in kept}
+    names = {acc.name: fresh(taken, f"{acc.name}_kept") for acc in kept}
     lines = [
         f"{names[acc.name]}{part} = {acc.name}{part}"
         for acc in kept
@@ -393,16 +260,6 @@ def _reads(how: Backward) -> tuple[int, int]:
     """The tiles and the arrays that a backward reads."""
     most = max(len(a.axes) for a in how.spec.inputs)
     return sum((a.parts or 1) for a in how.spec.inputs if len(a.axes) == most), len(how.spec.inputs)
-
-
-def _fresh(taken: set[str], name: str) -> str:
-    """A name that is not `taken`, which it then is: this one, or one with a number."""
-    base, count = name, 1
-    while name in taken:
-        count += 1
-        name = f"{base}{count}"
-    taken.add(name)
-    return name
 
 
 def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:

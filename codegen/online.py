@@ -14,11 +14,13 @@ from codegen.ir import Node
 
 @dataclass(frozen=True)
 class Rescaled:
-    """How a sum of exponentials follows a maximum: the exponential, and the factor of the difference, which is positive."""
+    """How a sum of exponentials follows a maximum: the exponential, the factor of the difference, which is positive, and
+    whether 0 stands for a maximum that is not finite."""
 
     maximum: Node
     power: str  # exp or exp2
     scale: float
+    finite: bool
 
 
 def rescaled(node: Node) -> Rescaled | None:
@@ -29,9 +31,10 @@ def rescaled(node: Node) -> Rescaled | None:
     if exponent.op != "sub" or scale <= 0:
         return None
     value, top = exponent.args
-    maximum = top.args[1] if _finite_or_zero(top) else top
+    finite = _finite_or_zero(top)
+    maximum = top.args[1] if finite else top
     follows = maximum.op == "max" and maximum.attr == node.attr and maximum.args[0] is value
-    return Rescaled(maximum, node.args[0].op, scale) if follows and value.kind == "float" else None
+    return Rescaled(maximum, node.args[0].op, scale, finite) if follows and value.kind == "float" else None
 
 
 def _unscaled(node: Node) -> tuple[Node, float]:

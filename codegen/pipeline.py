@@ -11,7 +11,7 @@ from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.check import check
 from codegen.errors import Mistake, SpecError
-from codegen.gemms import Gemm, Product
+from codegen.gemms import Gemm
 from codegen.ir import Statement, topological
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise
@@ -19,6 +19,7 @@ from codegen.reductions import Reduction
 from codegen.reference import Reference, read_reference
 from codegen.spec import Spec
 from codegen.specfile import read_spec
+from codegen.tiles import Product, tile_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def gemm_backward(spec: Spec, plan: Gemm) -> Derived:
 
 def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:
     try:
-        return Gemm(products, epilogue, gemms.tile_of(products, epilogue.spec, epilogue.statements))
+        return Gemm(products, epilogue, tile_of(products, epilogue.spec, epilogue.statements))
     except Mistake as mistake:
         return Gemm(products, epilogue, mistake)
 

@@ -185,6 +185,11 @@ class GemmWords:
         how = "on sm_90a its epilogue in the same kernel, where rows are whole 16 bytes; elsewhere after XLA's matmul"
         if isinstance(tile, Mistake):
             how = f"its epilogue in a kernel after XLA's matmul: {tile.message}"
+        elif tile.folds:
+            how = (
+                "its epilogue in a kernel after XLA's matmul; with implementation='cute' in the same one, whose tiles leave parts of "
+                f"{listed(dict.fromkeys(f.name for f in tile.folds))} (which of the two is faster is not measured)"
+            )
         return f"{self.plan.kind}: {products}; {how}"
 
     def groups(self) -> str:

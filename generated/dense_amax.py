@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_amax
@@ -34,6 +34,99 @@ reference: |
   amax = jnp.max(jnp.abs(y), axis=-1)
 grad: none
 """
+
+
+def dense_amax_chain(acc, bias):
+    """The chain, on one vector of each operand."""
+    z = acc + bias
+    y = z
+    amax_of = cute.math.abs(y)
+    return y, amax_of
+
+
+@cute.jit
+def dense_amax_columns(
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    (
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    N = mY.shape[1]
+    iN = column
+    valid = N - column
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    return (rBias,)
+
+
+@cute.jit
+def dense_amax_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mBias,  # (N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rBias, = operands
+    y, amax_of = dense_amax_chain(
+        acc[0].load(),
+        rBias.load().to(cutlass.Float32),
+    )
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    return (amax_of,)
+
+
+@cute.jit
+def dense_amax_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,  # (rows, K) T
+    mW: cute.Tensor,  # (K, N) T
+    mBias: cute.Tensor | None,
+    mY: cute.Tensor,
+    mAmaxMax: cute.Tensor,  # (L, rows, parts) max of amax_of
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mX,
+        (mW,),
+        (mBias, mY,),
+        dense_amax_tile,
+        batched=False,
+        b_is_nk=False,
+        paired="",
+        reads=(dense_amax_columns, None),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+        row_ops=("max",),
+        column_ops=(),
+        rescaled=(),
+        row_parts=(mAmaxMax,),
+        column_parts=(),
+    )
 
 
 class DenseAmaxOutputs(NamedTuple):
@@ -202,6 +295,7 @@ def dense_amax_epilogue_xla(acc, bias):
 
 @runtime.op(
     SPEC,
+    launch=dense_amax_launch,
     reference=dense_amax_reference,
     epilogue_launch=dense_amax_epilogue_launch,
     epilogue_xla=dense_amax_epilogue_xla,

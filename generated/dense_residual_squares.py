@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_residual_squares
@@ -36,6 +36,96 @@ bench:
   - {...: 8192, K: 4096, N: 14336}
   - {...: 8192, K: 1024, N: 8192}
 """
+
+
+def dense_residual_squares_chain(acc, residual):
+    """The chain, on one vector of each operand."""
+    z = acc + residual
+    y = z
+    squares_of = y * y
+    return y, squares_of
+
+
+@cute.jit
+def dense_residual_squares_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mResidual,  # (rows, N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rResidual = vectors.load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
+    return (rResidual,)
+
+
+@cute.jit
+def dense_residual_squares_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mResidual,  # (rows, N) T
+        mY,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rResidual, = operands
+    y, squares_of = dense_residual_squares_chain(
+        acc[0].load(),
+        rResidual.load().to(cutlass.Float32),
+    )
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rY.store(y.to(mY.element_type))
+    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    return (squares_of,)
+
+
+@cute.jit
+def dense_residual_squares_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,  # (rows, K) T
+    mW: cute.Tensor,  # (K, N) T
+    mResidual: cute.Tensor,
+    mY: cute.Tensor,
+    mSquaresSum: cute.Tensor,  # (L, rows, parts) sum of squares_of
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mX,
+        (mW,),
+        (mResidual, mY,),
+        dense_residual_squares_tile,
+        batched=False,
+        b_is_nk=False,
+        paired="",
+        reads=(None, dense_residual_squares_tiles),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+        row_ops=("sum",),
+        column_ops=(),
+        rescaled=(),
+        row_parts=(mSquaresSum,),
+        column_parts=(),
+    )
 
 
 class DenseResidualSquaresOutputs(NamedTuple):
@@ -301,6 +391,7 @@ def dense_residual_squares_backward_xla(dy, dsquares, y):
 
 @runtime.op(
     SPEC,
+    launch=dense_residual_squares_launch,
     reference=dense_residual_squares_reference,
     epilogue_launch=dense_residual_squares_epilogue_launch,
     epilogue_xla=dense_residual_squares_epilogue_xla,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: logits_logsumexp
@@ -40,6 +40,101 @@ bench:
   - {...: 8192, K: 4096, N: 14336}
   - {...: 8192, K: 1024, N: 8192}
 """
+
+
+def logits_logsumexp_chain(acc, label, index_n):
+    """The chain, on one vector of each operand."""
+    logits = acc
+    lse_of = logits
+    picked_of = device.where(index_n == label, lse_of, 0.0)
+    return logits, lse_of, picked_of
+
+
+@cute.jit
+def logits_logsumexp_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mLabel,  # (rows) int32
+        mLogits,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mLogits.shape[0] - 1)  # of rows outside, nothing is stored
+    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
+    rLabel.fill(mLabel[row])
+    return (rLabel,)
+
+
+@cute.jit
+def logits_logsumexp_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mLabel,  # (rows) int32
+        mLogits,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rLabel, = operands
+    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
+    device.count_up(rIndexN, iN)
+    logits, lse_of, picked_of = logits_logsumexp_chain(
+        acc[0].load(),
+        rLabel.load().to(cutlass.Int32),
+        rIndexN.load().to(cutlass.Int32),
+    )
+    rLogits = cute.make_rmem_tensor((vec,), mLogits.element_type)
+    rLogits.store(logits.to(mLogits.element_type))
+    vectors.store(rLogits, mLogits, cute.crd2idx((row, iN), mLogits.layout), valid, ragged)
+    return (lse_of, lse_of, picked_of)
+
+
+@cute.jit
+def logits_logsumexp_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,  # (rows, K) T
+    mW: cute.Tensor,  # (N, K) T
+    mLabel: cute.Tensor,
+    mLogits: cute.Tensor,
+    mLseMax: cute.Tensor,  # (L, rows, parts) max of lse_of
+    mLseSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of lse_of
+    mPickedSum: cute.Tensor,  # (L, rows, parts) sum of picked_of
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mX,
+        (mW,),
+        (mLabel, mLogits,),
+        logits_logsumexp_tile,
+        batched=False,
+        b_is_nk=True,
+        paired="",
+        reads=(None, logits_logsumexp_tiles),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+        row_ops=("max", "sum", "sum"),
+        column_ops=(),
+        rescaled=((1, 0, "exp", 1.0, True),),
+        row_parts=(mLseMax, mLseSum, mPickedSum),
+        column_parts=(),
+    )
 
 
 class LogitsLogsumexpOutputs(NamedTuple):
@@ -351,6 +446,7 @@ def logits_logsumexp_backward_xla(dlogits, dlse, dpicked, lse, acc, label, index
 
 @runtime.op(
     SPEC,
+    launch=logits_logsumexp_launch,
     reference=logits_logsumexp_reference,
     epilogue_launch=logits_logsumexp_epilogue_launch,
     epilogue_xla=logits_logsumexp_epilogue_xla,

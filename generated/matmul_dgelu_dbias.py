@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: matmul_dgelu_dbias
@@ -39,6 +39,98 @@ bench:
   - {...: 8192, K: 4096, N: 14336}
   - {...: 8192, K: 1024, N: 8192}
 """
+
+
+def matmul_dgelu_dbias_chain(acc, z):
+    """The chain, on one vector of each operand."""
+    cdf = 0.5 * device.erfc(-0.7071067811865476 * z, False, False)
+    pdf = 0.3989422804014327 * device.exp(-0.5 * (z * z), False)
+    z2 = acc * (cdf + z * pdf)
+    dz = z2
+    dbias_of = dz
+    return dz, dbias_of
+
+
+@cute.jit
+def matmul_dgelu_dbias_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mZ,  # (rows, N) T
+        mDz,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rZ = vectors.load(mZ, cute.crd2idx((row, iN), mZ.layout), valid, vec, ragged)
+    return (rZ,)
+
+
+@cute.jit
+def matmul_dgelu_dbias_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mZ,  # (rows, N) T
+        mDz,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rZ, = operands
+    dz, dbias_of = matmul_dgelu_dbias_chain(
+        acc[0].load(),
+        rZ.load().to(cutlass.Float32),
+    )
+    rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
+    rDz.store(dz.to(mDz.element_type))
+    vectors.store(rDz, mDz, cute.crd2idx((row, iN), mDz.layout), valid, ragged)
+    return (dbias_of,)
+
+
+@cute.jit
+def matmul_dgelu_dbias_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,  # (rows, K) T
+    mW: cute.Tensor,  # (N, K) T
+    mZ: cute.Tensor,
+    mDz: cute.Tensor,
+    mDbiasSum: cute.Tensor,  # (L, parts, N) sum of dbias_of
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mDy,
+        (mW,),
+        (mZ, mDz,),
+        matmul_dgelu_dbias_tile,
+        batched=False,
+        b_is_nk=True,
+        paired="",
+        reads=(None, matmul_dgelu_dbias_tiles),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+        row_ops=(),
+        column_ops=("sum",),
+        rescaled=(),
+        row_parts=(),
+        column_parts=(mDbiasSum,),
+    )
 
 
 class MatmulDgeluDbiasOutputs(NamedTuple):
@@ -207,6 +299,7 @@ def matmul_dgelu_dbias_epilogue_xla(acc, z, row_axes):
 
 @runtime.op(
     SPEC,
+    launch=matmul_dgelu_dbias_launch,
     reference=matmul_dgelu_dbias_reference,
     epilogue_launch=matmul_dgelu_dbias_epilogue_launch,
     epilogue_xla=matmul_dgelu_dbias_epilogue_xla,

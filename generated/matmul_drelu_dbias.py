@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import device, gemm, reduce, vectors
 
 SPEC = """\
 op: matmul_drelu_dbias
@@ -33,6 +33,96 @@ reference: |
   dbias = jnp.einsum("...n->n", dz)
 grad: none
 """
+
+
+def matmul_drelu_dbias_chain(acc, y):
+    """The chain, on one vector of each operand."""
+    t0 = device.where(y > 0.0, acc, 0.0)
+    dz = t0
+    dbias_of = dz
+    return dz, dbias_of
+
+
+@cute.jit
+def matmul_drelu_dbias_tiles(
+    row: cutlass.Int32,
+    column: cutlass.Int32,
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    """What the epilogue reads of a row, read ahead of its products."""
+    (
+        mY,  # (rows, N) T
+        mDz,  # (rows, N) T
+    ) = tensors
+    row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
+    iN = column
+    rY = vectors.load(mY, cute.crd2idx((row, iN), mY.layout), valid, vec, ragged)
+    return (rY,)
+
+
+@cute.jit
+def matmul_drelu_dbias_tile(
+    acc: tuple,  # the products of a row's vector: (vec) each, in registers
+    row: cutlass.Int32,
+    column: cutlass.Int32,  # of the vector's first element
+    batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
+    tensors: tuple,
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
+    operands: tuple,  # what was read ahead
+):
+    (
+        mY,  # (rows, N) T
+        mDz,  # (rows, N) T
+    ) = tensors
+    iN = column
+    rY, = operands
+    dz, dbias_of = matmul_drelu_dbias_chain(
+        acc[0].load(),
+        rY.load().to(cutlass.Float32),
+    )
+    rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
+    rDz.store(dz.to(mDz.element_type))
+    vectors.store(rDz, mDz, cute.crd2idx((row, iN), mDz.layout), valid, ragged)
+    return (dbias_of,)
+
+
+@cute.jit
+def matmul_drelu_dbias_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,  # (rows, K) T
+    mW: cute.Tensor,  # (N, K) T
+    mY: cute.Tensor,
+    mDz: cute.Tensor,
+    mDbiasSum: cute.Tensor,  # (L, parts, N) sum of dbias_of
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):
+    gemm.launch(
+        stream,
+        mDy,
+        (mW,),
+        (mY, mDz,),
+        matmul_drelu_dbias_tile,
+        batched=False,
+        b_is_nk=True,
+        paired="",
+        reads=(None, matmul_drelu_dbias_tiles),
+        config=config,
+        vec=vec,
+        ragged=ragged,
+        row_ops=(),
+        column_ops=("sum",),
+        rescaled=(),
+        row_parts=(),
+        column_parts=(mDbiasSum,),
+    )
 
 
 class MatmulDreluDbiasOutputs(NamedTuple):
@@ -194,6 +284,7 @@ def matmul_drelu_dbias_epilogue_xla(acc, y, row_axes):
 
 @runtime.op(
     SPEC,
+    launch=matmul_drelu_dbias_launch,
     reference=matmul_drelu_dbias_reference,
     epilogue_launch=matmul_drelu_dbias_epilogue_launch,
     epilogue_xla=matmul_drelu_dbias_epilogue_xla,

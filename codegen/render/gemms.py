@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from codegen.errors import Mistake
-from codegen.gemms import Gemm, Tile
+from codegen.gemms import Gemm
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
 from codegen.render.common import Context, camel
 from codegen.render.elementwise import ElementwiseContext
 from codegen.spec import Array
+from codegen.tiles import Fold, Tile
 
 
 class GemmContext(Context):
@@ -23,8 +25,9 @@ class GemmContext(Context):
         super().__init__(op)
         assert isinstance(op.plan, Gemm)
         own = op.spec.op == op.plan.epilogue.spec.op
-        chain = "" if own else f"{op.plan.epilogue.spec.op}_chain"
-        self.tile = None if isinstance(op.plan.tile, Mistake) else TileContext(op, chain)
+        chain = f"{op.plan.epilogue.spec.op}_chain"
+        tile = op.plan.tile
+        self.tile = None if isinstance(tile, Mistake) else TileContext(op, "" if own or tile.folds else chain)
 
     def kernel(self) -> dict:
         return {"tile": None} if self.tile is None else {"tile": self.tile.kernel()}
@@ -47,7 +50,7 @@ class TileContext(ElementwiseContext):
     def __init__(self, op: Op, chain: str = ""):
         assert isinstance(op.plan, Gemm) and isinstance(op.plan.tile, Tile)
         self.name, self.gemm, self.tile_plan, self.written = op.spec.op, op.plan, op.plan.tile, chain
-        super().__init__(op.plan.epilogue)
+        super().__init__(replace(op.plan.epilogue, spec=self.tile_plan.spec, statements=self.tile_plan.statements))
         self.accs = [a for a in self.tile_plan.plan.loads if self.is_acc(a)]
         self.leaf_names |= {access_key(self.tile_plan.plan, a): a.name for a in self.accs}
 
@@ -82,7 +85,8 @@ class TileContext(ElementwiseContext):
             "byte_tensors": [self.tensors[a.name] for a in self.spec.arrays if self.spec.kind(a) == "bool"],
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
             "products": self.products(),
-            "operands": [t for t in self.tensor_lines() if t["name"] not in self.acc_tensors()],
+            "operands": [t for t in self.tensor_lines() if t["name"] not in self.in_registers()],
+            "folds": self.folds(),
             "settings": self.settings(chain),
             "fragments": self.written_fragments(),
             "columns": columns,
@@ -98,8 +102,38 @@ class TileContext(ElementwiseContext):
         bound = ", ".join(f"{p.name}={p.name}" for p in self.static)
         return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
 
-    def acc_tensors(self) -> set[str]:
-        return {self.tensors[name] for name in self.gemm.accs}
+    def in_registers(self) -> set[str]:
+        """What a tensor would hold that there is not: products, and what is folded."""
+        return {self.tensors[name] for name in (*self.gemm.accs, *(f.value for f in self.tile_plan.folds))}
+
+    def folds(self) -> dict:
+        """What the main loop folds of what the epilogue returns, and where the parts go."""
+        rows, columns = ([f for f in self.tile_plan.folds if f.along == along] for along in (True, False))
+        followed = [(place, *f.rescaled) for place, f in enumerate(rows) if f.rescaled is not None]
+
+        def tuple_of(words: Iterable[str]) -> str:
+            found = list(words)
+            return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
+
+        tensors = [{"name": f"m{camel(f.name)}", "comment": self.fold_comment(f)} for f in (*rows, *columns)]
+        names = [t["name"] for t in tensors]
+        return {
+            "returned": tuple_of(f.value for f in (*rows, *columns)),
+            "tensors": tensors,
+            "row_ops": tuple_of(f'"{f.op}"' for f in rows),
+            "column_ops": tuple_of(f'"{f.op}"' for f in columns),
+            "rescaled": tuple_of(
+                f'({sum_}, {maximum}, "{power}", {scale!r}, {finite})'
+                for sum_, maximum, power, scale, finite in followed
+            ),
+            "row_parts": tuple_of(names[: len(rows)]),
+            "column_parts": tuple_of(names[len(rows) :]),
+        }
+
+    def fold_comment(self, fold: Fold) -> str:
+        shape = "L, rows, parts" if fold.along else f"L, parts, {self.tile_plan.column}"
+        power = "" if fold.rescaled is None else f"{fold.rescaled[1]} of its difference from the maximum of "
+        return f"({shape}) {fold.op} of {power}{fold.value}"
 
     def products(self) -> dict:
         tile, first = self.tile_plan, self.gemm.products[0]
@@ -118,7 +152,12 @@ class TileContext(ElementwiseContext):
             "paired": tile.paired,
         }  # fmt: skip
 
-    # The chain: the products come first
+    # The chain: the products come first, and what is folded last
+
+    def chain(self) -> dict:
+        found = super().chain()
+        more = dict.fromkeys(f.value for f in self.tile_plan.folds)
+        return found | {key: ", ".join([found[key], *more]) for key in ("returns", "results")}
 
     def vector_names(self) -> list[str]:
         return [*dict.fromkeys(a.name for a in self.accs), *super().vector_names()]

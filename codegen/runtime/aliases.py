@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from codegen.gemms import GemmLaunch
 from codegen.plan import Launch
 from codegen.reductions import RowLaunch, WalkLaunch
+from codegen.tiles import GemmLaunch
 
 if TYPE_CHECKING:
     from codegen.runtime.op import Op

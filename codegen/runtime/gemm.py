@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from codegen.runtime import gemm_sm80, gemm_sm90
+from codegen.runtime.gemm_epilogue import Follows
 
 
 @cute.jit
@@ -28,16 +29,24 @@ def launch(
     config: cutlass.Constexpr[str],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    row_ops: cutlass.Constexpr[tuple[str, ...]] = (),
+    column_ops: cutlass.Constexpr[tuple[str, ...]] = (),
+    rescaled: cutlass.Constexpr[tuple[Follows, ...]] = (),
+    row_parts: tuple[cute.Tensor, ...] = (),
+    column_parts: tuple[cute.Tensor, ...] = (),
 ):
     """acc = a @ b, and the epilogue over its tiles.
 
     mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or
     with paired = "two" two; its columns are (2, N) where they are "halves" and (N, 2) where "interleaved".
     config: which main loop, and what it is told, as `gemms.Tile.launch` writes it.
+    row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32:
+    what each tile's rows and columns of what the epilogue returns come to.
     """
     name, options = read_config(config)
-    columns = 1 if cutlass.const_expr(batched) else 0
-    columns += 0 if cutlass.const_expr(b_is_nk) else 1
+    if cutlass.const_expr(not batched):
+        mA, mBs = _one(mA), tuple(_one(mB) for mB in mBs)
+    columns = 1 if cutlass.const_expr(b_is_nk) else 2
     found = []
     for mB in mBs:
         if cutlass.const_expr(paired == "halves"):
@@ -47,14 +56,13 @@ def launch(
         else:
             found.append(mB)
     bs = tuple(found)
-    if cutlass.const_expr(not batched):
-        mA, bs = _one(mA), tuple(_one(mB) for mB in bs)
     loop = {"sm_80": gemm_sm80.launch, "sm_90a": gemm_sm90.launch}[name]
     N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
     if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
         loop(
             stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
-            vec=vec, ragged=ragged, reads=reads, **options,
+            vec=vec, ragged=ragged, reads=reads, row_ops=row_ops, column_ops=column_ops, rescaled=rescaled,
+            row_parts=row_parts, column_parts=column_parts, **options,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
@@ -21,6 +21,10 @@ from cutlass import Float32, Int32
 
 from codegen.runtime import device, reduce
 from codegen.runtime.reduce import WARP
+
+# A fold along rows that sums exponentials: its place, that of its maximum before it, exp or exp2, the factor of the
+# difference, and whether 0 stands for a maximum that is not finite
+Follows: TypeAlias = tuple[int, int, str, float, bool]
 
 ROWS = 16  # of a slab
 PIECE = 64  # columns that pass through shared memory at once, at most
@@ -36,6 +40,7 @@ class Form:
     paired: str = ""  # "halves": a warp's columns are those of two accumulators, one after the other; "interleaved": column by column
     row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: "sum", "max", "min"
     column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
+    rescaled: tuple[Follows, ...] = ()  # which of row_ops sum exponentials of what is returned
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
     ahead: int = 1  # pieces by which operands are read before they are needed
@@ -173,13 +178,15 @@ def finish(
                 at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
                 _fold(found, inside, at, turn, rRows, rColumns, form)
 
-    for k in cutlass.range_constexpr(len(form.row_ops)):
-        for at in cutlass.range_constexpr(cute.size(rRows[k])):
-            slab, rest = at // (cute.size(rRows[k]) // walk.slabs), at % (cute.size(rRows[k]) // walk.slabs)
-            r, _, _ = walk.place(slab, 0, rest, lane, Int32(0))
-            total = reduce.over_lanes(cute.full((1,), rRows[k][at], Float32), form.row_ops[k], walk.per_row)
+    if cutlass.const_expr(len(form.row_ops) > 0):
+        count = cute.size(rRows[0])
+        for at in cutlass.range_constexpr(count):
+            r, _, _ = walk.place(at // (count // walk.slabs), 0, at % (count // walk.slabs), lane, Int32(0))
+            held = [[cute.full((1,), rRows[k][at], Float32)] for k in range(len(rRows))]
+            totals = reduce.all_over_lanes(held, form.row_ops, walk.per_row, tuple(f[:4] for f in form.rescaled))
             if (lane % walk.per_row == 0) & (r < walk.M):
-                row_parts[k][walk.batch, r, pieces[0]] = total[0]
+                for k in cutlass.range_constexpr(len(rRows)):
+                    row_parts[k][walk.batch, r, pieces[0]] = totals[k][0]
     if cutlass.const_expr(len(form.column_ops) > 0):
         _store_columns(
             rColumns,
@@ -288,10 +295,17 @@ def _fold(found: tuple, inside, at: int, turn: int, rRows: list, rColumns: list,
     """What the epilogue returned for one vector, into the statistics of its row and its columns."""
     ops = form.row_ops + form.column_ops
     assert len(found) == len(ops), f"an epilogue returned {len(found)} vectors to be folded by {ops}"
+    followed = {follows[0]: follows[1:] for follows in form.rescaled}
+    before = [rRows[k][at] for k in range(len(form.row_ops))]
     for k, op in enumerate(form.row_ops):
+        value, total = found[k], cute.full((1,), before[k], Float32)
+        if k in followed:
+            maximum, power, scale, finite = followed[k]
+            now = rRows[maximum][at]
+            total = reduce.rescale(total, before[maximum], now, power, scale)
+            value = reduce.exponentials(value, now, power, scale, finite)
         one = reduce.accumulator(form.vec, op, Float32)
-        reduce.accumulate([one], (op,), found[k], inside)
-        total = cute.full((1,), rRows[k][at], Float32)
+        reduce.accumulate([one], (op,), value, inside)
         rRows[k][at] = reduce.combine(op, total, reduce.over_vector(one, op))[0]
     reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from codegen import pipeline, sizes
 from codegen.errors import Mistake
-from codegen.gemms import Gemm, GemmLaunch, Tile
+from codegen.gemms import Gemm
 from codegen.ir import DTYPES
 from codegen.plan import access_key
-from codegen.runtime import arguments, interpreted, unsigned, views
+from codegen.runtime import arguments, interpreted, tile_folds, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import Terms
 from codegen.runtime.evaluate import evaluate
@@ -30,6 +30,7 @@ from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Der
 from codegen.runtime.platform import choose, current_arch
 from codegen.runtime.products import product
 from codegen.spec import Array, Spec
+from codegen.tiles import GemmLaunch, Tile
 
 
 class GemmOp(Op[P, R]):
@@ -101,10 +102,13 @@ class GemmOp(Op[P, R]):
         dynamic = [params[p.name] for p in spec.params if not p.static]
         return Key(key.implementation, key.types, present, static), (*(there[name] for name in present), *dynamic)
 
-    def summed(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple:
-        """On one shard of what is contracted: XLA's matmul, the sum over mesh axes, then the epilogue's kernel."""
+    def after_products(
+        self, key: Key, operands: Sequence[Any], over: tuple[str, ...], run: Callable[..., tuple]
+    ) -> tuple:
+        """On one shard: XLA's matmul, the sum over mesh axes that it is contracted along, then the epilogue's kernel, as
+        `run` does (an op, its key, its kernel, its operands), which folds what other shards have to add."""
         own, values = self.summed_call(key, operands, over)
-        return self.epilogue._run_cute(own, (), *values)[: len(self.spec.outputs)]
+        return run(self.epilogue, own, functools.partial(self.epilogue._run_cute, own, ()), values)
 
     def summed_call(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple[Key, tuple]:
         """The epilogue's call, its products added up over mesh axes."""
@@ -173,7 +177,8 @@ class GemmOp(Op[P, R]):
         inputs = (
             *map(factor, factors), *map(operand, own), *(Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds)
         )  # fmt: skip
-        outputs = tuple(map(operand, spec.outputs))
+        parts = [Tensor(shape, "float32", (1, 1, 1), 4) for shape in tile_folds.shapes(tile, axes, how)]
+        outputs = (*map(operand, tile.outputs), *parts)
         params = self.parameters(key, operands)
         static = {p.name: params[p.name] for p in spec.params if p.static}
         return KernelCall(
@@ -185,10 +190,13 @@ class GemmOp(Op[P, R]):
             ),
             inputs,
             outputs,
-            tuple(views.user_shape(a, axes) for a in spec.outputs),
+            (*(views.user_shape(a, axes) for a in tile.outputs), *(t.shape for t in parts)),
             how,
             {**static, **how.constants},
         )
+
+    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands) -> tuple:
+        return tile_folds.finished(self, key, operands, super()._run_cute(key, donated, *operands))
 
     def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> KernelCall:
         """A call of large matrices, for what its kernel is like: `ragged` ones with odd extents, and with `defaults` without
@@ -207,7 +215,9 @@ class GemmOp(Op[P, R]):
         spec, products = self.plan.epilogue.spec, self.plan.products
         own = [a.name for a in spec.inputs if a.name not in self.plan.accs]
         dynamic = [p.name for p in spec.params if not p.static]
-        return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *(a.name for a in spec.outputs)]
+        tile = self.plan.tile
+        outputs = (*(a.name for a in tile.outputs), *(f"{f.name} parts" for f in tile.folds))
+        return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *outputs]
 
     def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
         """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
@@ -220,7 +230,7 @@ class GemmOp(Op[P, R]):
 
     def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
         if self._fuses(key, operands):
-            return super()._run_interpret(key, *operands, parts=parts)
+            return tile_folds.finished(self, key, operands, super()._run_interpret(key, *operands, parts=True))
         own, values = self.epilogue_call(key, operands)
         return self.epilogue._run_interpret(own, *values, parts=parts)
 
@@ -272,9 +282,12 @@ class GemmForward(GemmOp):
         """The op's own: what it does not give is computed in jnp."""
         return self.origin.epilogue
 
-    def summed(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple:
+    def after_products(
+        self, key: Key, operands: Sequence[Any], over: tuple[str, ...], run: Callable[..., tuple]
+    ) -> tuple:
         own, values = self.summed_call(key, operands, over)
-        return (*self.epilogue._run_cute(own, (), *values)[: len(self.origin.spec.outputs)], *self.kept(own, values))
+        kernel = functools.partial(self.epilogue._run_cute, own, ())
+        return (*run(self.epilogue, own, kernel, values), *self.kept(own, values))
 
     def composed(self, key: Key, *operands) -> tuple:
         own, values = self.epilogue_call(key, operands)

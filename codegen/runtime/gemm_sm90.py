@@ -26,7 +26,7 @@ from cutlass.utils import hopper_helpers
 
 from codegen.hopper_tiles import Tiles
 from codegen.runtime import gemm_epilogue
-from codegen.runtime.gemm_epilogue import Form
+from codegen.runtime.gemm_epilogue import Follows, Form
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block
@@ -47,6 +47,7 @@ def launch(
     ragged: bool,
     row_ops: tuple[str, ...] = (),
     column_ops: tuple[str, ...] = (),
+    rescaled: tuple[Follows, ...] = (),
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
@@ -66,7 +67,7 @@ def launch(
     tiles = Tiles(**config)
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
-        vec, ragged, paired, row_ops, column_ops, piece=tiles.piece, ahead=tiles.ahead,
+        vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
         warps=together, step=1, barrier=MEET, threads=32 * together,
     )  # fmt: skip
     parts = len(mBs)

@@ -26,7 +26,6 @@ import numpy as np
 from codegen import pipeline
 from codegen.arch import lacks
 from codegen.errors import Mistake
-from codegen.gemms import GemmLaunch
 from codegen.ir import DTYPES
 from codegen.plan import Launch, overrides
 from codegen.reductions import RowLaunch, WalkLaunch
@@ -35,6 +34,7 @@ from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.runtime.platform import choose, current_arch
 from codegen.spec import Array, Spec
+from codegen.tiles import GemmLaunch
 
 Implementation = Literal["cute", "xla", "interpret"] | None
 P = ParamSpec("P")
@@ -323,8 +323,10 @@ class Op(Generic[P, R]):
         with self.wide():
             return self._evaluate_xla(key, operands, sizes)
 
-    def summed(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple:
-        """The outputs on a shard of an axis that is contracted, for ops that contract."""
+    def after_products(
+        self, key: Key, operands: Sequence[Any], over: tuple[str, ...], run: Callable[..., tuple]
+    ) -> tuple:
+        """The outputs of an op that contracts on one shard, where other shards have to add something (`GemmOp`)."""
         raise NotImplementedError(self.spec.op)
 
     def wide(self) -> contextlib.AbstractContextManager:

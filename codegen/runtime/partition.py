@@ -234,12 +234,16 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
         shards = call.shards([_spec(x, mesh) for x in (*operands, *results)], mesh.shape)
         inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
 
+        def run(op, key, kernel, local):
+            return on_shard(op, key, kernel, local, call.folded(shards), mesh.shape)
+
         def shard(*local):
-            if over := call.summed(shards):
-                return op.summed(key, local, over)
+            over = call.summed(shards)
+            if over or (op.plan.kind == "gemm" and call.folded(shards)):
+                return op.after_products(key, local, over, run)
             if call.sized(shards):
                 return op.jnp_form(key, *local, sizes=call.axes)
-            return on_shard(op, key, kernel, local, call.folded(shards), mesh.shape)
+            return run(op, key, kernel, local)
 
         return mesh, shard, tuple(outer), tuple(inner)
 

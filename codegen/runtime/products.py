@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.gemms import Product
 from codegen.ir import DTYPES, ROWS
 from codegen.runtime.arguments import Axes
 from codegen.runtime.views import user_shape
 from codegen.spec import Array
+from codegen.tiles import Product
 
 
 def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False) -> jax.Array:

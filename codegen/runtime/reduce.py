@@ -499,7 +499,7 @@ def over_row(
     """Each row's statistics, from all its threads' running values; every thread gets them. Rows that a block folds one
     after the other have the turns 0, 1, 2, ..."""
     values = [[over_vector(r, op)] for r, op in zip(running, ops, strict=True)]
-    values = _over_lanes(values, ops, min(per_row, WARP), rescaled)
+    values = all_over_lanes(values, ops, min(per_row, WARP), rescaled)
     if cutlass.const_expr(per_row > WARP or cluster > 1):
         tidx, _, _ = cute.arch.thread_idx()
         lane, warp, row = tidx % WARP, tidx % per_row // WARP, tidx // per_row
@@ -515,11 +515,11 @@ def over_row(
                     buffers[k][slot, row, warp] = values[k][0]
             cute.arch.sync_threads()
         values = [_of_warps(buffers[k], ops[k], slot, row, lane) for k in range(len(ops))]
-        values = _over_lanes(values, ops, min(WARP, cute.size(buffers[0], mode=[2])), rescaled)
+        values = all_over_lanes(values, ops, min(WARP, cute.size(buffers[0], mode=[2])), rescaled)
     return [v[0] for v in values]
 
 
-def _over_lanes(
+def all_over_lanes(
     values: list[list[Vector]], ops: tuple[str, ...], lanes: int, rescaled: tuple[Rescaled, ...]
 ) -> list[Vector]:
     """Each statistic folded over what a lane has of it, and over groups of this many neighbouring lanes. Sums that follow
@@ -572,11 +572,22 @@ def rescale(value: Vector, was: Numeric, now: Numeric, power: str, scale: float)
     """Sums of `power` of `scale` times differences from the maximum `was`, as sums of those from `now`, which is no less. A
     thread that has met nothing but -inf adds nothing to a row that holds more."""
     was, now = (cute.full((1,), m, value.dtype) for m in (was, now))
-    factor = {"exp": cute.math.exp, "exp2": cute.math.exp2}[power]((was - now) * scale)
+    factor = _POWERS[power]((was - now) * scale)
     factor = device.where(was == now, 1.0, factor)  # also where both are infinite
     nothing = (was == -float("inf")) & (now > -float("inf"))
     scaled = value * cute.full(value.shape, factor[0], value.dtype)
     return device.where(cute.full(value.shape, nothing[0], Boolean), 0.0, scaled)
+
+
+_POWERS = {"exp": cute.math.exp, "exp2": cute.math.exp2}
+
+
+def exponentials(value: Vector, maximum: Numeric, power: str, scale: float, finite: bool) -> Vector:
+    """`power` of `scale` times the differences from a maximum; from 0 where only a `finite` one counts, and it is not."""
+    base = cute.full((1,), maximum, value.dtype)
+    if finite:
+        base = device.where(device.isfinite(base), base, 0.0)
+    return _POWERS[power]((value - cute.full(value.shape, base[0], value.dtype)) * scale)
 
 
 def risen(

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.gemms import GemmLaunch
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import INT_MAX, Access, Elementwise, Extents, Launch, Plan
 from codegen.reductions import Reduction, RowLaunch, Statistic, WalkLaunch
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.spec import Array, Spec
+from codegen.tiles import GemmLaunch
 
 # The largest extent of a group: a vector may run past it without leaving int32
 LIMIT = INT_MAX - 64

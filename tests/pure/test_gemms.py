@@ -69,7 +69,28 @@ REASONS = {
     "of two types": ("x: T[..., K]; w: float32[K, N]", "y = x @ w"),
     "a product of vectors": ("x: T[..., K]; w: T[K]", "y = x @ w", "y: T[...]"),
     "axes in an order": ("x: T[M, B, K]; w: T[B, K, N]", "y = x @ w", "y: T[M, B, N]"),
-    "an output that is no tile": ("x: T[..., K]; w: T[K, N]", "y = max(x @ w, axis=N)", "y: T[...]"),
+    "no output is a tile": ("x: T[..., K]; w: T[K, N]", "y = max(x @ w, axis=N)", "y: T[...]"),
+    "needs what all of its tiles come to": ("x: T[..., K]; w: T[K, N]", "z = x @ w; y = z / max(z, axis=N)"),
+    "nor made of what its tiles come to": (
+        "x: T[..., K]; w: T[K, N]; s: T[...]",
+        "y = x @ w; r = 2 * s; m = max(y, axis=N)",
+        "y: T[..., N]; r: T[...]; m: T[...]",
+    ),
+    "what another one has to give first": (
+        "x: T[..., K]; w: T[K, N]",
+        "y = x @ w; v = sum(square(y - mean(y, axis=N)), axis=N)",
+        "y: T[..., N]; v: T[...]",
+    ),
+    "no tile is folded by 'prod'": (
+        "x: T[..., K]; w: T[K, N]",
+        "y = x @ w; p = prod(y, axis=N)",
+        "y: T[..., N]; p: T[...]",
+    ),
+    "a reduction along (B)": (
+        "q: T[B, S, D]; k: T[B, P, D]",
+        "y = q @ k; c = sum(y, axis=B)",
+        "y: T[B, S, P]; c: T[S, P]",
+    ),
     "parts of its columns, two of them": ("x: T[..., K]; w: T[K, (3 N)]", "y = (x @ w[0]) * (x @ w[1]) * (x @ w[2])"),
 }
 

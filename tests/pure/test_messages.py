@@ -24,6 +24,7 @@ from codegen import (
     specfile,
     statements,
     text,
+    tiles,
 )
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
@@ -38,6 +39,7 @@ MODULES = (
     statements,
     formula,
     gemms,
+    tiles,
     chain,
     check,
     reference,
@@ -119,7 +121,11 @@ EXCEPTIONS = {
     "the two products differ": "the same",
     "of two types": "the same",
     "a product of vectors": "the same",
-    "an output that is no tile": "the same",
+    "is a tile of": "the same",
+    "its tiles come to": "the same",
+    "another one has to give first": "the same",
+    "no tile is folded by": "the same",
+    "a reduction along": "the same",
     "no main loop for": "the same",
 }
 MAKERS = {"Mistake", "fail", "mistake", "mistake_in_chain", "error", "_at", "at", "diagnostic"}

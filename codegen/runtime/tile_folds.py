@@ -1,0 +1,95 @@
+"""What the tiles of a contraction leave of its reductions: the parts folded in their order, and what the chain makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.emit import leaf_key
+from codegen.ir import topological
+from codegen.plan import access_key
+from codegen.runtime import arguments, views
+from codegen.runtime.arguments import Axes
+from codegen.runtime.evaluate import evaluate
+from codegen.tiles import GemmLaunch, Tile, lost_axes
+
+if TYPE_CHECKING:
+    from codegen.runtime.gemm_op import GemmOp
+    from codegen.runtime.op import Key
+
+
+def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
+    """Of the parts of each fold, float32: (L, rows, parts) along rows, (L, parts, columns) over them."""
+    batch, rows = (math.prod(axes.shape(names)) for names in (tile.batch, tile.rows))
+    columns = axes.extents[tile.column]
+    along = (batch, rows, -(-columns // how.columns) * how.side)
+    return [along if f.along else (batch, -(-rows // how.rows), columns) for f in tile.folds]
+
+
+def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple) -> tuple:
+    """An op's outputs, from what its kernel wrote: those of every element, and the parts of each fold."""
+    tile, epilogue = op.plan.tile, op.plan.epilogue
+    if not tile.folds:
+        return results
+    spec, plan, arrays = epilogue.spec, epilogue.plan, op._arrays(key, operands)
+    axes = arguments.bind_axes(op.spec, arrays)
+    outputs = dict(zip(tile.outputs, results, strict=False))
+    known = _totals(tile, plan.order, axes, results[len(outputs) :])
+    stores = [a for a in plan.stores if a.array not in outputs]
+    values = {(s.name, s.part): s.value for s in epilogue.statements}
+    roots = [values[a.array.name, a.part] for a in stores]
+    needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
+    leaves = {
+        access_key(plan, a): views.jnp_value(plan, a, arrays, axes, "float32", spec.integer)
+        for a in plan.loads
+        if access_key(plan, a) in needed
+    }
+    leaves |= {("param", name): jnp.asarray(value) for name, value in op.parameters(key, operands).items()}
+    made = evaluate(roots, leaves, known, "float32", spec.integer, dict(key.types.variables))
+    outputs |= views.stored(stores, made, plan.order, axes, key.types)
+    return tuple(outputs[array] for array in spec.outputs)
+
+
+def _totals(tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.Array]) -> dict[int, jax.Array]:
+    """Each reduction by its node's identity, with a dimension for each axis; of length one where it is lost."""
+    assert order == (*tile.batch, *tile.rows, tile.column), f"tiles of {tile.rows} and {tile.column} in {order}"
+    dims = [axis for axis in order for _ in axes.shape((axis,))]
+    found = {}
+    for fold, own in zip(tile.folds, parts, strict=True):
+        middle = 2 if fold.along else 1  # the dimension that counts parts
+        if fold.rescaled is not None:
+            place, power, scale, _ = fold.rescaled
+            own = _rescaled(own, parts[place], power, scale)
+        folded = {tile.column} if fold.along else set(tile.rows)
+        shape = tuple(n for axis in order for n in _kept(axis, axes, folded))
+        lost = tuple(i for i, axis in enumerate(dims) if axis in lost_axes(fold.node))
+        total = _fold(fold.op, _fold(fold.op, own, (middle,)).reshape(shape), lost)
+        if fold.node.op == "mean":
+            total = total / math.prod(axes.shape(lost_axes(fold.node)))
+        found[id(fold.node)] = total
+    return found
+
+
+def _kept(axis: str, axes: Axes, folded: set[str]) -> tuple[int, ...]:
+    shape = axes.shape((axis,))
+    return (1,) * len(shape) if axis in folded else shape
+
+
+def _fold(op: str, values: jax.Array, dims: tuple[int, ...]) -> jax.Array:
+    if op == "sum":
+        return jnp.sum(values, dims, keepdims=True)
+    over, identity = (jnp.max, -jnp.inf) if op == "max" else (jnp.min, jnp.inf)
+    return over(values, dims, keepdims=True, initial=identity)
+
+
+def _rescaled(sums: jax.Array, maxima: jax.Array, power: str, scale: float) -> jax.Array:
+    """Sums of exponentials of the differences from each part's maximum, as those from the largest. A part of nothing but
+    -inf adds nothing to a row that holds more."""
+    largest = jnp.max(maxima, 2, keepdims=True, initial=-jnp.inf)
+    factor = getattr(jnp, power)((maxima - largest) * scale)
+    nothing = (maxima == -jnp.inf) & (largest > -jnp.inf)
+    return jnp.where(nothing, 0, sums * jnp.where(maxima == largest, 1, factor))

@@ -1,0 +1,244 @@
+"""What a GEMM kernel does to a tile of the products: the epilogue of each element, and the parts of what is folded.
+
+The epilogue's element-wise part runs on vectors of a tile's rows before anything is written (`Tile.plan`). A reduction
+begins there too, where it needs nothing that all tiles come to: each tile leaves a part of it (`Fold`), and what the
+chain makes of the whole comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from codegen import hopper_tiles, online
+from codegen.errors import Mistake
+from codegen.hopper_tiles import FLOAT8, Tiles
+from codegen.ir import DTYPES, Node, Statement, topological
+from codegen.ops import REDUCTIONS
+from codegen.plan import Elementwise, tile_plan
+from codegen.spec import Array, Axis, Spec
+
+
+@dataclass(frozen=True)
+class Product:
+    """`acc = a @ b` over one axis: two inputs, and the epilogue's input that holds the result."""
+
+    a: Array
+    b: Array
+    axis: str
+    acc: Array
+
+
+@dataclass(frozen=True)
+class GemmLaunch:
+    """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
+
+    vec: int
+    ragged: bool
+    config: str  # "sm_80(tile_m=128, ...)"
+    rows: int  # of a tile, each of whose columns leaves a part of every fold over rows
+    columns: int  # of the outputs in a tile
+    side: int  # parts that a row of a tile leaves of every fold along it
+    fast: bool  # whether it is known to take less time than XLA's matmul and a kernel for the epilogue
+
+    @property
+    def constants(self) -> dict[str, int | bool | str]:
+        """What the launcher takes of it."""
+        return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A reduction of the epilogue that begins within the tiles: each leaves a part, and the parts are folded in their order.
+    What other axes it is over, and what the chain makes of it, comes after."""
+
+    name: str
+    node: Node
+    value: str  # what is folded, as the tile's chain calls it
+    op: str  # "sum", "max" or "min"
+    along: bool  # along a row; else over the rows of a column
+    rescaled: tuple[int, str, float, bool] | None  # which fold is its maximum, and how it follows that (`online`)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a GEMM kernel does to a tile of the products: the epilogue's element-wise plan, its axes in three."""
+
+    spec: Spec  # the epilogue's, its outputs those of every element, and what is folded
+    statements: tuple[Statement, ...]
+    folds: tuple[Fold, ...]  # along rows first
+    plan: Elementwise
+    batch: tuple[str, ...]  # axes that all have
+    rows: tuple[str, ...]  # axes of a
+    column: str  # the axis of b
+    b_is_nk: bool  # b's columns before the contracted axis
+    paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
+    accs: tuple[str, ...]  # the epilogue's inputs that hold products
+    work: int  # about how many instructions the epilogue takes for an accumulator
+
+    def launch(
+        self,
+        dtypes: Mapping[str, str],
+        extents: Mapping[str, int],
+        precise: bool,
+        arch: str,
+        hopper: bool = True,
+    ) -> GemmLaunch:
+        """The launch for arrays of these dtypes (by name, the factors' as "a"), and these extents: L, M, N, K. Without
+        `hopper` it is the main loop that every architecture has. Raises `Mistake` where there is none."""
+        factor = dtypes["a"]
+        widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
+        vec = min(8, 16 // max(widths))
+        ragged = extents["N"] % vec != 0
+        halved = 2 if self.paired else 1
+        if arch == "sm_90a" and hopper and (tiles := self.hopper(factor, extents)) is not None:
+            options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
+            config = _config("sm_90a", options)
+            return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved, 1, fast=not self.folds)
+        if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
+            raise Mistake(f"no main loop for {factor} on {arch}")
+        few = extents["M"] * extents["N"] <= 512 * 512
+        options = self.small() if few else dict(LARGE)
+        options["tile_k"] = (64 if few else 128) // DTYPES[factor].size
+        if factor == "float32":
+            options["precise"] = precise
+            options["tile_n"] = min(64, options["tile_n"])
+        rows, columns, side = options["tile_m"], options["tile_n"] // halved, options["warps_n"]
+        return GemmLaunch(vec, ragged, _config("sm_80", options), rows, columns, side, fast=False)
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """Those that the kernel writes."""
+        folded = {f.value for f in self.folds}
+        return tuple(a for a in self.spec.outputs if a.name not in folded)
+
+    def small(self) -> dict[str, int]:
+        """Tiles for outputs that large ones would not share out among the multiprocessors."""
+        return {"tile_m": 32, "tile_n": 64 if self.paired else 32, "warps_m": 2, "warps_n": 1, "stages": 2}
+
+    def hopper(self, factor: str, extents: Mapping[str, int]) -> Tiles | None:
+        """The tiles of the main loop for Hopper, where it takes these operands."""
+        L, M, N, K = (extents[name] for name in "LMNK")
+        paired = "halves" if self.paired == "two" else self.paired
+        read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
+        reads = any(self.column in array.axes and len(array.axes) > 1 for array in read)
+        return hopper_tiles.choose(
+            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work, reads_tiles=reads
+        )
+
+
+AMPERE = ("float16", "bfloat16", "float32", "int8")
+LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
+
+
+def _config(name: str, options: Mapping[str, int | bool]) -> str:
+    return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
+
+
+def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:
+    """How a GEMM kernel does the epilogue within its tiles. Raises `Mistake` where it cannot."""
+    first = products[0]
+    a, b = first.a, first.b
+    if len(products) > 2 or any(p.a != first.a or p.axis != first.axis for p in products):
+        raise Mistake("a GEMM kernel has one product, or two of the same rows")
+    if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
+        raise Mistake(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
+    if len({(p.b.dims, p.b.dtype) for p in products}) > 1:
+        raise Mistake("the two products differ in shape or type")
+    if b.dtype != a.dtype:
+        raise Mistake(f"{a.name!r} and {b.name!r} are of two types")
+    batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
+    rows = tuple(x for x in a.axes if x not in (*batch, first.axis))
+    columns = tuple(x for x in b.axes if x not in (*batch, first.axis))
+    if len(columns) != 1 or not rows:
+        raise Mistake("a product of vectors: no tiles")
+    if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
+        raise Mistake("axes in an order that a GEMM kernel does not read")
+    column, order = columns[0], (*batch, *rows, columns[0])
+    spec, statements, folds = _folded(epilogue, statements, order, rows, column)
+    plan = tile_plan(spec, statements, {rows[0], column})
+    folded = {f.value for f in folds}
+    plan = replace(plan, stores=tuple(a for a in plan.stores if a.array is not None and a.array.name not in folded))
+    parts = next((d for d in b.dims if d.parts is not None), None)
+    if parts is not None and (parts.parts != 2 or column not in parts.names or len(products) > 1):
+        raise Mistake(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
+    paired = "two" if len(products) == 2 else ""
+    if parts is not None:
+        paired = "halves" if parts.parts_first else "interleaved"
+    accs = tuple(p.acc.name for p in products)
+    costly = {"exp", "tanh", "erf", "erfc", "log", "sin", "cos", "div", "sigmoid", "pow"}
+    nodes = list(topological(s.value for s in statements))
+    work = 4 + sum(12 if n.op in costly else 1 for n in nodes if n.args and n.op != "float")
+    return Tile(
+        spec, statements, folds, plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs,
+        work // (2 if paired else 1),
+    )  # fmt: skip
+
+
+def _folded(
+    epilogue: Spec, statements: tuple[Statement, ...], order: tuple[str, ...], rows: tuple[str, ...], column: str
+) -> tuple[Spec, tuple[Statement, ...], tuple[Fold, ...]]:
+    """The epilogue up to what is folded: its spec and its chain, which end with the values that are, and the folds."""
+    words = ", ".join(order)
+    late = {s.name for s in statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
+    whole = [a for a in epilogue.outputs if a.axes == order]
+    if not whole:
+        raise Mistake(f"no output is a tile of ({words})")
+    for array in epilogue.outputs:
+        if array in whole and array.name in late:
+            raise Mistake(f"{array.name!r} needs what all of its tiles come to")
+        if array not in whole and array.name not in late:
+            raise Mistake(f"{array.name!r} is no tile of ({words}), nor made of what its tiles come to")
+    if not late:
+        return epilogue, statements, ()
+    made = {a.name for a in epilogue.outputs}
+    reduced = [n for n in topological(s.value for s in statements if s.name in made) if n.op in REDUCTIONS]
+    ways = {id(n): online.rescaled(n) for n in reduced}
+    taken = {a.name for a in epilogue.arrays} | {s.name for s in statements} | {p.name for p in epilogue.params}
+    values: dict[int, tuple[str, Node]] = {}
+    folds: list[Fold] = []
+    for node in sorted(
+        reduced, key=lambda n: column not in lost_axes(n)
+    ):  # a maximum stands before the sum that follows it
+        way = ways[id(node)]
+        value = way.maximum.args[0] if way is not None else node.args[0]
+        if any(n.op in REDUCTIONS for n in topological([value])):
+            raise Mistake("a reduction of what another one has to give first")
+        if node.op not in ("sum", "mean", "max", "min") or value.kind != "float":
+            raise Mistake(f"no tile is folded by {node.op!r} of {'numbers' if value.kind == 'float' else value.kind}")
+        along = column in lost_axes(node)
+        if set(value.dims) != set(order) or not (along or set(rows) <= set(lost_axes(node))):
+            raise Mistake(
+                f"a reduction along ({', '.join(lost_axes(node))}) of what has the axes ({', '.join(value.dims)})"
+            )
+        user = next(s.name for s in statements if s.name in late and any(n is node for n in topological([s.value])))
+        op = "sum" if node.op == "mean" else node.op
+        name, _ = values.setdefault(id(value), (fresh(taken, f"{user}_of"), value))
+        places = {id(f.node): place for place, f in enumerate(folds)}
+        rescaled = None if way is None else (places[id(way.maximum)], way.power, way.scale, way.finite)
+        folds.append(Fold(fresh(taken, f"{user}_{op}"), node, name, op, along, rescaled))
+    more, dims = tuple(values.values()), tuple(Axis((axis,), extents=(None,)) for axis in order)
+    outputs = (*whole, *(Array(name, "float32", dims) for name, _ in more))
+    outputs_of = {a.name for a in whole}
+    reached = {
+        id(n) for n in topological([*(s.value for s in statements if s.name in outputs_of), *(n for _, n in more)])
+    }
+    own = [s for s in statements if s.name not in late and id(s.value) in reached]
+    own += [Statement(name, None, node) for name, node in more]
+    return replace(epilogue, outputs=outputs), tuple(own), tuple(folds)
+
+
+def lost_axes(node: Node) -> tuple[str, ...]:
+    """The axes of a reduction."""
+    assert isinstance(node.attr, tuple)
+    return node.attr
+
+
+def fresh(taken: set[str], name: str) -> str:
+    """A name that is not `taken`, which it then is: this one, or one with a number."""
+    base, count = name, 1
+    while name in taken:
+        count += 1
+        name = f"{base}{count}"
+    taken.add(name)
+    return name

@@ -1,0 +1,84 @@
+"""Reductions of a product that begin within its tiles, interpreted: each against a reference of its own."""
+
+import numpy as np
+import pytest
+
+from codegen.runtime import interpreted, testing
+from codegen.tiles import Tile
+from tests.cpu.test_reductions import spec_text
+from tests.making import make_op
+
+# Name: inputs, outputs, chain, reference
+OPS: dict[str, tuple[str, str, str, str]] = {
+    "along_over_and_all": (
+        "x: T[..., K]; w: T[K, N]; s: float32[...]; g: T[..., N] = 1",
+        "z: T[..., N]; low: float32[...]; m: float32[...]; t: float32[]; dg: float32[N]; top: float32[N]",
+        "z = x @ w; low = min(z, axis=N) * s; m = mean(z * g, axis=N) + s; t = sum(square(z), axis=(..., N)); "
+        "dg = sum(z * g, axis=...) * 2; top = max(z, axis=...)",
+        "z = x @ w; h = z * (jnp.ones(z.shape[-1:], z.dtype) * g); low = z.min(-1) * s; m = h.mean(-1) + s; t = (z * z).sum(); "
+        "over = (0, 1, 2)[: z.ndim - 1]; dg = 2 * h.sum(over); top = jnp.max(z, axis=over)",
+    ),
+    "sums": (
+        "x: T[..., K]; w: T[K, N]", "z: T[..., N]; s: float32[...]; c: float32[N]; t: float32[]",
+        "z = x @ w; s = sum(z, axis=N); c = sum(z, axis=...); t = sum(square(z), axis=(..., N))",
+        "z = x @ w; s = z.sum(-1); c = z.sum((0, 1, 2)[: z.ndim - 1]); t = (z * z).sum()",
+    ),
+    "batches": (
+        "q: T[B, H, S, D]; k: T[B, H, P, D]",
+        "y: T[B, H, S, P]; lse: float32[B, H, S]; c: float32[B, H, P]; t: float32[H]",
+        "y = q @ k; lse = logsumexp(0.5 * y, axis=P); c = sum(abs(y), axis=S); t = max(y, axis=(B, S, P))",
+        "y = jnp.einsum('bhsd,bhpd->bhsp', q, k); lse = jax.nn.logsumexp(0.5 * y, axis=-1); c = jnp.abs(y).sum(2); "
+        "t = y.max((0, 2, 3))",
+    ),
+    "halves": (
+        "x: T[..., K]; w: T[K, (2 N)]", "y: T[..., N]; amax: float32[...]",
+        "y = silu(x @ w[0]) * (x @ w[1]); amax = max(abs(y), axis=N)",
+        "a, b = jnp.split(x @ w, 2, axis=-1); y = jax.nn.silu(a) * b; amax = jnp.abs(y).max(-1)",
+    ),
+    "softmax_statistics": (
+        "x: T[..., K]; w: T[N, K]", "z: T[..., N]; top: float32[...]; total: float32[...]",
+        "z = x @ w; top = max(z, axis=N); total = sum(exp2(3 * (z - top)), axis=N)",
+        "z = x @ w.T; top = z.max(-1); total = jnp.exp2(3 * (z - top[..., None])).sum(-1)",
+    ),
+}  # fmt: skip
+
+
+def made(folder, name: str):
+    inputs, outputs, chain, reference = OPS[name]
+    text = spec_text(inputs, outputs, chain, reference, types="{T: [float32, bfloat16]}")
+    return make_op(folder, text.replace("op: made", f"op: {name}"))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_parts_of_tiles_agree_with_the_reference(name, tmp_path):
+    op = made(tmp_path, name)
+    assert isinstance(op.plan.tile, Tile) and op.plan.tile.folds
+    testing.check_op(op, "interpret", 4)
+
+
+def test_one_kernel_leaves_the_parts(tmp_path):
+    op = made(tmp_path, "softmax_statistics")
+    x, w = np.eye(40, dtype="float32"), np.full((100, 40), 2, "float32")
+    got = op(x, w, implementation="interpret")
+    assert len(interpreted.last_reports()) == 1
+    assert got.top.tolist() == [2] * 40 and got.total.tolist() == [100] * 40
+
+
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(0, 5, 3), (5, 0, 3), (5, 7, 0)])
+def test_folds_of_nothing(rows, columns, inner, tmp_path):
+    op = made(tmp_path, "sums")
+    got = op(np.ones((rows, inner), "float32"), np.ones((inner, columns), "float32"), implementation="interpret")
+    assert (got.s == columns * inner).all() and got.s.shape == (rows,)
+    assert (got.c == rows * inner).all() and got.c.shape == (columns,)
+    assert got.t == rows * columns * inner**2
+
+
+def test_rows_that_are_not_finite(tmp_path):
+    """A tile of nothing but -inf, an infinity, and NaN, each in one of a row's tiles."""
+    op = made(tmp_path, "softmax_statistics")
+    w = np.ones((100, 1), "float32")
+    w[:64] = np.inf
+    x = np.array([[-1.0], [1.0], [np.nan], [-np.inf]], "float32")
+    got = op(x, w, implementation="interpret")
+    assert got.top[0] == -1 and got.total[0] == 36  # 64 columns of -inf
+    assert got.top[1] == np.inf and np.isnan(got.top[2]) and got.top[3] == -np.inf

@@ -1,5 +1,6 @@
 """Reductions of a product that begin within its tiles, interpreted: each against a reference of its own."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,6 +63,18 @@ def test_one_kernel_leaves_the_parts(tmp_path):
     got = op(x, w, implementation="interpret")
     assert len(interpreted.last_reports()) == 1
     assert got.top.tolist() == [2] * 40 and got.total.tolist() == [100] * 40
+
+
+def test_a_maximum_that_rises_within_a_lane(tmp_path, monkeypatch):
+    """Tiles so wide that a lane has several vectors of a row."""
+    wide = {"tile_m": 32, "tile_n": 128, "warps_m": 2, "warps_n": 1, "stages": 2}
+    monkeypatch.setattr(Tile, "small", lambda self: wide)
+    op = made(tmp_path, "softmax_statistics")
+    w = np.arange(200, dtype="float32")[:, None] / 16  # exact in bfloat16
+    got = op(jnp.array([[1], [-1]], "bfloat16"), w.astype("bfloat16"), implementation="interpret")
+    expected = np.exp2(-3 * np.arange(200, dtype="float64") / 16).sum()
+    assert got.top.tolist() == [199 / 16, 0]
+    np.testing.assert_allclose(got.total, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "columns", "inner"), [(0, 5, 3), (5, 0, 3), (5, 7, 0)])

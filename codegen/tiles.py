@@ -179,9 +179,42 @@ def _folded(
     epilogue: Spec, statements: tuple[Statement, ...], order: tuple[str, ...], rows: tuple[str, ...], column: str
 ) -> tuple[Spec, tuple[Statement, ...], tuple[Fold, ...]]:
     """The epilogue up to what is folded: its spec and its chain, which end with the values that are, and the folds."""
-    words = ", ".join(order)
     late = {s.name for s in statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
-    whole = [a for a in epilogue.outputs if a.axes == order]
+    whole = tuple(a for a in epilogue.outputs if a.axes == order)
+    _check_outputs(epilogue, whole, late, order)
+    if not late:
+        return epilogue, statements, ()
+    made = [s for s in statements if s.name in {a.name for a in epilogue.outputs}]
+    taken = {a.name for a in epilogue.arrays} | {s.name for s in statements} | {p.name for p in epilogue.params}
+    values: dict[int, Statement] = {}
+    folds: list[Fold] = []
+    reduced = [n for n in topological(s.value for s in made) if n.op in REDUCTIONS]  # a maximum before what follows it
+    for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
+        way = online.rescaled(node)
+        value = node.args[0] if way is None else way.maximum.args[0]
+        _check_fold(node, value, order, rows, column)
+        user = next(s.name for s in made if any(n is node for n in topological([s.value])))
+        op = "sum" if node.op == "mean" else node.op
+        if id(value) not in values:
+            values[id(value)] = Statement(fresh(taken, f"{user}_of"), None, value)
+        follows = None
+        if way is not None:
+            place = next(place for place, fold in enumerate(folds) if fold.node is way.maximum)
+            follows = (place, way.power, way.scale, way.finite)
+        name = fresh(taken, f"{user}_{op}")
+        folds.append(Fold(name, node, values[id(value)].name, op, column in lost_axes(node), follows))
+    dims = tuple(Axis((axis,), extents=(None,)) for axis in order)
+    more = tuple(values.values())
+    outputs = (*whole, *(Array(s.name, "float32", dims) for s in more))
+    ends = [s.value for s in (*made, *more) if s.name not in late]
+    reached = {id(n) for n in topological(ends)}
+    own = [s for s in statements if s.name not in late and id(s.value) in reached]
+    return replace(epilogue, outputs=outputs), (*own, *more), tuple(folds)
+
+
+def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], order: tuple[str, ...]) -> None:
+    """Whether each output is a tile, or made of what all tiles come to: of reductions, as those in `late` are."""
+    words = ", ".join(order)
     if not whole:
         raise Mistake(f"no output is a tile of ({words})")
     for array in epilogue.outputs:
@@ -189,43 +222,17 @@ def _folded(
             raise Mistake(f"{array.name!r} needs what all of its tiles come to")
         if array not in whole and array.name not in late:
             raise Mistake(f"{array.name!r} is no tile of ({words}), nor made of what its tiles come to")
-    if not late:
-        return epilogue, statements, ()
-    made = {a.name for a in epilogue.outputs}
-    reduced = [n for n in topological(s.value for s in statements if s.name in made) if n.op in REDUCTIONS]
-    ways = {id(n): online.rescaled(n) for n in reduced}
-    taken = {a.name for a in epilogue.arrays} | {s.name for s in statements} | {p.name for p in epilogue.params}
-    values: dict[int, tuple[str, Node]] = {}
-    folds: list[Fold] = []
-    for node in sorted(
-        reduced, key=lambda n: column not in lost_axes(n)
-    ):  # a maximum stands before the sum that follows it
-        way = ways[id(node)]
-        value = way.maximum.args[0] if way is not None else node.args[0]
-        if any(n.op in REDUCTIONS for n in topological([value])):
-            raise Mistake("a reduction of what another one has to give first")
-        if node.op not in ("sum", "mean", "max", "min") or value.kind != "float":
-            raise Mistake(f"no tile is folded by {node.op!r} of {'numbers' if value.kind == 'float' else value.kind}")
-        along = column in lost_axes(node)
-        if set(value.dims) != set(order) or not (along or set(rows) <= set(lost_axes(node))):
-            raise Mistake(
-                f"a reduction along ({', '.join(lost_axes(node))}) of what has the axes ({', '.join(value.dims)})"
-            )
-        user = next(s.name for s in statements if s.name in late and any(n is node for n in topological([s.value])))
-        op = "sum" if node.op == "mean" else node.op
-        name, _ = values.setdefault(id(value), (fresh(taken, f"{user}_of"), value))
-        places = {id(f.node): place for place, f in enumerate(folds)}
-        rescaled = None if way is None else (places[id(way.maximum)], way.power, way.scale, way.finite)
-        folds.append(Fold(fresh(taken, f"{user}_{op}"), node, name, op, along, rescaled))
-    more, dims = tuple(values.values()), tuple(Axis((axis,), extents=(None,)) for axis in order)
-    outputs = (*whole, *(Array(name, "float32", dims) for name, _ in more))
-    outputs_of = {a.name for a in whole}
-    reached = {
-        id(n) for n in topological([*(s.value for s in statements if s.name in outputs_of), *(n for _, n in more)])
-    }
-    own = [s for s in statements if s.name not in late and id(s.value) in reached]
-    own += [Statement(name, None, node) for name, node in more]
-    return replace(epilogue, outputs=outputs), tuple(own), tuple(folds)
+
+
+def _check_fold(node: Node, value: Node, order: tuple[str, ...], rows: tuple[str, ...], column: str) -> None:
+    """Whether a reduction of a value can begin within the tiles."""
+    if any(n.op in REDUCTIONS for n in topological([value])):
+        raise Mistake("a reduction of what another one has to give first")
+    if node.op not in ("sum", "mean", "max", "min") or value.kind != "float":
+        raise Mistake(f"no tile is folded by {node.op!r} of {'numbers' if value.kind == 'float' else value.kind}")
+    lost = lost_axes(node)
+    if set(value.dims) != set(order) or not (column in lost or set(rows) <= set(lost)):
+        raise Mistake(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")
 
 
 def lost_axes(node: Node) -> tuple[str, ...]:

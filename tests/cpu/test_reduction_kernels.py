@@ -137,8 +137,8 @@ def made(folder, name: str):
 @pytest.mark.parametrize("name", OPS)
 def test_kernels_agree_with_their_reference(name, tmp_path):
     op = made(tmp_path, name)
-    testing.check_op(op, "xla", 4)
-    testing.check_op(op, "interpret", 3)
+    testing.check_op(op, "xla")
+    testing.check_op(op, "interpret")
 
 
 def test_a_divisor_whose_reciprocal_is_subnormal(tmp_path):

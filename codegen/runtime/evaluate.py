@@ -11,12 +11,43 @@ import jax.numpy as jnp
 from codegen.emit import leaf_key
 from codegen.ir import Node, topological
 from codegen.ops import OPS
+from codegen.pipeline import Op
+from codegen.plan import Access, access_key
+from codegen.runtime import views
+from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast
+from codegen.spec import Array
 
 _FUNCTIONS = {
     name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), {"jax": jax, "jnp": jnp})
     for name, op in OPS.items()
 }
+
+
+def evaluate_outputs(
+    op: Op,
+    stores: Sequence[Access],
+    arrays: Mapping[str, Any],
+    params: Mapping[str, Any],
+    axes: Axes,
+    types: Types,
+    known: Mapping[int, jax.Array],
+    compute: str,
+) -> dict[Array, jax.Array]:
+    """The outputs that `stores` write, stored, given the nodes that are `known`; of `arrays`, what these do not cover."""
+    spec, plan = op.spec, op.plan
+    values = {(s.name, s.part): s.value for s in op.statements}
+    roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
+    needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
+    leaves = {
+        access_key(plan, a): views.jnp_value(plan, a, arrays, axes, compute, spec.integer)
+        for a in plan.loads
+        if access_key(plan, a) in needed
+    }
+    dtypes = {"float": compute, "int": spec.integer, "bool": "bool"}
+    leaves |= {("param", p.name): jnp.asarray(params[p.name], dtypes[p.kind]) for p in spec.params}
+    made = evaluate(roots, leaves, known, compute, spec.integer, dict(types.variables))
+    return views.stored(stores, made, plan.order, axes, types)
 
 
 def evaluate(

@@ -21,11 +21,10 @@ from codegen import pipeline, sizes
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
 from codegen.ir import DTYPES
-from codegen.plan import access_key
 from codegen.runtime import arguments, interpreted, tile_folds, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import Terms
-from codegen.runtime.evaluate import evaluate
+from codegen.runtime.evaluate import evaluate_outputs
 from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
 from codegen.runtime.platform import choose, current_arch
 from codegen.runtime.products import product
@@ -305,20 +304,13 @@ class GemmForward(GemmOp):
 
     def kept(self, key: Key, operands: tuple) -> tuple[jax.Array, ...]:
         """The outputs that the op has not, from its epilogue's operands."""
-        op, plan = self.epilogue, self.plan.epilogue.plan
+        op, own = self.epilogue, self.plan.epilogue
         arrays = op._arrays(key, operands)
         axes = arguments.bind_axes(op.spec, arrays)
         more = self.spec.outputs[len(op.spec.outputs) :]
-        stores = [a for a in plan.stores if a.array in more]
-        values = {(s.name, s.part): s.value for s in self.statements}
-        roots = [values[a.array.name, a.part] for a in stores]
-        leaves = {
-            access_key(plan, a): views.jnp_value(plan, a, arrays, axes, "float32", op.spec.integer) for a in plan.loads
-        }
-        for name, value in op.parameters(key, operands).items():
-            leaves["param", name] = jnp.asarray(value)
-        made = evaluate(roots, leaves, {}, "float32", op.spec.integer, dict(key.types.variables))
-        found = views.stored(stores, made, plan.order, axes, key.types)
+        stores = [a for a in own.plan.stores if a.array in more]
+        params = op.parameters(key, operands)
+        found = evaluate_outputs(own, stores, arrays, params, axes, key.types, {}, "float32")
         return tuple(found[array] for array in more)
 
 

@@ -31,10 +31,8 @@ from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from codegen.ir import ROWS, topological
-from codegen.plan import access_key
 from codegen.runtime import arguments, views
-from codegen.runtime.arguments import Axes
-from codegen.runtime.evaluate import evaluate
+from codegen.runtime.evaluate import evaluate_outputs
 from codegen.spec import Array
 
 if TYPE_CHECKING:
@@ -281,33 +279,21 @@ def _finish(op: Op, key: Key, operands, parts, over: tuple[str, ...], shards: in
     """The outputs made of column statistics, from the parts of all shards."""
     plan, arrays = op.plan, dict(zip(key.present, operands, strict=False))
     axes = arguments.bind_axes(op.spec, arrays)
-    compute, integer = op.compute(key), op.spec.integer
+    compute = op.compute(key)
     known = {}
     for statistic, own in zip(plan.columns, parts, strict=True):
-        whole = fold(statistic.op, own, over).reshape(_kept(plan.order, statistic.node.dims, axes))
+        whole = fold(statistic.op, own, over).reshape(views.with_every_axis(plan.order, statistic.node.dims, axes))
         if statistic.op == "mean":
             count = math.prod(axes.shape(statistic.node.attr)) * shards
             whole = whole / jnp.asarray(count, whole.dtype)
         known[id(statistic.node)] = whole.astype(bool) if statistic.kind == "bool" else whole
     late = [a for a in op.spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
     stores = [a for a in plan.stores if a.array in late]
-    leaves = {access_key(plan, a): views.jnp_value(plan, a, arrays, axes, compute, integer) for a in plan.loads}
-    dtypes = {"float": compute, "int": integer, "bool": "bool"}
-    for param in op.spec.params:
-        value = op.parameters(key, operands)[param.name]
-        leaves["param", param.name] = jnp.asarray(value, dtypes[param.kind])
-    roots = [next(s.value for s in op.statements if (s.name, s.part) == (a.array.name, a.part)) for a in stores]
-    values = evaluate(roots, leaves, known, compute, integer, dict(key.types.variables))
-    return views.stored(stores, values, plan.order, axes, key.types)
+    return evaluate_outputs(op._op, stores, arrays, op.parameters(key, operands), axes, key.types, known, compute)
 
 
 def _values(op: Op, array: Array):
     return [s.value for s in op.statements if s.name == array.name]
-
-
-def _kept(order: tuple[str, ...], dims: tuple[str, ...], axes: Axes) -> tuple[int, ...]:
-    """The shape of a value along `dims` with every axis, those that it lacks of length one."""
-    return tuple(n if axis in dims else 1 for axis in order for n in axes.shape((axis,)))
 
 
 def fold(op: str, parts: jax.Array, over: tuple[str, ...]) -> jax.Array:

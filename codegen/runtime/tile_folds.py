@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from codegen.emit import leaf_key
-from codegen.ir import topological
-from codegen.plan import access_key
 from codegen.runtime import arguments, views
 from codegen.runtime.arguments import Axes
-from codegen.runtime.evaluate import evaluate
+from codegen.runtime.evaluate import evaluate_outputs
 from codegen.tiles import GemmLaunch, Tile, lost_axes
 
 if TYPE_CHECKING:
@@ -35,23 +32,14 @@ def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple) -> t
     tile, epilogue = op.plan.tile, op.plan.epilogue
     if not tile.folds:
         return results
-    spec, plan, arrays = epilogue.spec, epilogue.plan, op._arrays(key, operands)
+    plan, arrays = epilogue.plan, op._arrays(key, operands)
     axes = arguments.bind_axes(op.spec, arrays)
     outputs = dict(zip(tile.outputs, results, strict=False))
     known = _totals(tile, plan.order, axes, results[len(outputs) :])
     stores = [a for a in plan.stores if a.array not in outputs]
-    values = {(s.name, s.part): s.value for s in epilogue.statements}
-    roots = [values[a.array.name, a.part] for a in stores]
-    needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
-    leaves = {
-        access_key(plan, a): views.jnp_value(plan, a, arrays, axes, "float32", spec.integer)
-        for a in plan.loads
-        if access_key(plan, a) in needed
-    }
-    leaves |= {("param", name): jnp.asarray(value) for name, value in op.parameters(key, operands).items()}
-    made = evaluate(roots, leaves, known, "float32", spec.integer, dict(key.types.variables))
-    outputs |= views.stored(stores, made, plan.order, axes, key.types)
-    return tuple(outputs[array] for array in spec.outputs)
+    params = op.parameters(key, operands)
+    outputs |= evaluate_outputs(epilogue, stores, arrays, params, axes, key.types, known, "float32")
+    return tuple(outputs[array] for array in epilogue.spec.outputs)
 
 
 def _totals(tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.Array]) -> dict[int, jax.Array]:
@@ -65,18 +53,13 @@ def _totals(tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.
             place, power, scale, _ = fold.rescaled
             own = _rescaled(own, parts[place], power, scale)
         folded = {tile.column} if fold.along else set(tile.rows)
-        shape = tuple(n for axis in order for n in _kept(axis, axes, folded))
+        shape = views.with_every_axis(order, tuple(axis for axis in order if axis not in folded), axes)
         lost = tuple(i for i, axis in enumerate(dims) if axis in lost_axes(fold.node))
         total = _fold(fold.op, _fold(fold.op, own, (middle,)).reshape(shape), lost)
         if fold.node.op == "mean":
             total = total / math.prod(axes.shape(lost_axes(fold.node)))
         found[id(fold.node)] = total
     return found
-
-
-def _kept(axis: str, axes: Axes, folded: set[str]) -> tuple[int, ...]:
-    shape = axes.shape((axis,))
-    return (1,) * len(shape) if axis in folded else shape
 
 
 def _fold(op: str, values: jax.Array, dims: tuple[int, ...]) -> jax.Array:

@@ -303,6 +303,11 @@ def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows
     return jnp.expand_dims(value, missing) if own and missing else value
 
 
+def with_every_axis(order: tuple[str, ...], dims: tuple[str, ...], axes: Axes) -> tuple[int, ...]:
+    """The shape of a value along `dims` with every axis, those that it lacks of length one."""
+    return tuple(n if axis in dims else 1 for axis in order for n in axes.shape((axis,)))
+
+
 def stored(
     stores: Sequence[Access], values: Sequence[Any], order: tuple[str, ...], axes: Axes, types: Types
 ) -> dict[Array, jax.Array]:

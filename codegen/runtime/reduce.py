@@ -200,6 +200,7 @@ def load_row(
         skip = 0 if aligned else device.misalignment(place, count)  # the same for all vectors of a row
         base = place - skip
         left = _at_most(whole - base, Int64(columns - first) * parts + skip)  # of elements to read in vectors
+        left = cutlass.select_(columns > 0, left, 0)  # a row that is not there has any place
         both = cute.make_rmem_tensor((count, 2), src.element_type)
         for v in cutlass.range_constexpr(vectors):
             at = v * step * parts
@@ -214,7 +215,7 @@ def load_row(
                     cute.autovec_copy(device.vector(src, base + (at + count), count), both[None, 1])
                 device.shift_into(both, skip, pieces[v])
         # One by one what fills no vector of memory; apart, since branches between loads would make them wait for each other
-        if start + cutlass.Int64(columns) * parts > whole:
+        if (columns > 0) & (start + cutlass.Int64(columns) * parts > whole):
             for v in cutlass.range_constexpr(vectors):
                 at = v * step * parts
                 if (first + v * step < columns) & (place + (at + count) > whole):

@@ -1,4 +1,4 @@
-"""Rows that clusters of blocks share, interpreted: property tests without a GPU draw shorter ones."""
+"""Rows that clusters of blocks share, and no rows at all, interpreted: property tests without a GPU draw others."""
 
 import pytest
 from making import make_op
@@ -85,4 +85,25 @@ def test_statistics_that_are_no_floats_come_from_a_kernel_before(tmp_path, monke
     how = op.launch_for(case.types, case.axes)
     assert isinstance(how, WalkLaunch)
     assert not how.whole
+    check_case(op, "interpret", case)
+
+
+# Ops on several axes of rows, one of which has no extent: a block runs, whose row has no place
+NO_ROWS = [
+    ("modulated_layernorm", "S"), ("modulated_layernorm", "B"), ("head_rmsnorm_rotary", "S"), ("causal_softmax", "Q"),
+    ("qk_rmsnorm", "H"), ("group_norm", "B"), ("mean_pool", "..."), ("dgroup_norm", "G"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "axis"), NO_ROWS)
+def test_no_rows(name, axis):
+    op = getattr(generated, name)
+    spec = op.spec
+    types = Types(tuple((t, dtypes[0]) for t, dtypes in spec.types))
+    extents = {a: spec.extents.get(a, 2) for a in spec.axes if a != "..."}
+    extents[[a for a in extents if a not in spec.extents][-1]] = 127
+    extents |= {axis: 0} if axis in extents else {}
+    params = tuple((p.name, p.default) for p in spec.params)
+    rows = () if "..." not in spec.axes else (0,) if axis == "..." else (2,)
+    case = Case(types, rows, tuple(extents.items()), (), params, False, 1.0, 0)
     check_case(op, "interpret", case)

@@ -1,4 +1,4 @@
-"""Reductions of a product that begin within its tiles, interpreted: each against a reference of its own."""
+"""Reductions of a product that begin within its tiles, interpreted or on a GPU: each against a reference of its own."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +54,7 @@ def made(folder, name: str):
 def test_parts_of_tiles_agree_with_the_reference(name, tmp_path):
     op = made(tmp_path, name)
     assert isinstance(op.plan.tile, Tile) and op.plan.tile.folds
-    testing.check_op(op, "interpret")
+    testing.check_op(op, testing.IMPLEMENTATIONS[1])
 
 
 def test_one_kernel_leaves_the_parts(tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
@@ -260,7 +261,7 @@ def special_values(dtype: str) -> list[float]:
 
 def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict[str, Any]]:
     """The positional and keyword arguments of the call."""
-    args = [None if a.name in case.absent else jnp.asarray(made[a.name]) for a in op.spec.inputs]
+    args = [None if a.name in case.absent else jax.device_put(made[a.name]) for a in op.spec.inputs]
     there = {a.dtype for a in op.spec.inputs if a.name not in case.absent}
     free = {name: dtype for name, dtype in case.types.variables if name in op.spec.free_types and name not in there}
     return args, {**dict(case.params), **free}

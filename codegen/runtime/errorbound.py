@@ -75,13 +75,13 @@ class Bound:
 @dataclass(frozen=True)
 class Terms:
     """A contraction: its value, the sum of its terms' magnitudes, that of its factors' (what is not finite left out), how
-    many terms there are, and whether factors may be rounded to TF32."""
+    many terms there are, and what part of the first sum tensor cores may lose beside float32's roundings."""
 
     value: np.ndarray
     size: np.ndarray
     spread: np.ndarray
     count: int
-    rounded: bool
+    lost: float
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -89,7 +89,7 @@ class Terms:
 
     def of(self, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Terms:
         """The same for some of the elements."""
-        return Terms(value, size, spread, self.count, self.rounded)
+        return Terms(value, size, spread, self.count, self.lost)
 
 
 class Analysis:
@@ -217,7 +217,7 @@ class Analysis:
 
     def contraction(self, terms: Terms) -> Bound:
         """A sum of products, in any order; tensor cores may cut where others round, and flush what is denormal."""
-        unit = 2 * (terms.count + 2) * self.unit + (2.0**-9 if terms.rounded else 0.0)
+        unit = 2 * (terms.count + 2) * self.unit + terms.lost
         beyond = terms.size * (1 + unit) > self.top
         error = np.where(np.isfinite(terms.value), terms.size * unit, 0) + (terms.spread + terms.count + 1) * self.tiny
         return Bound(terms.value, np.where(beyond, np.inf, error), beyond)

@@ -69,8 +69,8 @@ class GemmOp(Op[P, R]):
             for p in self.plan.products
         }
 
-    def exact_products(self, arrays: dict[str, np.ndarray], axes: Axes) -> dict[str, Terms]:
-        """The products as they are without any rounding."""
+    def exact_products(self, arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:
+        """The products as they are without any rounding; what tensor cores may lose, which on a `gpu` is more."""
         made = {}
         with jax.default_device(jax.devices("cpu")[0]):
             for p in self.plan.products:
@@ -83,9 +83,15 @@ class GemmOp(Op[P, R]):
                 def of(x, y, p=p, wide=wide):
                     return np.asarray(product(p, x, y, axes, wide))
 
-                rounded = self.spec.math != "precise" and any(x.dtype == np.float32 for x in factors)
-                spread = of(sizes[0], ones[1]) + of(ones[0], sizes[1])
-                made[p.acc.name] = Terms(of(a, b), of(*sizes), spread, axes.extents[p.axis], rounded)
+                spread, count = of(sizes[0], ones[1]) + of(ones[0], sizes[1]), axes.extents[p.axis]
+                lost = 0.0
+                if self.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
+                    lost = 2.0**-9  # both factors rounded, or cut, to TF32
+                elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":
+                    # Hopper adds 32 products of float8 and what came before at the largest one's exponent, of which 13 bits
+                    # after the point stay (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
+                    lost = (count + count // 32 + 1) * 2.0**-13
+                made[p.acc.name] = Terms(of(a, b), of(*sizes), spread, count, lost)
         return made
 
     def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:

@@ -51,9 +51,9 @@ class Compiled:
 
 
 @functools.lru_cache(maxsize=4096)
-def compile_call(call: Call) -> Compiled:
-    """Compile for `call.arch`, with source lines. Raises `PtxError` for PTX the interpreter does not know."""
-    made = kernels.binary(call, keep_ptx=True)
+def compile_call(call: Call, lines: bool = False) -> Compiled:
+    """Compile for `call.arch`, where asked to with source lines. Raises `PtxError` for PTX the interpreter does not know."""
+    made = kernels.binary(call, "lines" if lines else "ptx")
     programs = ptx.parse(made.ptx)
     return Compiled(host.Launcher(made.module, programs), {name: Kernel(p) for name, p in programs.items()})
 
@@ -74,7 +74,16 @@ def run(
 def _run(
     call: Call, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
 ) -> tuple[np.ndarray, ...]:
-    compiled = compile_call(call)
+    """A kernel that fails does so again with its source lines, which take long to compile, for the message to name them."""
+    try:
+        return _run_compiled(call, compile_call(call), names, inputs, out_shapes)
+    except (InterpretError, ptx.PtxError):
+        return _run_compiled(call, compile_call(call, lines=True), names, inputs, out_shapes)
+
+
+def _run_compiled(
+    call: Call, compiled: Compiled, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
+) -> tuple[np.ndarray, ...]:
     arrays = [memory.make_array(n, x, False) for n, x in zip(names, inputs, strict=False) if x is not None]
     shapes = [x.shape for x in inputs if x is not None]
     outputs = []

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -50,14 +50,23 @@ class Binary:
     ptx: str
 
 
+# What is kept of a compilation: the object file alone, its PTX too, or its PTX with the source lines it was made from, which
+# takes half as long again. Where only the PTX is wanted, the assembler need not optimise.
+Kept = Literal["binary", "ptx", "lines"]
+OPTIONS: dict[Kept, str] = {
+    "binary": COMPILE_OPTIONS, "ptx": "--ptxas-options -O1 --keep-ptx",
+    "lines": "--ptxas-options -O1 --keep-ptx --generate-line-info",
+}  # fmt: skip
+
+
 @functools.lru_cache(maxsize=4096)
-def binary(call: Call, keep_ptx: bool = False) -> Binary:
-    """The call's launcher, compiled for `call.arch`; with `keep_ptx`, with its PTX, which then names source lines."""
-    key = _key(call, keep_ptx)
+def binary(call: Call, kept: Kept = "binary") -> Binary:
+    """The call's launcher, compiled for `call.arch`, and what else is `kept` of it."""
+    key = _key(call, kept)
     name = _launcher(call.launch).__name__.removesuffix("_launch")
     found = None if key is None else cache.load(name, key)
     if found is None:
-        found = _compile(call, keep_ptx)
+        found = _compile(call, kept)
         if key is not None:
             try:
                 cache.store(name, key, found)
@@ -80,11 +89,7 @@ def launch(
     return run(*operands, module=module, key=hashlib.sha256(module).digest())
 
 
-def _options(keep_ptx: bool) -> str:
-    return f"{COMPILE_OPTIONS} --keep-ptx --generate-line-info" if keep_ptx else COMPILE_OPTIONS
-
-
-def _compile(call: Call, keep_ptx: bool) -> dict[str, bytes]:
+def _compile(call: Call, kept: Kept) -> dict[str, bytes]:
     from cutlass.jax.compile import Arg, FunctionSpec, get_or_compile_kernel
     from cutlass.jax.types import TensorSpec
 
@@ -98,10 +103,10 @@ def _compile(call: Call, keep_ptx: bool) -> dict[str, bytes]:
     spec = FunctionSpec(
         inputs, jax.tree.structure(tuple(None if t is None else 0 for t in call.inputs)),
         outputs, jax.tree.structure(tuple(0 for _ in outputs)), (),
-        tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), _options(keep_ptx), False, call.constants,
+        tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), OPTIONS[kept], False, call.constants,
     )  # fmt: skip
     with compiling_for(call.arch) as folder:
-        module = get_or_compile_kernel(call.launch, spec, compile_key=(call, keep_ptx)).module
+        module = get_or_compile_kernel(call.launch, spec, compile_key=(call, kept)).module
         texts = [path.read_bytes().rstrip(b"\0") for path in Path(folder).glob("*.ptx")]
     return {"module": module, "ptx": b"".join(texts)}
 
@@ -109,7 +114,7 @@ def _compile(call: Call, keep_ptx: bool) -> dict[str, bytes]:
 # What decides a compiled kernel
 
 
-def _key(call: Call, keep_ptx: bool) -> str | None:
+def _key(call: Call, kept: Kept) -> str | None:
     """All that decides what the compiler makes; None where that cannot be told."""
     sources = _sources(call.launch)
     if sources is None or not all(isinstance(value, bool | int | float | str) for _, value in call.constants):
@@ -119,12 +124,12 @@ def _key(call: Call, keep_ptx: bool) -> str | None:
     source = [
         name,
         list(files.values()),
-        list(files) if keep_ptx else [],  # PTX that is kept names its files
+        list(files) if kept == "lines" else [],  # which the PTX names
         constants,
     ]
     host = [sys.platform, platform.machine()]
     tensors = [call.inputs, call.outputs, dtypes]
-    return repr([source, tensors, call.constants, call.arch, _options(keep_ptx), _compiler(call.arch), host])
+    return repr([source, tensors, call.constants, call.arch, OPTIONS[kept], _compiler(call.arch), host])
 
 
 def _compiler(arch: str) -> str:

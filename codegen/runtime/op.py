@@ -383,7 +383,7 @@ class Op(Generic[P, R]):
             return tuple(r.reshape(shape) for r, shape in zip(results[:count], call.shapes, strict=False))
 
         if not any(isinstance(x, jax.core.Tracer) for x in present):
-            return tuple(map(jnp.asarray, on_host(*present)))
+            return tuple(map(jax.device_put, on_host(*present)))
         shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))[:count]
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
 

@@ -11,7 +11,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -36,37 +35,6 @@ def current_arch() -> str | None:
     return f"sm_{number}a" if int(major) >= 9 else f"sm_{number}"
 
 
-@contextlib.contextmanager
-def _places_found_once() -> Iterator[None]:
-    """Where PTX is to name source lines, CuTe DSL looks up the place of every operation that it traces, from the start of a
-    table as long as the kernel, and whether it is its own: the longest part of a compilation. Here, once a place."""
-    from cutlass._mlir_helpers import op
-
-    def once(function: Callable[[FrameType], Any], key: Callable[[FrameType], Any]) -> Callable[[FrameType], Any]:
-        found: dict[Any, tuple[Any, CodeType]] = {}  # the code is kept, so that its identity stays its own
-
-        def lookup(frame: FrameType) -> Any:
-            place = key(frame)
-            if place not in found:
-                found[place] = function(frame), frame.f_code
-            return found[place][0]
-
-        return lookup
-
-    keys: dict[str, Callable[[FrameType], Any]] = {
-        "_fast_frameinfo": lambda frame: (id(frame.f_code), frame.f_lasti),
-        "_is_framework_stack_frame": lambda frame: id(frame.f_code),
-    }
-    before = {name: getattr(op, name) for name in keys if hasattr(op, name)}  # not what the compiler promises to have
-    for name, function in before.items():
-        setattr(op, name, once(function, keys[name]))
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(op, name, function)
-
-
 _compiling = threading.Lock()  # the compiler's settings are those of the process
 
 
@@ -77,7 +45,7 @@ def compiling_for(arch: str) -> Iterator[str]:
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
 
     environment = CuTeDSL._get_dsl().envar
-    with _compiling, _places_found_once(), tempfile.TemporaryDirectory(prefix="codegen-") as folder:
+    with _compiling, tempfile.TemporaryDirectory(prefix="codegen-") as folder:
         before = environment.dump_dir, environment.arch
         environment.dump_dir, environment.arch = folder, arch
         try:

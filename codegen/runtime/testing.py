@@ -75,6 +75,13 @@ def cpu_options() -> dict[str, str]:
     return options
 
 
+def computed_once(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` on the CPU, compiled in little time rather than for speed."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        options = {**cpu_options(), "xla_backend_optimization_level": "0"}
+        return jax.jit(function, compiler_options=options)(*args)
+
+
 @dataclass
 class Report:
     """What a run of `check_op` saw."""
@@ -159,11 +166,11 @@ def _expected(op: Op, case: Case) -> tuple:
 def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
     """The reference's values as it computes them, on the CPU, broadcast to the outputs' shapes."""
     with jax.default_device(jax.devices("cpu")[0]):
-        args = [None if a is None else jnp.asarray(np.asarray(a)) for a in args]
+        args = [None if a is None else jax.device_put(np.asarray(a)) for a in args]
         key, operands = op.bind(tuple(args), keywords)
         axes = arguments.bind_axes(op.spec, op._arrays(key, operands))
         evaluate = functools.partial(op.evaluate_reference, key, precision=precision)
-        values = jax.jit(lambda *xs: evaluate(xs), compiler_options=cpu_options())(*operands)
+        values = computed_once(lambda *xs: evaluate(xs), *operands)
         return tuple(
             np.broadcast_to(np.asarray(v), views.user_shape(a, axes))
             for v, a in zip(values, op.spec.outputs, strict=True)
@@ -178,15 +185,15 @@ def error_bounds(
     arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
     products: dict[str, Terms] = {}
     if isinstance(op, GemmOp):
-        products, op = op.exact_products(arrays, case.axes), op.epilogue
+        products, op = op.exact_products(arrays, case.axes, on_gpu()), op.epilogue
         arrays |= {name: terms.value for name, terms in products.items()}
     plan = op.plan
 
     def read(accesses: Sequence[Access], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-        with jax.default_device(jax.devices("cpu")[0]):
-            there = {name: jnp.asarray(x) for name, x in arrays.items()}
-            values = jax.jit(lambda x: [views.jnp_value(plan, a, x, case.axes, "float64", "int64") for a in accesses])
-            return [np.asarray(value) for value in values(there)]
+        values = computed_once(
+            lambda x: [views.jnp_value(plan, a, x, case.axes, "float64", "int64") for a in accesses], arrays
+        )
+        return [np.asarray(value) for value in values]
 
     leaves: dict[tuple, Any] = dict(
         zip((access_key(plan, a) for a in plan.loads), read(plan.loads, arrays), strict=True)
@@ -381,7 +388,7 @@ class GradientCall:
 
     def reference(self, full: list, precision: str = "float64") -> tuple:
         op = self.op
-        fixed = [None if a is None else jnp.asarray(np.asarray(a)) for a in self.args]
+        fixed = [None if a is None else jax.device_put(np.asarray(a)) for a in self.args]
         key, operands = op.bind(tuple(fixed), self.keywords)
         there = [x for x in full if x is not None]
         values = op.evaluate_reference(key, (*there, *operands[len(there) :]), precision)

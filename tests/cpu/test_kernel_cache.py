@@ -132,7 +132,7 @@ def test_what_decides_a_kernel_recompiles_it(counted, monkeypatch):
     assert [cold(), cold()] == [1, 0]
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     assert cold() == 0
-    monkeypatch.setattr(kernels, "COMPILE_OPTIONS", "")
+    monkeypatch.setitem(kernels.OPTIONS, "binary", "")
     assert [cold(), cold()] == [1, 0]
 
 

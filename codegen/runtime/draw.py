@@ -53,8 +53,11 @@ class Case:
         )
 
 
-def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = None) -> st.SearchStrategy[Case]:
-    """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block."""
+def cases(
+    op, specials: bool | None = None, types: tuple[Types, ...] | None = None, empty: bool | None = None
+) -> st.SearchStrategy[Case]:
+    """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block. Where it is not said, some
+    have special values, and some an `empty` array."""
     from codegen.runtime.compile import bindings
 
     spec = op.spec
@@ -66,7 +69,7 @@ def cases(op, specials: bool | None = None, types: tuple[Types, ...] | None = No
         names = [axis for axis in spec.axes if axis != ROWS]
         sizes = _product_sizes if op.plan.kind == "gemm" else _sizes
         rows, extents = sizes(pick, op, {a.name: choice.dtype(a) for a in spec.arrays}, names)
-        if pick(st.integers(0, 9)) == 0:  # an empty array
+        if (pick(st.integers(0, 9)) == 0) if empty is None else empty:
             # not one that a value is picked from: a table, and what a max is over
             needed = {a.index_of[1] for a in op.plan.loads if a.index_of}
             needed |= {d[6:-1] for d in dict(spec.domain).values() if isinstance(d, str) and d.startswith("index(")}

@@ -11,6 +11,7 @@ process alone.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import inspect
@@ -90,7 +91,9 @@ def launch(
 
 
 def _compile(call: Call, kept: Kept) -> dict[str, bytes]:
-    from cutlass.jax.compile import Arg, FunctionSpec, get_or_compile_kernel
+    import cuda.bindings.driver as cuda
+    import cutlass.cute as cute
+    from cutlass.jax.compile import _EXPORT_PREFIX, Arg, FunctionSpec, jit_wrapper
     from cutlass.jax.types import TensorSpec
 
     def described(tensors: Sequence[tuple[str, tuple[int, ...], int]]) -> tuple[Arg, ...]:
@@ -106,9 +109,24 @@ def _compile(call: Call, kept: Kept) -> dict[str, bytes]:
         tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), OPTIONS[kept], False, call.constants,
     )  # fmt: skip
     with compiling_for(call.arch) as folder:
-        module = get_or_compile_kernel(call.launch, spec, compile_key=(call, kept)).module
+        # As cutlass.jax's get_or_compile_kernel, but without an engine to call the launcher by, which nobody does
+        _load_runtime()
+        compiled = cute.compile(
+            jit_wrapper, cuda.CUstream(0), *spec.get_compile_args(), wrapped_fn=call.launch, spec=spec,
+            options=OPTIONS[kept], no_jit_engine=True,
+        )  # fmt: skip
+        module = compiled.dump_to_object(_EXPORT_PREFIX)
         texts = [path.read_bytes().rstrip(b"\0") for path in Path(folder).glob("*.ptx")]
     return {"module": module, "ptx": b"".join(texts)}
+
+
+@functools.cache
+def _load_runtime() -> None:
+    """Load what an object file's symbols are looked up in, as the engine would."""
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL
+
+    for library in CuTeDSL._get_dsl().get_shared_libs():
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
 # What decides a compiled kernel

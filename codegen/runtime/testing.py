@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,10 +22,13 @@ from codegen.ir import DTYPES, reaching
 from codegen.pipeline import Derived
 from codegen.plan import Access, access_key
 from codegen.runtime import arguments, draw, views
+from codegen.runtime.arguments import Types
+from codegen.runtime.compile import bindings
 from codegen.runtime.draw import Case
 from codegen.runtime.errorbound import Analysis, Terms, stored, ulp
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
+from codegen.spec import Spec
 
 
 def on_gpu() -> bool:
@@ -33,33 +37,53 @@ def on_gpu() -> bool:
 
 
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
-FEW = 4
-EXAMPLES = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else FEW))
+# Calls a test, beside one of every dtype: fewer of ops that reduce, nearly each of which has a row length, so a kernel to
+# compile, of its own, and of those that contract, which take long to compile
+MORE = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else "0"))
+SHARES = {"elementwise": 1.0, "gemm": 0.5}
 
 
-def default_examples(op: Op, implementation: str | None) -> int:
-    """Calls a test: fewer of ops that reduce, nearly each of which has a row length, so a kernel to compile, of its own; of
-    those that contract, which take long to compile; and of the jnp form where the kernel is only interpreted beside it."""
-    count = {"elementwise": EXAMPLES, "gemm": EXAMPLES // 2}.get(op.plan.kind, EXAMPLES * 2 // 3)
-    return max(3, count // 2 if implementation == "xla" and not on_gpu() else count)
+def covering(spec: Spec) -> list[Types]:
+    """Bindings of type variables in which each variable has each of its dtypes."""
+    bound = list(bindings(spec))
+    left = {pair for types in bound for pair in types.variables}
+    found: list[Types] = []
+    while left or not found:
+        found.append(max(bound, key=lambda types: len(left & set(types.variables))))
+        left -= set(found[-1].variables)
+    return found
 
 
-class Drawn:
-    """The calls that Hypothesis draws. It begins with the simplest one, of an empty array, whose kernel takes as long to
-    compile as another: that is left out where calls are few and nobody says how many."""
+def each_call(op: Op, bound: Sequence[Types], more: int, check: Callable[[Case], None], **drawn: Any) -> None:
+    """Check a call with each binding, the same every time whatever else is drawn, now and then one of an empty array beside
+    it; then `more` calls of any."""
+    for place, types in enumerate(bound):
+        seed = zlib.crc32(f"{op.spec.op} {place}".encode())
+        for empty in (False, True) if seed % 8 == 0 else (False,):
+            # Hypothesis begins with the simplest call, whose kernel takes as long to compile as another
+            _draw(op, 2, seed, check, 1, types=(types,), empty=empty, **drawn)
+    if more:
+        _draw(op, more, None, check, **drawn)
 
-    def __init__(self, examples: int | None):
-        self.left_out = examples is None and EXAMPLES <= FEW
-        self.count = 0
 
-    def __call__(self, check: Callable[[], None]) -> None:
-        self.count += 1
-        if self.count > 1 or not self.left_out:
-            check()
+def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], skipped: int = 0, **drawn: Any) -> None:
+    """Check calls that Hypothesis draws, the same every time without a seed, but for the first ones."""
+    made = 0
 
-    def finish(self) -> None:
-        if self.count <= self.left_out:
-            raise AssertionError("no call was drawn that is not left out")
+    @hypothesis.settings(
+        max_examples=count, deadline=None, database=None, derandomize=seed is None, print_blob=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(draw.cases(op, **drawn))
+    def property_of(case: Case) -> None:
+        nonlocal made
+        made += 1
+        if made > skipped:
+            check(case)
+
+    (property_of if seed is None else hypothesis.seed(seed)(property_of))()
+    if made <= skipped:
+        raise AssertionError(f"{op.spec.op}: no call was drawn")
 
 
 @functools.cache
@@ -106,25 +130,22 @@ def check_op(
     report: Report | None = None,
     run: Callable[..., Any] | None = None,
 ) -> Report:
-    """Run random calls of an op and compare each element with the reference.
+    """Run random calls of an op and compare each element with the reference: so many of them, or one of every dtype and
+    some more.
 
     `seed` varies the calls (they are the same every time without one); `run` replaces the op's own call. Raises
     `Disagreement` with the smallest failing call.
     """
-    report = report or Report()
-    drawn = Drawn(examples)
+    made = report or Report()
 
-    @hypothesis.settings(
-        max_examples=examples or default_examples(op, implementation), deadline=None, database=None, derandomize=seed is None, print_blob=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )  # fmt: skip
-    @hypothesis.given(draw.cases(op))
-    def property_of(case: Case) -> None:
-        drawn(lambda: check_case(op, implementation, case, report, run))
+    def check(case: Case) -> None:
+        check_case(op, implementation, case, made, run)
 
-    (property_of if seed is None else hypothesis.seed(seed)(property_of))()
-    drawn.finish()
-    return report
+    if examples is not None:
+        _draw(op, examples, seed, check)
+    else:
+        each_call(op, covering(op.spec), round(MORE * SHARES.get(op.plan.kind, 2 / 3)), check)
+    return made
 
 
 def check_case(
@@ -150,7 +171,7 @@ def check_case(
         compare(name, array.name, dtype, got, expected[i], narrow[i], value, error, overflow, case, report, made)
 
 
-@functools.lru_cache(maxsize=2 * EXAMPLES)  # tests of several implementations draw the same calls, one after the other
+@functools.lru_cache(maxsize=24)  # tests of several implementations draw the same calls, one after the other
 def _expected(op: Op, case: Case) -> tuple:
     """A call: its arrays by name, its arguments and keywords; the reference's values in float64 and in float32, and the
     bounds. `compare` looks at the float32 values only where float32 overflows on the way: elsewhere they are not computed."""
@@ -293,7 +314,8 @@ def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def check_gradient(op: Op, implementation: str | None = None, examples: int | None = None) -> None:
-    """The op's vjp against the vjp of its reference in float64, on smooth random calls.
+    """The op's vjp against the vjp of its reference in float64, on smooth random calls: so many of them, or one of a dtype,
+    of every one on a GPU, and some more.
 
     The backward runs in float32 over values of magnitude about one: an error of 2**-16 of the largest gradient allows for
     some hundred roundings, and a rounding to the input's type comes on top, and that of an output which the backward takes,
@@ -302,21 +324,16 @@ def check_gradient(op: Op, implementation: str | None = None, examples: int | No
     reference's own backward loses in float32 is allowed, its largest loss at eight calls nearby, for one may be lucky.
     """
 
-    drawn = Drawn(examples)
+    def check(case: Case) -> None:
+        check_gradient_case(op, implementation, case)
 
-    @hypothesis.settings(
-        max_examples=examples or (3 if on_gpu() else 2),
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(draw.cases(op, specials=False))
-    def property_of(case: Case) -> None:
-        drawn(lambda: check_gradient_case(op, implementation, case))
-
-    property_of()
-    drawn.finish()
+    if examples is not None:
+        _draw(op, examples, None, check, specials=False)
+        return
+    bound = covering(op.spec)
+    if not MORE:
+        bound = [bound[zlib.crc32(op.spec.op.encode()) % len(bound)]]
+    each_call(op, bound, MORE // 4, check, specials=False)
 
 
 def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:

@@ -213,6 +213,9 @@ class Analysis:
             for end in (arg.value + arg.error, arg.value - arg.error):
                 reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
             error = error + np.where(_lost(arg), np.inf, reach)
+        if node.op == "mul":  # both ends at once
+            a, b = (arg.error for arg in args)
+            error = error + np.where((a > 0) & (b > 0), a * b, 0)
         return value, error
 
     def contraction(self, terms: Terms) -> Bound:

@@ -78,6 +78,7 @@ class _Pieces:
     per_row: int  # lanes that share a row
     vec: int
     columns: int  # of the output, in a row of a piece
+    rolled: bool  # whether a loop walks over a piece's vectors: code that is run once is as slow as it is fetched
 
     @property
     def steps(self) -> int:
@@ -98,7 +99,7 @@ class _Pieces:
         """Of a lane's vectors in a turn."""
         return self.column + turn * self.columns + lane % self.per_row * self.vec
 
-    def place(self, slab: int, part: int, step: int, lane: Int32, column: Int32) -> tuple[Int32, Int32, Int32]:
+    def place(self, slab: int, part: int, step: Int32 | int, lane: Int32, column: Int32) -> tuple[Int32, Int32, Int32]:
         """Of a vector: its row, the columns that its row has, and how many of them are the vector's."""
         r = self.row + slab * self.slab_step + part * self.rows + step * (WARP // self.per_row) + lane // self.per_row
         limit = cutlass.select_(r < self.M, self.N, Int32(0))
@@ -137,7 +138,8 @@ def finish(
         argument is what they return, one tuple, where there is one of them.
     """
     lane = cute.arch.lane_idx()
-    walk = _walk(acc, place, extents, slab_step, form)
+    rolled = reads[1] is None and not form.row_ops + form.column_ops
+    walk = _walk(acc, place, extents, slab_step, form, rolled)
     words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * form.stage
     rRows = [cute.make_rmem_tensor((ROWS * walk.slabs * walk.per_row // WARP,), Float32) for _ in form.row_ops]
     for k in cutlass.range_constexpr(len(form.row_ops)):
@@ -158,25 +160,38 @@ def finish(
             operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
         operands.pop(0)
         now = operands[0]
-        values = [
-            _read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)
-        ]
-        if cutlass.const_expr(i + 1 < len(order)):
-            if cutlass.const_expr(walk.buffers == 1):
-                cute.arch.sync_warp()
-            _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
-            if cutlass.const_expr(form.ahead > 0 and i + form.ahead < len(order)):
-                operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
-            cute.arch.sync_warp()
         c = walk.first_column(turn, lane)
-        for step in cutlass.range_constexpr(walk.steps):
-            r, limit, valid = walk.place(slab, part, step, lane, c)
-            given = (now[step][0] + now[step][1],) if cutlass.const_expr(any(reads)) else ()
-            found = epilogue(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
-            if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
-                inside = reduce.inside(c, limit, form.vec, form.ragged, False)
-                at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
-                _fold(found, inside, at, turn, rRows, rColumns, form)
+        if cutlass.const_expr(walk.rolled):
+            fixed = (now[0][0],) if cutlass.const_expr(any(reads)) else ()
+            for step in cutlass.range(walk.steps, unroll=1):
+                vector = _read(words, lane, 0, step, walk, acc.element_type, form)
+                r, _, valid = walk.place(slab, part, step, lane, c)
+                epilogue(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *fixed)
+            if cutlass.const_expr(i + 1 < len(order)):
+                cute.arch.sync_warp()
+                _write(acc, words, lane, order[i + 1], 0, walk, form)
+                if cutlass.const_expr(form.ahead > 0 and i + form.ahead < len(order)):
+                    operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
+                cute.arch.sync_warp()
+        else:
+            values = [
+                _read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)
+            ]
+            if cutlass.const_expr(i + 1 < len(order)):
+                if cutlass.const_expr(walk.buffers == 1):
+                    cute.arch.sync_warp()
+                _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
+                if cutlass.const_expr(form.ahead > 0 and i + form.ahead < len(order)):
+                    operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
+                cute.arch.sync_warp()
+            for step in cutlass.range_constexpr(walk.steps):
+                r, limit, valid = walk.place(slab, part, step, lane, c)
+                given = (now[step][0] + now[step][1],) if cutlass.const_expr(any(reads)) else ()
+                found = epilogue(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+                if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
+                    inside = reduce.inside(c, limit, form.vec, form.ragged, False)
+                    at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
+                    _fold(found, inside, at, turn, rRows, rColumns, form)
 
     if cutlass.const_expr(len(form.row_ops) > 0):
         count = cute.size(rRows[0])
@@ -204,16 +219,29 @@ def finish(
         )
 
 
-def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
+def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form, rolled: bool) -> _Pieces:
     columns, slabs, count = 8 * cute.size(acc, mode=[2]), cute.size(acc, mode=[3]), form.accumulators
     width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
     per_row = width // (count * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
-    rows = max(ROWS // 2, WARP // per_row)
+    rows = ROWS if rolled else max(ROWS // 2, WARP // per_row)
     row, column, batch = place
     M, N = extents
     return _Pieces(
-        row, column, batch, M, N, slab_step, slabs, columns // width, width, rows, per_row, form.vec, width // count
+        row,
+        column,
+        batch,
+        M,
+        N,
+        slab_step,
+        slabs,
+        columns // width,
+        width,
+        rows,
+        per_row,
+        form.vec,
+        width // count,
+        rolled,
     )
 
 
@@ -268,16 +296,22 @@ def _write(
             cute.autovec_copy(held, cute.make_tensor(words + at, cute.make_layout((2,))))
 
 
-def _read(words, lane: Int32, buffer: int, step: int, walk: _Pieces, dtype, form: Form) -> tuple[cute.Tensor, ...]:
+def _read(
+    words, lane: Int32, buffer: int, step: Int32 | int, walk: _Pieces, dtype, form: Form
+) -> tuple[cute.Tensor, ...]:
     """A lane's vector of each accumulator: (vec,) registers."""
     own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
     count = own // walk.per_row  # of them, a lane's
-    place = _place(lane // walk.per_row, lane % walk.per_row * (count // 4), walk.width) + buffer * (form.stage // 2)
+    row, chunk = lane // walk.per_row, lane % walk.per_row * (count // 4)
+    if walk.rolled:
+        row += step * (WARP // walk.per_row)
+    place = _place(row, chunk, walk.width) + buffer * (form.stage // 2)
+    further = 0 if walk.rolled else step * (WARP // walk.per_row)
     found = []
     for part in range(walk.width // own):
         held = cute.make_rmem_tensor((count,), dtype)
         for i in range(count // 4):
-            at = _shifted(place, _place(step * (WARP // walk.per_row), part * (own // 4) + i, walk.width))
+            at = _shifted(place, _place(further, part * (own // 4) + i, walk.width))
             src = cute.make_tensor(words + cute.assume(at, divby=4), cute.make_layout((4,)))
             cute.autovec_copy(src, cute.make_tensor(held.iterator + 4 * i, cute.make_layout((4,))))
         found.append(held)

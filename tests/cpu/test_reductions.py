@@ -270,6 +270,17 @@ def test_a_bool_is_uncertain_only_where_it_can_change():
     assert found[1].error[:, 0].tolist() == [0, 1, 0, 0]
 
 
+def test_a_product_of_uncertain_values_is_off_by_both_at_once():
+    op = read_op("specs/made.yaml", spec_text("x: float32[N]; y: float32[N]", "z: float32[N]", "z = x * y"))
+    analysis = Analysis("float32", False, (), {}, op.plan.order, 0)
+    no = np.zeros(2, bool)
+    args = [type(bound_of("sum", np.ones((1, 1))))(np.array([1.0, -3.0]), np.array([10.0, 0.0]), no) for _ in range(2)]
+    (statement,) = op.statements
+    bound = analysis.node(statement.value, args, {})
+    assert bound.error[0] >= 11 * 11 - 1  # 1 is what the values make
+    assert bound.error[1] < 1e-5
+
+
 def test_overflow_on_the_way_leaves_the_sum_open():
     top = float(np.finfo(np.float32).max)
     x = np.array([[top, top, -top, -top], [top, -top, 1.0, 1.0], [np.inf, -np.inf, 1.0, 1.0], [np.inf, 1.0, 1.0, 1.0]])

@@ -4,7 +4,7 @@ Times are in cycles of a multiprocessor, fitted to what one H100 took. For 32 by
 for tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, as power allows
 no more. Small tiles wait for shared memory, which in 128 bytes a cycle takes what TMA writes, (tile_m + tile_n) * 32 bytes,
 and gives what WGMMA reads: for each 64 rows a's part and all of b's. A warp that runs an epilogue beside another's main
-loop issues an instruction every three to five cycles, the slower the fewer registers the accumulators leave it.
+loop issues an instruction every four or five cycles: part of that is fetching code that it runs once a tile.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from codegen.ir import DTYPES
 SHARED = 227 * 1024  # bytes of shared memory that a block may have
 ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
 WARPS = 8  # that multiply
+ROLLED = 20  # instructions for an accumulator, from which on a loop runs the epilogue where registers are few
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
 HALVES = {"float16", "bfloat16"}
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
@@ -36,6 +37,7 @@ class Tiles:
     blocks: int = 132  # at most: the multiprocessors
     piece: int = 64  # columns of accumulators that pass through shared memory at once
     ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
+    rolled: bool = False  # whether a loop runs the epilogue of a piece; else its code stands there for every vector
 
     @property
     def cluster(self) -> int:
@@ -112,16 +114,22 @@ TABLE = (
 
 def choose(
     M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
-    paired: str = "", multiprocessors: int = 132, work: int = 12, reads_tiles: bool = False,
+    paired: str = "", multiprocessors: int = 132, work: int = 12, reads_tiles: bool = False, folds: bool = False,
+    keeps: bool = False,
 ) -> Tiles | None:  # fmt: skip
     """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
-    the epilogue for each accumulator; `reads_tiles`: whether it reads arrays of the output's shape."""
+    the epilogue for each accumulator; `reads_tiles`: whether it reads arrays of the output's shape; `folds`: whether it
+    reduces rows or columns; `keeps`: whether many registers hold what it has of them."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
     found: dict[Tiles, float] = {}
     for tiles in TABLE:
+        if keeps and tiles == WIDE:
+            continue
         if reads_tiles and tiles == WIDE:
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
+        elif tiles == WIDE and not folds and work >= ROLLED:
+            tiles = replace(tiles, rolled=True)
         tiles = replace(tiles, tile_k=tiles.tile_k * 2 // size, blocks=multiprocessors)
         held = 2 * N if paired == "interleaved" else N
         if not refusal(tiles, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
@@ -135,7 +143,8 @@ def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int
     tensor_cores = slabs * tiles.tile_n / 2 * 1.15
     shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128
     main = steps * max(tensor_cores, shared_memory)
-    epilogue = tiles.accumulators * work * (2.9 if not tiles.pingpong else 4.6 if tiles.accumulators > 160 else 3.4)
+    pace = 2.9 if not tiles.pingpong else 3.2 if tiles.rolled else 4.6 if tiles.accumulators > 160 else 3.4
+    epilogue = tiles.accumulators * work * pace
     # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer
     each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + 500 + epilogue
     clusters = _up(M, tiles.tile_m * tiles.cluster_m) * _up(columns, tiles.tile_n * tiles.cluster_n) * L

@@ -40,7 +40,10 @@ KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
-CLUSTER_ROW = 16 * 1024  # where a cluster can share it, and fold no columns
+CLUSTER_ROW = 16 * 1024  # where a cluster shares it, and folds no columns
+ALONE_ROW = (
+    32 * 1024
+)  # of a row that a block keeps by itself although a cluster could share it: two such blocks at once
 WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
 LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it
@@ -306,8 +309,8 @@ class Reduction:
             return self._read_again(vec, ragged, width, schedule)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, KEPT, 1
-        if clusters(arch) and row > CLUSTER_ROW:
-            cluster = next((c for c in (2, 4) if row <= c * CLUSTER_ROW), MAX_CLUSTER)
+        if clusters(arch) and row > ALONE_ROW:
+            cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
         most = max(1, kept // width)
@@ -333,6 +336,9 @@ class Reduction:
         resident = 0
         if lean and cluster > 1 and self.alone:
             resident = self._resident(vec, own, deep)
+        elif cluster == 1 and clusters(arch) and CLUSTER_ROW < row <= ALONE_ROW:
+            simple = all(a.mode in ("flat", "row") for a in self.loads)  # places of other values take registers, too
+            resident = 2 * threads if simple else 0
         elif cluster > 1 and kept == KEPT and KEPT < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * KEPT:
             resident = RESIDENT
         return RowLaunch(

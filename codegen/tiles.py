@@ -94,7 +94,7 @@ class Tile:
         if arch == "sm_90a" and hopper and (tiles := self.hopper(factor, extents)) is not None:
             options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
             config = _config("sm_90a", options)
-            return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved, 1, fast=not self.folds)
+            return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved, 1, fast=not self.folds_dear)
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
             raise Mistake(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
@@ -123,10 +123,23 @@ class Tile:
         read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
         reads = any(self.column in array.axes and len(array.axes) > 1 for array in read)
         return hopper_tiles.choose(
-            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work, reads_tiles=reads
-        )
+            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work, reads_tiles=reads,
+            folds=bool(self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
+        )  # fmt: skip
+
+    @property
+    def folds_dear(self) -> bool:
+        """Whether something costly is folded: folds are in float32, so it is not approximate, and its long code is run once a
+        tile, which takes longer than another pass over the product."""
+        folded = {f.value for f in self.folds}
+        values = [s.value for s in self.statements if s.name in folded]
+        return any(n.op in COSTS for n in topological(values))
 
 
+# About how many instructions an operation takes where it may be approximate; the others take one
+COSTS = {
+    "exp": 5, "log": 5, "div": 5, "tanh": 7, "sigmoid": 8, "sin": 10, "cos": 10, "erf": 14, "erfc": 14, "pow": 15,
+}  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
 LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
 
@@ -166,9 +179,8 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if parts is not None:
         paired = "halves" if parts.parts_first else "interleaved"
     accs = tuple(p.acc.name for p in products)
-    costly = {"exp", "tanh", "erf", "erfc", "log", "sin", "cos", "div", "sigmoid", "pow"}
     nodes = list(topological(s.value for s in statements))
-    work = 4 + sum(12 if n.op in costly else 1 for n in nodes if n.args and n.op != "float")
+    work = 4 + sum(COSTS.get(n.op, 1) for n in nodes if n.args and n.op != "float")
     return Tile(
         spec, statements, folds, plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs,
         work // (2 if paired else 1),

@@ -44,6 +44,7 @@ class Form:
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
     ahead: int = 1  # pieces by which operands are read before they are needed
+    rolled: bool = False  # whether a loop runs the epilogue of a piece, which then neither folds nor reads tiles ahead
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
     barrier: int = 0  # at which they meet for that; the block's next warps at the next one
@@ -78,7 +79,6 @@ class _Pieces:
     per_row: int  # lanes that share a row
     vec: int
     columns: int  # of the output, in a row of a piece
-    rolled: bool  # whether a loop walks over a piece's vectors: code that is run once is as slow as it is fetched
 
     @property
     def steps(self) -> int:
@@ -138,8 +138,10 @@ def finish(
         argument is what they return, one tuple, where there is one of them.
     """
     lane = cute.arch.lane_idx()
-    rolled = reads[1] is None and not form.row_ops + form.column_ops
-    walk = _walk(acc, place, extents, slab_step, form, rolled)
+    walk = _walk(acc, place, extents, slab_step, form)
+    assert not form.rolled or (reads[1] is None and not form.row_ops + form.column_ops), (
+        "a loop neither folds nor reads"
+    )
     words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * form.stage
     rRows = [cute.make_rmem_tensor((ROWS * walk.slabs * walk.per_row // WARP,), Float32) for _ in form.row_ops]
     for k in cutlass.range_constexpr(len(form.row_ops)):
@@ -161,9 +163,9 @@ def finish(
         operands.pop(0)
         now = operands[0]
         c = walk.first_column(turn, lane)
-        if cutlass.const_expr(walk.rolled):
+        if cutlass.const_expr(form.rolled):
             fixed = (now[0][0],) if cutlass.const_expr(any(reads)) else ()
-            for step in cutlass.range(walk.steps, unroll=1):
+            for step in cutlass.range(walk.steps, unroll=2):
                 vector = _read(words, lane, 0, step, walk, acc.element_type, form)
                 r, _, valid = walk.place(slab, part, step, lane, c)
                 epilogue(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *fixed)
@@ -219,12 +221,12 @@ def finish(
         )
 
 
-def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form, rolled: bool) -> _Pieces:
+def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
     columns, slabs, count = 8 * cute.size(acc, mode=[2]), cute.size(acc, mode=[3]), form.accumulators
     width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
     per_row = width // (count * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
-    rows = ROWS if rolled else max(ROWS // 2, WARP // per_row)
+    rows = ROWS if form.rolled else max(ROWS // 2, WARP // per_row)
     row, column, batch = place
     M, N = extents
     return _Pieces(
@@ -241,7 +243,6 @@ def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: 
         per_row,
         form.vec,
         width // count,
-        rolled,
     )
 
 
@@ -303,10 +304,10 @@ def _read(
     own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
     count = own // walk.per_row  # of them, a lane's
     row, chunk = lane // walk.per_row, lane % walk.per_row * (count // 4)
-    if walk.rolled:
+    if form.rolled:
         row += step * (WARP // walk.per_row)
     place = _place(row, chunk, walk.width) + buffer * (form.stage // 2)
-    further = 0 if walk.rolled else step * (WARP // walk.per_row)
+    further = 0 if form.rolled else step * (WARP // walk.per_row)
     found = []
     for part in range(walk.width // own):
         held = cute.make_rmem_tensor((count,), dtype)

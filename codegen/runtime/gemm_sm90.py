@@ -67,7 +67,7 @@ def launch(
     tiles = Tiles(**config)
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
-        vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
+        vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead, rolled=tiles.rolled,
         warps=together, step=1, barrier=MEET, threads=32 * together,
     )  # fmt: skip
     parts = len(mBs)

@@ -15,9 +15,14 @@ pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="WGMMA is Hop
 BASE = Product("gelu", 0, 0, 0, tiles=WIDE)
 WIDE_FP8, WHOLE_INT8 = dataclasses.replace(WIDE, tile_k=128), Tiles(128, 256, 128, 4, 2)
 FAR = dataclasses.replace(WIDE, stages=5, piece=32, ahead=3)
+IN_A_LOOP = dataclasses.replace(WIDE, rolled=True)
 KINDS = [
     BASE,
     dataclasses.replace(BASE, b_is_nk=True),
+    dataclasses.replace(BASE, tiles=IN_A_LOOP),
+    dataclasses.replace(BASE, name="gelu_erf", L=2, tiles=dataclasses.replace(IN_A_LOOP, piece=32)),
+    dataclasses.replace(BASE, name="swiglu", paired="interleaved", tiles=IN_A_LOOP),
+    dataclasses.replace(BASE, name="plain", out="float32", tiles=IN_A_LOOP),
     dataclasses.replace(BASE, name="relu", dtype="float16", out="float16", tiles=Tiles(128, 256, 64, 4, 1, 2)),
     dataclasses.replace(BASE, name="plain", out="float32", shared_b=True, L=3, tiles=Tiles(256, 128, 64, 4, 2)),
     dataclasses.replace(BASE, name="gelu_erf", tiles=SQUARE, L=2, b_is_nk=True),

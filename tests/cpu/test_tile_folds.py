@@ -4,7 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import generated
 from codegen.runtime import interpreted, testing
+from codegen.runtime.arguments import Axes, Types
 from codegen.tiles import Tile
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
@@ -63,6 +65,15 @@ def test_one_kernel_leaves_the_parts(tmp_path):
     got = op(x, w, implementation="interpret")
     assert len(interpreted.last_reports()) == 1
     assert got.top.tolist() == [2] * 40 and got.total.tolist() == [100] * 40
+
+
+@pytest.mark.parametrize(
+    ("name", "fast"), [("dense_amax", True), ("logits_logsumexp", True), ("matmul_drelu_dbias", True), ("matmul_dgelu_dbias", False)]
+)  # fmt: skip
+def test_what_is_one_kernel_by_default(name, fast):
+    op = getattr(generated, name)
+    sizes = Axes((512,), {axis: 512 for axis in op.spec.axes if axis != "..."})
+    assert op.launch_for(Types((("T", "bfloat16"),)), sizes, arch="sm_90a").fast == fast
 
 
 def test_a_maximum_that_rises_within_a_lane(tmp_path, monkeypatch):

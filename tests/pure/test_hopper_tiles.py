@@ -59,6 +59,14 @@ def test_choices_that_measured_best(shape, work, reads, expected):
     assert tiles is not None and (tiles.tile_m, tiles.tile_n) == expected
 
 
+def test_the_epilogue_decides_how_registers_are_used():
+    long, short = (choose(8192, 8192, 1024, work=work) for work in (22, 7))
+    assert long == replace(WIDE, rolled=True) and short == WIDE
+    assert choose(8192, 8192, 8192, work=22, folds=True) == WIDE  # a loop cannot fold
+    crowded = choose(8192, 8192, 1024, work=7, folds=True, keeps=True)
+    assert crowded is not None and crowded.accumulators <= 160
+
+
 @pytest.mark.parametrize("M", [1, 64, 1000, 8192])
 @pytest.mark.parametrize("N", [8, 120, 4096])
 @pytest.mark.parametrize("K", [0, 16, 4096])

@@ -192,7 +192,8 @@ def _compile(launch: Any, arguments: Sequence[Any], arch: str) -> Compiled:
     from cutlass.cute.runtime import make_fake_stream
 
     def compiled(options: str):
-        return cute.compile(launch, make_fake_stream(), *arguments, options=f"{COMPILE_OPTIONS} {options}")
+        whole = f"{COMPILE_OPTIONS} {options}"
+        return cute.compile(launch, make_fake_stream(), *arguments, options=whole, no_jit_engine=True)
 
     with compiling_for(arch):
         result = compiled("--keep-ptx --keep-cubin")

@@ -72,26 +72,29 @@ class GemmOp(Op[P, R]):
     def exact_products(self, arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:
         """The products as they are without any rounding; what tensor cores may lose, which on a `gpu` is more."""
         made = {}
-        with jax.default_device(jax.devices("cpu")[0]):
-            for p in self.plan.products:
-                factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
-                wide = "int64" if all(DTYPES[x.dtype.name].kind == "int" for x in factors) else "float64"
-                a, b = (jnp.asarray(x.astype(wide)) for x in factors)
-                sizes = [jnp.where(jnp.isfinite(x), abs(x), 0) for x in (a, b)]
-                ones = [jnp.ones_like(x) for x in (a, b)]
+        for p in self.plan.products:
+            factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
+            wide = "int64" if all(DTYPES[x.dtype.name].kind == "int" for x in factors) else "float64"
 
-                def of(x, y, p=p, wide=wide):
-                    return np.asarray(product(p, x, y, axes, wide))
+            def terms(x: jax.Array, y: jax.Array, p=p, wide=wide) -> tuple[jax.Array, ...]:
+                a, b = (v.astype(wide) for v in (x, y))
+                sizes = [jnp.where(jnp.isfinite(v), abs(v), 0) for v in (a, b)]
+                value, size, of_a, of_b = (
+                    product(p, u, v, axes, wide)
+                    for u, v in ((a, b), sizes, (sizes[0], jnp.ones_like(b)), (jnp.ones_like(a), sizes[1]))
+                )
+                return value, size, of_a + of_b
 
-                spread, count = of(sizes[0], ones[1]) + of(ones[0], sizes[1]), axes.extents[p.axis]
-                lost = 0.0
-                if self.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
-                    lost = 2.0**-9  # both factors rounded, or cut, to TF32
-                elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":
-                    # Hopper adds 32 products of float8 and what came before at the largest one's exponent, of which 13 bits
-                    # after the point stay (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
-                    lost = (count + count // 32 + 1) * 2.0**-13
-                made[p.acc.name] = Terms(of(a, b), of(*sizes), spread, count, lost)
+            with jax.default_device(jax.devices("cpu")[0]):
+                value, size, spread = (np.asarray(x) for x in jax.jit(terms)(*factors))
+            count, lost = axes.extents[p.axis], 0.0
+            if self.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
+                lost = 2.0**-9  # both factors rounded, or cut, to TF32
+            elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":
+                # Hopper adds 32 products of float8 and what came before at the largest one's exponent, of which 13 bits
+                # after the point stay (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
+                lost = (count + count // 32 + 1) * 2.0**-13
+            made[p.acc.name] = Terms(value, size, spread, count, lost)
         return made
 
     def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:

@@ -31,6 +31,11 @@ PIECE = 64  # columns that pass through shared memory at once, at most
 STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
 
 
+def may_loop(reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None], ops: tuple[str, ...]) -> bool:
+    """Whether a loop may run an epilogue: nothing that is folded, or read ahead for each vector, lies in registers."""
+    return reads[1] is None and not ops
+
+
 @dataclass(frozen=True)
 class Form:
     """What an epilogue takes and gives, and how a tile's warps share its columns."""
@@ -44,7 +49,7 @@ class Form:
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
     ahead: int = 1  # pieces by which operands are read before they are needed
-    rolled: bool = False  # whether a loop runs the epilogue of a piece, which then neither folds nor reads tiles ahead
+    rolled: bool = False  # whether a loop runs the epilogue of a piece (`may_loop`)
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
     barrier: int = 0  # at which they meet for that; the block's next warps at the next one
@@ -139,9 +144,6 @@ def finish(
     """
     lane = cute.arch.lane_idx()
     walk = _walk(acc, place, extents, slab_step, form)
-    assert not form.rolled or (reads[1] is None and not form.row_ops + form.column_ops), (
-        "a loop neither folds nor reads"
-    )
     words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * form.stage
     rRows = [cute.make_rmem_tensor((ROWS * walk.slabs * walk.per_row // WARP,), Float32) for _ in form.row_ops]
     for k in cutlass.range_constexpr(len(form.row_ops)):

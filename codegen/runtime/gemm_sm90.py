@@ -26,7 +26,7 @@ from cutlass.utils import hopper_helpers
 
 from codegen.hopper_tiles import Tiles
 from codegen.runtime import gemm_epilogue
-from codegen.runtime.gemm_epilogue import Follows, Form
+from codegen.runtime.gemm_epilogue import Follows, Form, may_loop
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block
@@ -67,7 +67,8 @@ def launch(
     tiles = Tiles(**config)
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
-        vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead, rolled=tiles.rolled,
+        vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
+        rolled=tiles.rolled and may_loop(reads, row_ops + column_ops),
         warps=together, step=1, barrier=MEET, threads=32 * together,
     )  # fmt: skip
     parts = len(mBs)

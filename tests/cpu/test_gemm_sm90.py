@@ -44,6 +44,7 @@ SHAPES = [
     dataclasses.replace(GELU, name="dgelu", tiles=SQUARE),
     dataclasses.replace(GELU, tiles=dataclasses.replace(WIDE, rolled=True)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, ahead=2)),
+    dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, rolled=True)),
     dataclasses.replace(GELU, tiles=Tiles(128, 256, 64, 4, 1, 2), dtype="float16", out="float16"),
     dataclasses.replace(GELU, name="swiglu", paired="halves", tiles=Tiles(128, 256, 64, 4, 2)),
     dataclasses.replace(GELU, name="swiglu", paired="interleaved"),

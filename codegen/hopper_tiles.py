@@ -37,9 +37,7 @@ class Tiles:
     blocks: int = 132  # at most: the multiprocessors
     piece: int = 64  # columns of accumulators that pass through shared memory at once
     ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
-    rolled: bool = (
-        False  # whether a loop runs the epilogue of a piece, where one may; else its code stands there for every vector
-    )
+    rolled: bool = False  # whether a loop runs the epilogue of a piece, where one may (`may_loop`)
 
     @property
     def cluster(self) -> int:

@@ -41,9 +41,7 @@ MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster shares it, and folds no columns
-ALONE_ROW = (
-    32 * 1024
-)  # of a row that a block keeps by itself although a cluster could share it: two such blocks at once
+ALONE_ROW = 32 * 1024  # up to which a block keeps it alone even so: two such blocks at once
 WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
 LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it

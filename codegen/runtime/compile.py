@@ -192,8 +192,8 @@ def _compile(launch: Any, arguments: Sequence[Any], arch: str) -> Compiled:
     from cutlass.cute.runtime import make_fake_stream
 
     def compiled(options: str):
-        whole = f"{COMPILE_OPTIONS} {options}"
-        return cute.compile(launch, make_fake_stream(), *arguments, options=whole, no_jit_engine=True)
+        options = f"{COMPILE_OPTIONS} {options}"
+        return cute.compile(launch, make_fake_stream(), *arguments, options=options, no_jit_engine=True)
 
     with compiling_for(arch):
         result = compiled("--keep-ptx --keep-cubin")

@@ -171,23 +171,12 @@ def finish(
                 vector = _read(words, lane, 0, step, walk, acc.element_type, form)
                 r, _, valid = walk.place(slab, part, step, lane, c)
                 epilogue(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *fixed)
-            if cutlass.const_expr(i + 1 < len(order)):
-                cute.arch.sync_warp()
-                _write(acc, words, lane, order[i + 1], 0, walk, form)
-                if cutlass.const_expr(form.ahead > 0 and i + form.ahead < len(order)):
-                    operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
-                cute.arch.sync_warp()
+            _bring_next(acc, words, lane, i, walk, operands, reads, tensors, form)
         else:
             values = [
                 _read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)
             ]
-            if cutlass.const_expr(i + 1 < len(order)):
-                if cutlass.const_expr(walk.buffers == 1):
-                    cute.arch.sync_warp()
-                _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
-                if cutlass.const_expr(form.ahead > 0 and i + form.ahead < len(order)):
-                    operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
-                cute.arch.sync_warp()
+            _bring_next(acc, words, lane, i, walk, operands, reads, tensors, form)
             for step in cutlass.range_constexpr(walk.steps):
                 r, limit, valid = walk.place(slab, part, step, lane, c)
                 given = (now[step][0] + now[step][1],) if cutlass.const_expr(any(reads)) else ()
@@ -246,6 +235,28 @@ def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: 
         form.vec,
         width // count,
     )
+
+
+def _bring_next(
+    acc: cute.Tensor,
+    words,
+    lane: Int32,
+    i: int,
+    walk: _Pieces,
+    operands: list,
+    reads: tuple,
+    tensors: tuple,
+    form: Form,
+) -> None:
+    """The piece after the i-th to shared memory, which is read up to that one; and what a later one needs, to `operands`."""
+    if i + 1 == len(walk.order):
+        return
+    if walk.buffers == 1:
+        cute.arch.sync_warp()
+    _write(acc, words, lane, walk.order[i + 1], (i + 1) % walk.buffers, walk, form)
+    if form.ahead > 0 and i + form.ahead < len(walk.order):
+        operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
+    cute.arch.sync_warp()
 
 
 def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, reads: tuple, tensors: tuple, form: Form) -> list[tuple]:

@@ -657,6 +657,7 @@ def add_layernorm_backward_kernel(
                 reduce.load_row(mDresidualOut, cute.crd2idx((row, 0), mDresidualOut.layout), column, step, columns, rDresidualOut[None, None, u], 1, ragged, False, True)
                 reduce.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
 
 
@@ -668,6 +669,7 @@ def add_layernorm_backward_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -751,7 +753,7 @@ def add_layernorm_backward_launch(
     if blocks > 0:
         add_layernorm_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def add_layernorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):

@@ -515,6 +515,7 @@ def add_rmsnorm_backward_kernel(
                 reduce.load_row(mDresidualOut, cute.crd2idx((row, 0), mDresidualOut.layout), column, step, columns, rDresidualOut[None, None, u], 1, ragged, False, True)
                 reduce.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
@@ -524,6 +525,7 @@ def add_rmsnorm_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -598,7 +600,7 @@ def add_rmsnorm_backward_launch(
     if blocks > 0:
         add_rmsnorm_backward_finish(
             mDweight, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def add_rmsnorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):

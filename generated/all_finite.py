@@ -94,6 +94,7 @@ def all_finite_kernel(
             column = first
             reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalAll], ("all",), sTotals, threads, 1)
     if tidx == 0:
         mTotalAllParts[bidx] = found[0]
@@ -105,6 +106,7 @@ def all_finite_finish(
     mTotalAllParts: cute.Tensor,  # (blocks) total_all of each part
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_all = reduce.over_all_parts(mTotalAllParts, "all")
     there = tidx == 0
@@ -147,7 +149,7 @@ def all_finite_launch(
     if blocks > 0:
         all_finite_finish(
             mY, mTotalAllParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def all_finite_xla(x):

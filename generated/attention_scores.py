@@ -290,6 +290,7 @@ def attention_scores_backward_kernel(
             column = first
             reduce.load_row(mDscores, cute.crd2idx((iB, 0), mDscores.layout), column, step, columns, rDscores[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, SP, per_row)
 
 
@@ -299,6 +300,7 @@ def attention_scores_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, SP) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -346,7 +348,7 @@ def attention_scores_backward_launch(
     if blocks > 0:
         attention_scores_backward_finish(
             mDbias, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def attention_scores_backward_xla(dscores, scale):

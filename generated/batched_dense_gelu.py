@@ -381,6 +381,7 @@ def batched_dense_gelu_backward_kernel(
             reduce.load_row(mDy, cute.crd2idx((iE, iM, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mZ, cute.crd2idx((iE, iM, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first, step, N, per_row)
 
 
@@ -391,6 +392,7 @@ def batched_dense_gelu_backward_finish(
     N: cutlass.Int32,
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -441,7 +443,7 @@ def batched_dense_gelu_backward_launch(
         batched_dense_gelu_backward_finish(
             mDbias, mColumnSumParts,
             N,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def batched_dense_gelu_backward_xla(dy, z):

@@ -191,6 +191,7 @@ def broadcast_add_4d_backward_kernel(
             column = first
             reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, S * H * D, per_row)
 
 
@@ -203,6 +204,7 @@ def broadcast_add_4d_backward_finish(
     D: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
@@ -252,7 +254,7 @@ def broadcast_add_4d_backward_launch(
         broadcast_add_4d_backward_finish(
             mDbias, mColumnSumParts,
             S, H, D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def broadcast_add_4d_backward_xla(dy):

@@ -211,6 +211,7 @@ def channel_affine_backward_kernel(
             reduce.load_row(mDy, cute.crd2idx((iB, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((iB, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, C * S, per_row)
 
 
@@ -224,6 +225,7 @@ def channel_affine_backward_finish(
     S: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
@@ -280,7 +282,7 @@ def channel_affine_backward_launch(
         channel_affine_backward_finish(
             mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
             C, S,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def channel_affine_backward_xla(dy, x, scale):

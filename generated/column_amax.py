@@ -92,6 +92,7 @@ def column_amax_kernel(
             column = first
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnMax], ("max",), [mColumnMaxParts], sColumns, part, first, step, N, per_row)
 
 
@@ -101,6 +102,7 @@ def column_amax_finish(
     mColumnMaxParts: cute.Tensor,  # (parts, N) column_max of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -146,7 +148,7 @@ def column_amax_launch(
     if blocks > 0:
         column_amax_finish(
             mY, mColumnMaxParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def column_amax_xla(x, row_axes):

@@ -89,6 +89,7 @@ def column_any_kernel(
             column = first
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row)
 
 
@@ -98,6 +99,7 @@ def column_any_finish(
     mColumnAnyParts: cute.Tensor,  # (parts, N) column_any of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -145,7 +147,7 @@ def column_any_launch(
     if blocks > 0:
         column_any_finish(
             mY, mColumnAnyParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def column_any_xla(x, row_axes):

@@ -91,6 +91,7 @@ def column_mean_kernel(
             column = first
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnMean], ("mean",), [mColumnMeanParts], sColumns, part, first, step, N, per_row)
 
 
@@ -101,6 +102,7 @@ def column_mean_finish(
     row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -148,7 +150,7 @@ def column_mean_launch(
         column_mean_finish(
             mY, mColumnMeanParts,
             cutlass.Int64(rows),
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def column_mean_xla(x, row_axes):

@@ -103,6 +103,7 @@ def column_moments_kernel(
             column = first
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first, step, N, per_row)
 
 
@@ -115,6 +116,7 @@ def column_moments_finish(
     row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -170,7 +172,7 @@ def column_moments_launch(
         column_moments_finish(
             mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts,
             cutlass.Int64(rows),
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 class ColumnMomentsOutputs(NamedTuple):

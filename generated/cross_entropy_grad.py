@@ -61,10 +61,10 @@ def cross_entropy_grad_top(x):
     return x
 
 
-def cross_entropy_grad_row_sum(x, top):
+def cross_entropy_grad_row_sum(x, top, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     centred = x - top
-    return device.exp(centred, False)
+    return device.exp(centred, approx_terms)
 
 
 def cross_entropy_grad_chain(x, label, index_n, ignore_index, weight, top, row_sum, approx):
@@ -121,6 +121,7 @@ def cross_entropy_grad_kernel(
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mDx)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
@@ -146,7 +147,7 @@ def cross_entropy_grad_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
@@ -162,6 +163,7 @@ def cross_entropy_grad_kernel(
                 values = cross_entropy_grad_row_sum(
                     rX[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), top, cutlass.Float32),
+                    approx_terms,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)

@@ -50,9 +50,9 @@ def cross_entropy_z_loss_row_max(x):
     return x
 
 
-def cross_entropy_z_loss_row_sum(x, row_max):
+def cross_entropy_z_loss_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
+    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_z_loss_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
@@ -99,6 +99,7 @@ def cross_entropy_z_loss_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
@@ -124,7 +125,7 @@ def cross_entropy_z_loss_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
@@ -140,6 +141,7 @@ def cross_entropy_z_loss_kernel(
                 values = cross_entropy_z_loss_row_sum(
                     rX[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
+                    approx_terms,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -228,10 +230,11 @@ def cross_entropy_z_loss_backward_rows_row_max(x):
     return x
 
 
-def cross_entropy_z_loss_backward_rows_row_sum(x, row_max):
+def cross_entropy_z_loss_backward_rows_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max_of_rows = row_max
-    return device.exp(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), False)
+    t0 = device.exp(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
+    return t0
 
 
 def cross_entropy_z_loss_backward_rows_row(row_max, row_sum):
@@ -276,6 +279,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
@@ -295,7 +299,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
@@ -311,6 +315,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
                 values = cross_entropy_z_loss_backward_rows_row_sum(
                     rX[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
+                    approx_terms,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -367,9 +372,9 @@ def cross_entropy_z_loss_backward_row_max(x):
     return x
 
 
-def cross_entropy_z_loss_backward_row_sum(x, row_max):
+def cross_entropy_z_loss_backward_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
+    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_z_loss_backward_chain(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_max, row_sum, approx):
@@ -432,6 +437,7 @@ def cross_entropy_z_loss_backward_kernel(
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
+    approx_terms = device.narrow(mX)
 
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
@@ -493,6 +499,7 @@ def cross_entropy_z_loss_backward_kernel(
                     values = cross_entropy_z_loss_backward_row_sum(
                         rX[None, v, k].load().to(cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
+                        approx_terms,
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
@@ -537,6 +544,7 @@ def cross_entropy_z_loss_backward_kernel(
             else:
                 reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -548,6 +556,7 @@ def cross_entropy_z_loss_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
@@ -616,7 +625,7 @@ def cross_entropy_z_loss_backward_launch(
     if blocks > 0:
         cross_entropy_z_loss_backward_finish(
             mDzWeight, mTotalSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def cross_entropy_z_loss_backward_xla(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_axes):

@@ -126,6 +126,7 @@ def dchannel_affine_kernel(
             reduce.load_row(mDy, cute.crd2idx((iB, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((iB, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, C * S, per_row)
 
 
@@ -139,6 +140,7 @@ def dchannel_affine_finish(
     S: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
@@ -195,7 +197,7 @@ def dchannel_affine_launch(
         dchannel_affine_finish(
             mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
             C, S,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 class DchannelAffineOutputs(NamedTuple):

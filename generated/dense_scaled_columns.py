@@ -509,6 +509,7 @@ def dense_scaled_columns_backward_kernel(
             reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
             reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], sColumns, part, first, step, N, per_row)
 
 
@@ -522,6 +523,7 @@ def dense_scaled_columns_backward_finish(
     mColumnSum3Parts: cute.Tensor,  # (parts, N) column_sum3 of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -588,7 +590,7 @@ def dense_scaled_columns_backward_launch(
     if blocks > 0:
         dense_scaled_columns_backward_finish(
             mDalpha, mDbeta, mDbias, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def dense_scaled_columns_backward_xla(dy, acc, c, alpha, beta, bias, row_axes):

@@ -144,6 +144,7 @@ def dgelu_dbias_fp8_kernel(
             reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
     found = reduce.over_row([fTotalMax], ("max",), sTotals, threads, 1)
     if tidx == 0:
@@ -156,6 +157,7 @@ def dgelu_dbias_fp8_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -176,6 +178,7 @@ def dgelu_dbias_fp8_finish_total(
     mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_max = reduce.over_all_parts(mTotalMaxParts, "max")
     there = tidx == 0
@@ -225,12 +228,12 @@ def dgelu_dbias_fp8_launch(
     if blocks > 0:
         dgelu_dbias_fp8_finish(
             mDbias, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
     blocks = 1
     if blocks > 0:
         dgelu_dbias_fp8_finish_total(
             mAmax, mTotalMaxParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 class DgeluDbiasFp8Outputs(NamedTuple):

@@ -135,6 +135,7 @@ def dgelu_dbias_group_fp8_kernel(
             reduce.load_row(mDy, cute.crd2idx((row, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, B * G, per_row)
 
 
@@ -145,6 +146,7 @@ def dgelu_dbias_group_fp8_finish(
     G: cutlass.Int32,
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -197,7 +199,7 @@ def dgelu_dbias_group_fp8_launch(
         dgelu_dbias_group_fp8_finish(
             mDbias, mColumnSumParts,
             G,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 class DgeluDbiasGroupFp8Outputs(NamedTuple):

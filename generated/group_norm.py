@@ -633,6 +633,7 @@ def group_norm_backward_kernel(
                 reduce.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
                 reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (C * S)), mColumnSumParts), cute.domain_offset((0, place * (C * S)), mColumnSum2Parts)], sColumns, part, first, step, C * S, per_row)
 
 
@@ -647,6 +648,7 @@ def group_norm_backward_finish(
     S: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
@@ -731,7 +733,7 @@ def group_norm_backward_launch(
         group_norm_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
             G, C, S,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def group_norm_backward_xla(dy, x, weight, size_c, size_s, eps):

@@ -626,6 +626,7 @@ def head_rmsnorm_rotary_backward_kernel(
                 reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
                 reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row)
 
 
@@ -638,6 +639,7 @@ def head_rmsnorm_rotary_backward_finish(
     D: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
@@ -666,6 +668,7 @@ def head_rmsnorm_rotary_backward_finish_S_D(
     D: cutlass.Int32,
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -754,13 +757,13 @@ def head_rmsnorm_rotary_backward_launch(
         head_rmsnorm_rotary_backward_finish(
             mDweight, mColumnSumParts, mColumnSum2Parts,
             S, D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
     blocks = (S * D + 31) // 32
     if blocks > 0:
         head_rmsnorm_rotary_backward_finish_S_D(
             mDcos, mDsin, mColumnSum3Parts, mColumnSum4Parts,
             D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def head_rmsnorm_rotary_backward_xla(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps):

@@ -597,6 +597,7 @@ def instance_norm_backward_kernel(
                 reduce.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
                 reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (S)), mColumnSumParts), cute.domain_offset((0, place * (S)), mColumnSum2Parts)], sColumns, part, first, step, S, per_row)
 
 
@@ -610,6 +611,7 @@ def instance_norm_backward_finish(
     S: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
@@ -692,7 +694,7 @@ def instance_norm_backward_launch(
         instance_norm_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
             C, S,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def instance_norm_backward_xla(dy, x, weight, size_s, eps):

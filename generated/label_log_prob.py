@@ -47,9 +47,9 @@ def label_log_prob_stage0(label, index_n, z):
     return device.where(index_n == label, z, 0.0), z
 
 
-def label_log_prob_row_sum2(z, row_max):
+def label_log_prob_row_sum2(z, row_max, approx_terms):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), False)
+    return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def label_log_prob_row(row_sum, row_max, row_sum2):
@@ -89,6 +89,7 @@ def label_log_prob_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
@@ -112,7 +113,7 @@ def label_log_prob_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
@@ -143,6 +144,7 @@ def label_log_prob_kernel(
                 values = label_log_prob_row_sum2(
                     z,
                     cute.full((vec,), row_max, cutlass.Float32),
+                    approx_terms,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -210,11 +212,11 @@ def label_log_prob_backward_rows_row_max(x, temperature):
     return device.divide_by_row(x, temperature, False)
 
 
-def label_log_prob_backward_rows_row_sum(x, temperature, row_max):
+def label_log_prob_backward_rows_row_sum(x, temperature, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max_of_rows = row_max
     t0 = device.divide_by_row(x, temperature, False) - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0)
-    return device.exp(t0, False)
+    return device.exp(t0, approx_terms)
 
 
 def label_log_prob_backward_rows_row(row_max, row_sum):
@@ -257,6 +259,7 @@ def label_log_prob_backward_rows_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
@@ -276,7 +279,7 @@ def label_log_prob_backward_rows_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
@@ -294,6 +297,7 @@ def label_log_prob_backward_rows_kernel(
                     rX[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
+                    approx_terms,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -349,10 +353,10 @@ def label_log_prob_backward_row_max(x, temperature):
     return z
 
 
-def label_log_prob_backward_row_sum(x, temperature, row_max):
+def label_log_prob_backward_row_sum(x, temperature, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     z = device.divide_by_row(x, temperature, False)
-    return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), False)
+    return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def label_log_prob_backward_chain(dy, x, label, index_n, temperature, row_max, row_sum, approx):
@@ -411,6 +415,7 @@ def label_log_prob_backward_kernel(
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
+    approx_terms = device.narrow(mX)
 
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
@@ -472,6 +477,7 @@ def label_log_prob_backward_kernel(
                         rX[None, v, k].load().to(cutlass.Float32),
                         cute.full((vec,), mTemperature[0], cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
+                        approx_terms,
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
@@ -512,6 +518,7 @@ def label_log_prob_backward_kernel(
             else:
                 reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -524,6 +531,7 @@ def label_log_prob_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
@@ -591,7 +599,7 @@ def label_log_prob_backward_launch(
     if blocks > 0:
         label_log_prob_backward_finish(
             mTemperature, mDtemperature, mTotalSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def label_log_prob_backward_xla(dy, x, label, index_n, temperature):

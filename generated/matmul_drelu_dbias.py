@@ -215,6 +215,7 @@ def matmul_drelu_dbias_epilogue_kernel(
             reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
             reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
@@ -224,6 +225,7 @@ def matmul_drelu_dbias_epilogue_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -271,7 +273,7 @@ def matmul_drelu_dbias_epilogue_launch(
     if blocks > 0:
         matmul_drelu_dbias_epilogue_finish(
             mDbias, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def matmul_drelu_dbias_epilogue_xla(acc, y, row_axes):

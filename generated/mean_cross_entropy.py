@@ -42,10 +42,11 @@ def mean_cross_entropy_rows_stage0(x, label, index_n):
     return device.where(index_n == label, x, 0.0), x
 
 
-def mean_cross_entropy_rows_row_sum(x, row_max):
+def mean_cross_entropy_rows_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max_of_rows = row_max
-    return device.exp(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), False)
+    t0 = device.exp(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
+    return t0
 
 
 def mean_cross_entropy_rows_row(picked, row_max, row_sum):
@@ -88,6 +89,7 @@ def mean_cross_entropy_rows_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
@@ -111,7 +113,7 @@ def mean_cross_entropy_rows_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
@@ -129,6 +131,7 @@ def mean_cross_entropy_rows_kernel(
                 values = mean_cross_entropy_rows_row_sum(
                     rX[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
+                    approx_terms,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -185,9 +188,9 @@ def mean_cross_entropy_stage0(x, label, index_n):
     return device.where(index_n == label, x, 0.0), x
 
 
-def mean_cross_entropy_row_sum(x, row_max):
+def mean_cross_entropy_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
+    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def mean_cross_entropy_chain(picked, row_max, row_sum):
@@ -247,6 +250,7 @@ def mean_cross_entropy_kernel(
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
+    approx_terms = device.narrow(mX)
 
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
@@ -309,6 +313,7 @@ def mean_cross_entropy_kernel(
                     values = mean_cross_entropy_row_sum(
                         rX[None, v, k].load().to(cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
+                        approx_terms,
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
@@ -350,6 +355,7 @@ def mean_cross_entropy_kernel(
             else:
                 reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
     if tidx == 0:
         mTotalMeanParts[bidx] = found[0]
@@ -362,6 +368,7 @@ def mean_cross_entropy_finish(
     row_count: cutlass.Int64,
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_mean = reduce.over_all_parts(mTotalMeanParts, "mean")
     there = tidx == 0
@@ -430,7 +437,7 @@ def mean_cross_entropy_launch(
         mean_cross_entropy_finish(
             mLoss, mTotalMeanParts,
             cutlass.Int64(rows),
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 class MeanCrossEntropyOutputs(NamedTuple):

@@ -100,6 +100,7 @@ def mean_pool_kernel(
             column = first
             reduce.load_row(mX, cute.crd2idx((iRows, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnMean], ("mean",), [cute.domain_offset((0, place * (D)), mColumnMeanParts)], sColumns, part, first, step, D, per_row)
 
 
@@ -111,6 +112,7 @@ def mean_pool_finish(
     row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -160,7 +162,7 @@ def mean_pool_launch(
         mean_pool_finish(
             mY, mColumnMeanParts,
             D, cutlass.Int64(S),
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def mean_pool_xla(x):

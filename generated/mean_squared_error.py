@@ -99,6 +99,7 @@ def mean_squared_error_kernel(
             reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
             reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
     if tidx == 0:
         mTotalMeanParts[bidx] = found[0]
@@ -111,6 +112,7 @@ def mean_squared_error_finish(
     element_count: cutlass.Int64,
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_mean = reduce.over_all_parts(mTotalMeanParts, "mean")
     there = tidx == 0
@@ -156,7 +158,7 @@ def mean_squared_error_launch(
         mean_squared_error_finish(
             mLoss, mTotalMeanParts,
             cutlass.Int64(rows) * cols,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def mean_squared_error_xla(x, y):

@@ -241,6 +241,7 @@ def mixture_backward_kernel(
             reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
             reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -256,6 +257,7 @@ def mixture_backward_finish(
     mTotalSum3Parts: cute.Tensor,  # (blocks) total_sum3 of each part
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
     total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
@@ -316,7 +318,7 @@ def mixture_backward_launch(
     if blocks > 0:
         mixture_backward_finish(
             mDw, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def mixture_backward_xla(dy, w0, w1, w2, a, b, c):

@@ -605,6 +605,7 @@ def modulated_layernorm_backward_kernel(
                 reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
                 reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (N)), mColumnSumParts), cute.domain_offset((0, place * (N)), mColumnSum2Parts)], sColumns, part, first, step, N, per_row)
 
 
@@ -617,6 +618,7 @@ def modulated_layernorm_backward_finish(
     N: cutlass.Int32,
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -701,7 +703,7 @@ def modulated_layernorm_backward_launch(
         modulated_layernorm_backward_finish(
             mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
             N,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def modulated_layernorm_backward_xla(dy, x, scale, size_n, eps):

@@ -583,6 +583,7 @@ def qk_rmsnorm_backward_kernel(
                 reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, False, True)
                 reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row)
 
 
@@ -594,6 +595,7 @@ def qk_rmsnorm_backward_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -679,7 +681,7 @@ def qk_rmsnorm_backward_launch(
     if blocks > 0:
         qk_rmsnorm_backward_finish(
             mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def qk_rmsnorm_backward_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_axes):

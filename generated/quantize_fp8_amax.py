@@ -114,6 +114,7 @@ def quantize_fp8_amax_kernel(
             column = first
             reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalMax], ("max",), sTotals, threads, 1)
     if tidx == 0:
         mTotalMaxParts[bidx] = found[0]
@@ -125,6 +126,7 @@ def quantize_fp8_amax_finish(
     mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_max = reduce.over_all_parts(mTotalMaxParts, "max")
     there = tidx == 0
@@ -168,7 +170,7 @@ def quantize_fp8_amax_launch(
     if blocks > 0:
         quantize_fp8_amax_finish(
             mAmax, mTotalMaxParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 class QuantizeFp8AmaxOutputs(NamedTuple):

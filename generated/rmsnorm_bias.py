@@ -453,6 +453,7 @@ def rmsnorm_bias_backward_kernel(
                 reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
                 reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
 
 
@@ -464,6 +465,7 @@ def rmsnorm_bias_backward_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -543,7 +545,7 @@ def rmsnorm_bias_backward_launch(
     if blocks > 0:
         rmsnorm_bias_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def rmsnorm_bias_backward_xla(dy, x, weight, size_n, eps, row_axes):

@@ -235,6 +235,7 @@ def rotary_pairs_backward_kernel(
             reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, S * H * D, per_row)
 
 
@@ -249,6 +250,7 @@ def rotary_pairs_backward_finish(
     D: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
@@ -308,7 +310,7 @@ def rotary_pairs_backward_launch(
         rotary_pairs_backward_finish(
             mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
             S, H, D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def rotary_pairs_backward_xla(dy0, dy1, x0, x1, cos, sin):

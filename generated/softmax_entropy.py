@@ -36,9 +36,9 @@ def softmax_entropy_row_max(x):
     return x
 
 
-def softmax_entropy_row_sum(x, row_max):
+def softmax_entropy_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - row_max, False)
+    return device.exp(x - row_max, approx_terms)
 
 
 def softmax_entropy_row_sum2(x, row_max, row_sum):
@@ -82,6 +82,7 @@ def softmax_entropy_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rEntropy = cute.make_rmem_tensor((1,), mEntropy.element_type)
@@ -101,7 +102,7 @@ def softmax_entropy_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
@@ -117,6 +118,7 @@ def softmax_entropy_kernel(
                 values = softmax_entropy_row_sum(
                     rX[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
+                    approx_terms,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -280,7 +282,7 @@ def softmax_entropy_backward_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step

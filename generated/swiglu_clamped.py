@@ -239,6 +239,7 @@ def swiglu_clamped_backward_kernel(
             reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
             reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -252,6 +253,7 @@ def swiglu_clamped_backward_finish(
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
     total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
@@ -299,7 +301,7 @@ def swiglu_clamped_backward_launch(
     if blocks > 0:
         swiglu_clamped_backward_finish(
             mDlimit, mTotalSumParts, mTotalSum2Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def swiglu_clamped_backward_xla(dy, x0, x1, limit):

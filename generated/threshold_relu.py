@@ -190,6 +190,7 @@ def threshold_relu_backward_kernel(
             reduce.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
             reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
 
+    reduce.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -201,6 +202,7 @@ def threshold_relu_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
@@ -246,7 +248,7 @@ def threshold_relu_backward_launch(
     if blocks > 0:
         threshold_relu_backward_finish(
             mDupper, mTotalSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def threshold_relu_backward_xla(dy, x, threshold, upper):

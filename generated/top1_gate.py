@@ -40,9 +40,9 @@ def top1_gate_top(x):
     return x
 
 
-def top1_gate_stage1(x, index_n, size_n, top):
+def top1_gate_stage1(x, index_n, size_n, top, approx_terms):
     """What is folded into row_sum (sum), row_min (min), on one vector of each operand."""
-    return device.exp(x - top, False), device.where((x == top) | device.isnan(x), index_n, size_n)
+    return device.exp(x - top, approx_terms), device.where((x == top) | device.isnan(x), index_n, size_n)
 
 
 def top1_gate_row(row_sum, row_min):
@@ -82,6 +82,7 @@ def top1_gate_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rGate = cute.make_rmem_tensor((1,), mGate.element_type)
@@ -125,6 +126,7 @@ def top1_gate_kernel(
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), N, cutlass.Int32),
                 cute.full((vec,), top, cutlass.Float32),
+                approx_terms,
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)

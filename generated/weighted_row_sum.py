@@ -224,6 +224,7 @@ def weighted_row_sum_backward_kernel(
             reduce.load_one(mDy, (row,), row < rows, rDy[None, u])
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
+    reduce.begin_next()
     reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
@@ -233,6 +234,7 @@ def weighted_row_sum_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
+    reduce.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
@@ -281,7 +283,7 @@ def weighted_row_sum_backward_launch(
     if blocks > 0:
         weighted_row_sum_backward_finish(
             mDweight, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream)
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
 
 
 def weighted_row_sum_backward_xla(dy, x, weight, row_axes):

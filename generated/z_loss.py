@@ -32,9 +32,9 @@ def z_loss_row_max(x):
     return x
 
 
-def z_loss_row_sum(x, row_max):
+def z_loss_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), False)
+    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def z_loss_row(row_max, row_sum):
@@ -73,6 +73,7 @@ def z_loss_kernel(
     step = per_row * cluster * vec
     first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
     passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rY = cute.make_rmem_tensor((1,), mY.element_type)
@@ -91,7 +92,7 @@ def z_loss_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
@@ -107,6 +108,7 @@ def z_loss_kernel(
                 values = z_loss_row_sum(
                     rX[None, v].load().to(cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
+                    approx_terms,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -231,7 +233,7 @@ def z_loss_backward_kernel(
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        some = 4 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 
-from codegen import emit
+from codegen import emit, online
 from codegen.gemms import Gemm
-from codegen.ir import DTYPES, reaching, topological
+from codegen.ir import DTYPES, Leaf, reaching, topological
 from codegen.ops import OPS
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
@@ -98,8 +99,11 @@ class Context:
     @functools.lru_cache(maxsize=1)  # noqa: B019  a context lives as long as a file is rendered
     def approximations(self) -> tuple[dict[int, str], dict[str, tuple[Array, ...]]]:
         """Whether each operation may be approximate, by the node's identity: where all outputs it reaches are narrower
-        than float32. Where that depends on a call's types it is a flag of the kernel: the second dict, with the outputs
-        that decide it."""
+        than float32; for a term of a sum of exponentials, where what is exponentiated is. Where that depends on a call's
+        types it is a flag of the kernel: the second dict, with the arrays that decide it.
+
+        Such a term's exponent is rounded, which is 0.9 |x| e ** x 2**-24 and so less than half an ulp of the largest term,
+        which is one."""
         if self.spec.math != "auto":
             return {}, {}
         outputs = self.spec.outputs
@@ -128,7 +132,25 @@ class Context:
             else:
                 name = "approx" if len(kinds) == 1 else "_".join(["approx", *(a.name for a in deciding[i])])
                 texts[i], flags[name] = name, deciding[i]
+        for i, read in self.terms().items():
+            widths = [{DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in read]
+            if texts[i] == "False" and read and {False} not in widths:
+                texts[i], flags["approx_terms"] = "approx_terms", read
         return texts, flags
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def terms(self) -> dict[int, tuple[Array, ...]]:
+        """The exponentials that nothing but a sum which follows their maximum needs, by identity: the largest is one. With
+        them, the floating arrays that they are made of."""
+        uses = Counter(id(a) for n in self.nodes for a in n.args)
+        uses.update(id(s.value) for s in self.statements)
+        found = {}
+        for node in self.nodes:
+            way, term = online.rescaled(node), node.args[0] if node.args else node
+            if way is not None and way.power == "exp" and uses[id(term)] == 1:
+                names = {n.attr.name for n in topological([term]) if isinstance(n.attr, Leaf)}
+                found[id(term)] = tuple(a for a in self.spec.inputs if a.name in names and self.spec.kind(a) == "float")
+        return found
 
     def compute_line(self) -> str:
         """How a kernel sets the type that floating values are computed in, where float64 may be among its inputs."""

@@ -13,6 +13,8 @@ from codegen.runtime.views import user_shape
 from codegen.spec import Array
 from codegen.tiles import Product
 
+BYTES_TOGETHER = 16
+
 
 def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False) -> jax.Array:
     """`acc` in the shape that users see, summed in float32 (int32 for integers) and given as `dtype`. float8 operands are
@@ -25,6 +27,8 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
     left, own = _split(found.a, a, axes, names)
     right, other = _split(found.b, b, axes, names)
     _, result = _split(found.acc, None, axes, names)
+    if DTYPES[a.dtype.name].kind == "int" and a.dtype.itemsize == 1:
+        left, right = (_filled(x, own.index(names[found.axis])) for x, own in ((left, own), (right, other)))
     precision = jax.lax.Precision.HIGHEST if exact and a.dtype == jnp.float32 else None
     made = jnp.einsum(left, own, right, other, result, precision=precision, preferred_element_type=jnp.dtype(dtype))
     return made.reshape(user_shape(found.acc, axes))
@@ -34,6 +38,16 @@ def _operand(x: Any) -> jax.Array:
     x = jnp.asarray(x)
     narrow = DTYPES[x.dtype.name].kind == "float" and x.dtype.itemsize == 1
     return x.astype(jnp.bfloat16) if narrow else x
+
+
+def _filled(x: jax.Array, place: int) -> jax.Array:
+    """Zeros added to the contracted axis of bytes. On a GPU, XLA (of JAX 0.11.2 on an H100) doubles sums of an extent that
+    is no multiple of four."""
+    extent = x.shape[place]
+    if not isinstance(extent, int) or extent % BYTES_TOGETHER == 0:
+        return x
+    widths = [(0, -extent % BYTES_TOGETHER if i == place else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths)
 
 
 def _split(array: Array, value: Any, axes: Axes, names: dict[Any, int]) -> tuple[Any, list[int]]:

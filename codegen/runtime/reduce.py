@@ -7,11 +7,13 @@ there are replaced by the reduction's identity. Every fold has a fixed order: tw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, Uint32
+from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import device
@@ -658,6 +660,48 @@ def store_parts(
                         parts[k][part, c] = running[k][i, v]
 
 
+def overlaps() -> bool:
+    """Whether a kernel may be launched while the one before it ends, which hides some microseconds of the launch."""
+    return CuTeDSL._get_dsl().get_arch_enum().major >= 9
+
+
+@cute.jit
+def begin_next():
+    """Once all blocks are here, the next kernel is launched."""
+    if cutlass.const_expr(overlaps()):
+        cute.arch.griddepcontrol_launch_dependents()
+
+
+@cute.jit
+def await_last():
+    """Wait for what the kernel before has written."""
+    if cutlass.const_expr(overlaps()):
+        cute.arch.griddepcontrol_wait()
+
+
+AT_ONCE = 17  # values that a thread has on their way: 8 warps ask at once for a part of each of 132 multiprocessors
+
+
+@cute.jit
+def fold_every(
+    held: cute.Tensor,
+    op: cutlass.Constexpr[str],
+    read: cutlass.Constexpr[Callable[[cutlass.Int32], Numeric]],
+    first: cutlass.Int32,
+    end: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+):
+    """Fold what is read at `first`, `first + step`, ... before `end` into what is `held`, in this order."""
+    dtype = held.element_type
+    for start in cutlass.range(first, end, step * AT_ONCE):
+        several = cute.make_rmem_tensor((AT_ONCE,), dtype)
+        for i in cutlass.range_constexpr(AT_ONCE):  # no branch stands between one read and the next
+            place = start + i * step
+            several[i] = cutlass.select_(place < end, read(cutlass.min(place, end - 1)), dtype(identity(op, dtype)))
+        for i in cutlass.range_constexpr(AT_ONCE):
+            held.store(combine(op, held.load(), cute.full((1,), several[i], dtype)))
+
+
 @cute.jit
 def over_parts(parts: cute.Tensor, op: cutlass.Constexpr[str], column: cutlass.Int32):
     """All parts of a column folded, by the 8 warps of a block: the first one gets the result. `parts` is (parts,
@@ -668,8 +712,7 @@ def over_parts(parts: cute.Tensor, op: cutlass.Constexpr[str], column: cutlass.I
     held = cute.make_rmem_tensor((1,), dtype)
     held.fill(identity(op, dtype))
     if column < parts.shape[1]:
-        for part in cutlass.range(warp, parts.shape[0], warps, unroll=4):
-            held.store(combine(op, held.load(), cute.full((1,), parts[part, column], dtype)))
+        fold_every(held, op, lambda part: parts[part, column], warp, parts.shape[0], warps)
     buffer = SmemAllocator().allocate_tensor(dtype, cute.make_layout((warps, WARP), stride=(WARP, 1)), 16)
     buffer[warp, lane] = held[0]
     cute.arch.sync_threads()
@@ -694,9 +737,11 @@ def over_parts_of(
     held = cute.make_rmem_tensor((1,), dtype)
     held.fill(identity(op, dtype))
     count = _product(extents, kept)
-    for j in cutlass.range(tidx, parts.shape[0] * count, threads):
-        column = _interleaved(place, j % count, extents, kept)
-        held.store(combine(op, held.load(), cute.full((1,), parts[j // count, column], dtype)))
+
+    def read(j: cutlass.Int32) -> Numeric:
+        return parts[j // count, _interleaved(place, j % count, extents, kept)]
+
+    fold_every(held, op, read, tidx, parts.shape[0] * count, threads)
     buffers = shared(threads, threads, 1, (dtype,))
     (value,) = over_row([held], (op,), buffers, threads, 1)
     return value
@@ -735,8 +780,7 @@ def over_all_parts(parts: cute.Tensor, op: cutlass.Constexpr[str]):
     dtype, threads = parts.element_type, 256
     held = cute.make_rmem_tensor((1,), dtype)
     held.fill(identity(op, dtype))
-    for part in cutlass.range(tidx, parts.shape[0], threads):
-        held.store(combine(op, held.load(), cute.full((1,), parts[part], dtype)))
+    fold_every(held, op, lambda part: parts[part], tidx, parts.shape[0], threads)
     buffers = shared(threads, threads, 1, (dtype,))
     (value,) = over_row([held], (op,), buffers, threads, 1)
     return value

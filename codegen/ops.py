@@ -3,9 +3,9 @@
 `cute` and `jnp` are how the operation is written in a kernel and in the jnp form; `{0}`, `{1}`, ... are its arguments.
 `{exact}` in a CuTe text is `True` under `math: precise`: the library's float32 function, 2 to 5 ulp, gives way to its
 float64 one. `{approx}` is where a cheaper approximation may be asked for: `False` under `math: precise`, `True` under
-`math: fast`, and under `math: auto` the kernel's own flag, set for outputs narrower than float32. Only approximations
-within 2**-16 of relative error take part in `auto`, whatever the chain does with them afterwards; `cute_fast` is what
-`math: fast` may use besides.
+`math: fast`, and under `math: auto` the kernel's own flag, set for outputs narrower than float32 and for some terms of sums
+(`Context.approximations`). Only approximations within 2**-16 of relative error take part in `auto`, whatever the chain
+does with them afterwards; `cute_fast` is what `math: fast` may use besides.
 
 `grad` holds one formula an argument, in the language of the chain: `a`, `b`, `c` are the arguments, `y` the result, `g`
 its cotangent; "0" says that the derivative is zero everywhere it exists. Ties and kinks follow jax.vjp of `jnp`.

@@ -1,7 +1,7 @@
 """Runs every op's kernels once, for a checker to watch: memcheck, initcheck, racecheck or synccheck; and their generated
 backwards. The longest rows are those of clusters.
 
-compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py [first [step]]
+compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py [first [step] | OP ...]
 """
 
 import functools
@@ -20,10 +20,11 @@ def cotangent(y: jax.Array):
     return jnp.ones_like(y) if jnp.issubdtype(y.dtype, jnp.floating) else np.zeros(y.shape, jax.dtypes.float0)
 
 
-first, step = int(sys.argv[1]) if len(sys.argv) > 1 else 0, int(sys.argv[2]) if len(sys.argv) > 2 else 1
+words = sys.argv[1:] or ["0"]
+names = generated.__all__[int(words[0]) :: int(words[1]) if words[1:] else 1] if words[0].isdigit() else words
 SIZES = ((64, (3, 2)), (67, (5,)), (2048, (9,)), (1, (7,)), (4099, ()), (100_000, (2,)), (70_001, (1,)))
 kernels = 0
-for name in generated.__all__[first::step]:
+for name in names:
     op = getattr(generated, name)
     axes = [axis for axis in op.spec.axes if axis != "..."]
     small = {axis: op.spec.extents.get(axis, 3) for axis in axes}

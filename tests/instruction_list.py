@@ -1,0 +1,132 @@
+"""Every distinct instruction of every generated kernel, on all architectures.
+
+    python tests/instruction_list.py [OP ...]
+
+compiles them, an hour of work for four cores, and writes the list that tests hold the interpreter to; with names, only
+those ops, and adds what they have. On each architecture a kernel is compiled with each of its types, and in each of its
+shapes (lengths of a row, whole and ragged, with and without what has a default), not for all pairs of these. Operands are reduced to their kinds: registers are all `%r`, literals 0 (but where an
+instruction's meaning is in them), parameters `parameter`, variables and labels `place`. Kernels for Hopper's tensor cores,
+which no CPU runs, are left out.
+"""
+
+import functools
+import os
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+
+from codegen.interpret import ptx
+from codegen.interpret.machine import Kernel
+
+LIST = Path(__file__).parent / "instructions.txt"
+OPS = Path(__file__).parent.parent / "generated"
+LITERAL = ("bar", "barrier", "cp")  # a barrier's number, and the bytes of a copy
+HOPPER = "wgmma."
+
+
+def forms(text: str) -> set[str]:
+    """The distinct instructions of a PTX module."""
+    return {
+        f"{i.op} {', '.join(_form(o, p, i.words[0] in LITERAL) for o in i.operands)}".strip()
+        for p in ptx.parse(text.rstrip("\0")).values()
+        for block in p.blocks
+        for i in block
+    }
+
+
+def _form(operand: ptx.Operand | None, program: ptx.Program, literal: bool) -> str:
+    match operand:
+        case None:
+            return "_"
+        case ptx.Reg():
+            return "%r"
+        case ptx.Imm(value, kind):
+            return (
+                str(value if literal else 0)
+                if kind == "int"
+                else "0f00000000"
+                if kind == "f32"
+                else "0d0000000000000000"
+            )
+        case ptx.Special(name):
+            return name
+        case ptx.Address(base):
+            return f"[{'%r' if isinstance(base, ptx.Reg) else _symbol(base, program)}]"
+        case ptx.Symbol(name):
+            return _symbol(name, program)
+        case ptx.Vector(items):
+            return f"{{{', '.join(_form(o, program, literal) for o in items)}}}"
+
+
+def _symbol(name: str, program: ptx.Program) -> str:
+    return "parameter" if name in program.params else "place"
+
+
+def problem(form: str) -> str:
+    """What the interpreter says of an instruction that it does not know; nothing of one that it does."""
+    text = f".entry listed(.param .b64 parameter) {{\n.reg .b32 %r;\n.shared .align 16 .b8 place[16];\n{form};\n}}"
+    try:
+        (program,) = ptx.parse(text).values()
+        Kernel(program)
+    except ptx.PtxError as error:
+        return str(error)
+    return ""
+
+
+@functools.cache
+def listed() -> frozenset[str]:
+    return frozenset(LIST.read_text().splitlines())
+
+
+def dealt(op, arch: str) -> list:
+    """Variants that have every type, and every shape, of an op between them; pairs differ from one architecture to another."""
+    from codegen.arch import lacks
+    from codegen.runtime.compile import ARCHITECTURES, row_lengths, variants
+
+    def traits(v):
+        length = None if v.columns is None else row_lengths(op, v.types).index(v.columns)
+        return {v.types, (length, v.ragged, v.defaults)}
+
+    found = [v for v in variants(op) if not lacks(op, v.types, arch)]
+    turn = ARCHITECTURES.index(arch) * len(found) // len(ARCHITECTURES)
+    kept, seen = [], set()
+    for missing in (2, 1):  # those first that have a type and a shape more
+        for variant in found[turn:] + found[:turn]:
+            if len(traits(variant) - seen) >= missing:
+                kept.append(variant)
+                seen |= traits(variant)
+    return kept
+
+
+def forms_of(name: str, arch: str) -> set[str]:
+    """The instructions of all kernels of one op for one architecture."""
+    from codegen.runtime.compile import compile_kernel, kernels_named, load_package
+
+    found: set[str] = set()
+    for op in kernels_named(load_package(OPS), [name]):
+        for variant in dealt(op, arch):
+            text = compile_kernel(op, variant, arch).ptx
+            found |= set() if HOPPER in text else forms(text)
+    return found
+
+
+def _of_task(task: tuple[str, str]) -> set[str]:
+    return forms_of(*task)
+
+
+def main(names: list[str]) -> None:
+    from codegen.runtime.compile import ARCHITECTURES, load_package
+
+    found = set(listed() if names else ())
+    tasks = [(name, arch) for name in names or load_package(OPS).__all__ for arch in ARCHITECTURES]
+    # Spawned, not forked: the compiler has threads of its own; and replaced, for it keeps what it compiled
+    with get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=8) as pool:
+        for i, more in enumerate(pool.imap_unordered(_of_task, tasks)):
+            found |= more
+            print(f"\r{i + 1} of {len(tasks)}, {len(found)} instructions", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    LIST.write_text("".join(f"{form}\n" for form in sorted(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -45,6 +45,7 @@ class Dialect:
     order: tuple[str, ...] = ()  # jnp: the axes of every operand that is no scalar
     columns: tuple[str, ...] = ()  # the axes that a vector runs along, where others make a row
     approx_of: Mapping[int, str] = field(default_factory=dict)  # of single nodes, by identity
+    written: Mapping[int, str] = field(default_factory=dict)  # how single nodes are written, by identity
     given: Mapping[int, str] = field(default_factory=dict)  # nodes that are there already, by identity
     widths: Mapping[int, int] = field(default_factory=dict)  # cute: the columns that a reduction within a row is over
 
@@ -167,7 +168,7 @@ class _Emitter:
             text = op.jnp
         else:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
-            text = op.cute_fast if dialect.fast and op.cute_fast else op.cute
+            text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
             if node.op == "div" and self.by_row(node):
                 text = "device.divide_by_row({0}, {1}, {approx})"
             if not op.infix and all(a.is_const for a in node.args):

@@ -49,7 +49,7 @@ def cross_entropy_row_max(x):
 
 def cross_entropy_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_row(x_at_label, label, ignore_index, row_max, row_sum):

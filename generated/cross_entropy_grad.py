@@ -64,7 +64,7 @@ def cross_entropy_grad_top(x):
 def cross_entropy_grad_row_sum(x, top, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     centred = x - top
-    return device.exp(centred, approx_terms)
+    return device.exp_term(centred, approx_terms)
 
 
 def cross_entropy_grad_chain(x, label, index_n, ignore_index, weight, top, row_sum, approx):

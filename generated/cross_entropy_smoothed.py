@@ -46,7 +46,7 @@ def cross_entropy_smoothed_stage0(x, label, index_n):
 
 def cross_entropy_smoothed_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_smoothed_row(smoothing, row_max, picked, row_mean, row_sum):
@@ -203,7 +203,7 @@ def cross_entropy_smoothed_backward_row_max(x):
 
 def cross_entropy_smoothed_backward_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def cross_entropy_smoothed_backward_chain(dloss, x, label, index_n, size_n, smoothing, row_max, row_sum, approx):

@@ -52,7 +52,7 @@ def cross_entropy_z_loss_row_max(x):
 
 def cross_entropy_z_loss_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_z_loss_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
@@ -233,7 +233,7 @@ def cross_entropy_z_loss_backward_rows_row_max(x):
 def cross_entropy_z_loss_backward_rows_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max_of_rows = row_max
-    t0 = device.exp(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
+    t0 = device.exp_term(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
     return t0
 
 
@@ -374,7 +374,7 @@ def cross_entropy_z_loss_backward_row_max(x):
 
 def cross_entropy_z_loss_backward_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_z_loss_backward_chain(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_max, row_sum, approx):

@@ -49,7 +49,7 @@ def label_log_prob_stage0(label, index_n, z):
 
 def label_log_prob_row_sum2(z, row_max, approx_terms):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def label_log_prob_row(row_sum, row_max, row_sum2):
@@ -216,7 +216,7 @@ def label_log_prob_backward_rows_row_sum(x, temperature, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max_of_rows = row_max
     t0 = device.divide_by_row(x, temperature, False) - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0)
-    return device.exp(t0, approx_terms)
+    return device.exp_term(t0, approx_terms)
 
 
 def label_log_prob_backward_rows_row(row_max, row_sum):
@@ -356,7 +356,7 @@ def label_log_prob_backward_row_max(x, temperature):
 def label_log_prob_backward_row_sum(x, temperature, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     z = device.divide_by_row(x, temperature, False)
-    return device.exp(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def label_log_prob_backward_chain(dy, x, label, index_n, temperature, row_max, row_sum, approx):

@@ -35,7 +35,7 @@ def log_softmax_row_max(x):
 
 def log_softmax_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - row_max, approx)
+    return device.exp_term(x - row_max, approx)
 
 
 def log_softmax_chain(x, row_max, row_sum):

@@ -162,7 +162,7 @@ def logits_logsumexp_epilogue_stage0(acc, label, index_n):
 def logits_logsumexp_epilogue_row_sum(acc, row_max):
     """What is folded into row_sum (sum), on one vector of each operand."""
     logits = acc
-    return device.exp(logits - device.where(device.isfinite(row_max), row_max, 0.0), False)
+    return device.exp_term(logits - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
 def logits_logsumexp_epilogue_chain(acc):

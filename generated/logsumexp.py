@@ -34,7 +34,7 @@ def logsumexp_row_max(x):
 
 def logsumexp_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def logsumexp_row(row_max, row_sum):

@@ -45,7 +45,7 @@ def mean_cross_entropy_rows_stage0(x, label, index_n):
 def mean_cross_entropy_rows_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max_of_rows = row_max
-    t0 = device.exp(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
+    t0 = device.exp_term(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
     return t0
 
 
@@ -190,7 +190,7 @@ def mean_cross_entropy_stage0(x, label, index_n):
 
 def mean_cross_entropy_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def mean_cross_entropy_chain(picked, row_max, row_sum):

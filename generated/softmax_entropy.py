@@ -38,7 +38,7 @@ def softmax_entropy_row_max(x):
 
 def softmax_entropy_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - row_max, approx_terms)
+    return device.exp_term(x - row_max, approx_terms)
 
 
 def softmax_entropy_row_sum2(x, row_max, row_sum):
@@ -213,7 +213,7 @@ def softmax_entropy_backward_row_max(x):
 
 def softmax_entropy_backward_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - row_max, approx)
+    return device.exp_term(x - row_max, approx)
 
 
 def softmax_entropy_backward_row_sum2(t2):

@@ -42,7 +42,7 @@ def top1_gate_top(x):
 
 def top1_gate_stage1(x, index_n, size_n, top, approx_terms):
     """What is folded into row_sum (sum), row_min (min), on one vector of each operand."""
-    return device.exp(x - top, approx_terms), device.where((x == top) | device.isnan(x), index_n, size_n)
+    return device.exp_term(x - top, approx_terms), device.where((x == top) | device.isnan(x), index_n, size_n)
 
 
 def top1_gate_row(row_sum, row_min):

@@ -34,7 +34,7 @@ def z_loss_row_max(x):
 
 def z_loss_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def z_loss_row(row_max, row_sum):
@@ -173,7 +173,7 @@ def z_loss_backward_row_max(x):
 
 def z_loss_backward_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def z_loss_backward_chain(dy, x, row_max, row_sum, approx):

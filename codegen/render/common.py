@@ -92,6 +92,7 @@ class Context:
         return emit.Dialect(
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
             self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations()[0],
+            written=dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
         )  # fmt: skip
 
     # Approximations under `math: auto`
@@ -100,10 +101,7 @@ class Context:
     def approximations(self) -> tuple[dict[int, str], dict[str, tuple[Array, ...]]]:
         """Whether each operation may be approximate, by the node's identity: where all outputs it reaches are narrower
         than float32; for a term of a sum of exponentials, where what is exponentiated is. Where that depends on a call's
-        types it is a flag of the kernel: the second dict, with the arrays that decide it.
-
-        Such a term's exponent is rounded, which is 0.9 |x| e ** x 2**-24 and so less than half an ulp of the largest term,
-        which is one."""
+        types it is a flag of the kernel: the second dict, with the arrays that decide it."""
         if self.spec.math != "auto":
             return {}, {}
         outputs = self.spec.outputs

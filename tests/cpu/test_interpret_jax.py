@@ -115,3 +115,13 @@ def test_float64_kernels_are_compiled_as_such():
         got = generated.float64_polynomial(x, implementation="interpret")
         assert got.dtype == jnp.float64
         np.testing.assert_allclose(got, generated.float64_polynomial(x, implementation="xla"), rtol=1e-14)
+
+
+def test_small_exponentials_keep_their_digits():
+    """exp(-88) is no normal number, but -88 exp(-88) is: approximations may not flush the one before it becomes the other."""
+    x = jnp.arange(-90, -84, 0.5).astype(jnp.bfloat16)
+    exact = np.asarray(x, np.float64) * np.exp(np.asarray(x, np.float64))
+    made = np.asarray(generated.silu(x, implementation="interpret"), np.float64)
+    normal = np.abs(exact) > float(jnp.finfo(jnp.bfloat16).smallest_normal)
+    np.testing.assert_allclose(made[normal], exact[normal], rtol=2**-8)
+    assert normal.sum() > 5

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # Rounded once, as rmsnorm_fp8; the sum is normalised before it is rounded to be stored, as in add_rmsnorm.
@@ -106,17 +106,17 @@ def add_rmsnorm_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-    reduce.load_one(mScale, (0,), row < rows, rScale)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
+    access.load_one(mScale, (0,), row < rows, rScale)
     reduce.meet([*sRowMean], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = add_rmsnorm_fp8_row_mean(
@@ -131,17 +131,17 @@ def add_rmsnorm_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
-        reduce.forget(rResidual)
+        access.forget(rX)
+        access.forget(rResidual)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             residual_out, q = add_rmsnorm_fp8_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rResidual[None, v].load().to(cutlass.Float32),
@@ -152,8 +152,8 @@ def add_rmsnorm_fp8_kernel(
             )
             rResidualOut.store(residual_out.to(mResidualOut.element_type))
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

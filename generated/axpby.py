@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: axpby
@@ -179,9 +179,9 @@ def axpby_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = reduce.columns_left(total, row, width)
         column = first
-        reduce.load_row(mDz, cutlass.Int64(row) * width, column, step, columns, rDz[None, None, u], 1, ragged, True, True)
-        reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
-        reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
+        access.load_row(mDz, cutlass.Int64(row) * width, column, step, columns, rDz[None, None, u], 1, ragged, True, True)
+        access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+        access.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
 
     for base in cutlass.range(part * rows_a_block, row_count, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -200,16 +200,16 @@ def axpby_backward_kernel(
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 rDy.store(dy.to(mDy.element_type))
-                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
-                reduce.store_row(rDy, mDy, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
+                access.store_row(rDx, mDx, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
+                access.store_row(rDy, mDy, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = reduce.columns_left(total, row, width)
             column = first
-            reduce.load_row(mDz, cutlass.Int64(row) * width, column, step, columns, rDz[None, None, u], 1, ragged, True, True)
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
-            reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
+            access.load_row(mDz, cutlass.Int64(row) * width, column, step, columns, rDz[None, None, u], 1, ragged, True, True)
+            access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+            access.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -224,10 +224,10 @@ def axpby_backward_finish(
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
-    total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    total_sum2 = partials.over_all_parts(mTotalSum2Parts, "sum")
     there = tidx == 0
     rDalpha = cute.make_rmem_tensor((1,), mDalpha.element_type)
     rDbeta = cute.make_rmem_tensor((1,), mDbeta.element_type)
@@ -279,7 +279,7 @@ def axpby_backward_launch(
     if blocks > 0:
         axpby_backward_finish(
             mDalpha, mDbeta, mTotalSumParts, mTotalSum2Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def axpby_backward_xla(dz, x, y, alpha, beta):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import access, partials, reduce
 
 SPEC = """\
 op: bilinear_form
@@ -76,14 +76,14 @@ def bilinear_form_kernel(
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
     columns, column = N, first
-    reduce.load_row(mRight, cute.crd2idx((0,), mRight.layout), column, step, columns, rRight, 1, ragged, False, False)
+    access.load_row(mRight, cute.crd2idx((0,), mRight.layout), column, step, columns, rRight, 1, ragged, False, False)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -101,10 +101,10 @@ def bilinear_form_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -116,9 +116,9 @@ def bilinear_form_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:
@@ -160,7 +160,7 @@ def bilinear_form_launch(
     if blocks > 0:
         bilinear_form_finish(
             mY, mTotalSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def bilinear_form_xla(left, x, right):
@@ -225,17 +225,17 @@ def bilinear_form_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mRight, cute.crd2idx((0,), mRight.layout), c, step, columns, rRight, 1, ragged, False, False)
+            access.load_row(mRight, cute.crd2idx((0,), mRight.layout), c, step, columns, rRight, 1, ragged, False, False)
             values = bilinear_form_backward_rows_row_sum(
                 rX[None, v].load().to(cutlass.Float32),
                 rRight[None, 0].load().to(cutlass.Float32),
@@ -357,13 +357,13 @@ def bilinear_form_backward_kernel(
     if cutlass.const_expr(not whole):
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
-    reduce.load_one(mDy, (0,), True, rDy)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    access.load_one(mDy, (0,), True, rDy)
     columns, column = N, first
-    reduce.load_row(mRight, cute.crd2idx((0,), mRight.layout), column, step, columns, rRight, 1, ragged, False, False)
+    access.load_row(mRight, cute.crd2idx((0,), mRight.layout), column, step, columns, rRight, 1, ragged, False, False)
 
     reduce.meet([*sRowSum], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -371,14 +371,14 @@ def bilinear_form_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+        access.load_one(mLeft, (row,), row < rows, rLeft[None, u])
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -387,7 +387,7 @@ def bilinear_form_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -400,8 +400,8 @@ def bilinear_form_backward_kernel(
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
                 row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rRight)
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rRight)
+                    access.forget(rX[None, None, k])
             else:
                 row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
@@ -415,7 +415,7 @@ def bilinear_form_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 dleft = bilinear_form_backward_row(
                     cute.full((1,), rDy[0], rDy.element_type).to(cutlass.Float32),
@@ -427,17 +427,17 @@ def bilinear_form_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+            access.load_one(mLeft, (row,), row < rows, rLeft[None, u])
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -447,15 +447,15 @@ def bilinear_form_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDy = cute.make_rmem_tensor((1,), mDy.element_type)
     rDright = cute.make_rmem_tensor((1,), mDright.element_type)
-    reduce.load_one(mDy, (0,), there, rDy)
+    access.load_one(mDy, (0,), there, rDy)
     if there:
         dright = bilinear_form_backward_columns(
             cute.full((1,), rDy[0], rDy.element_type).to(cutlass.Float32),
@@ -523,7 +523,7 @@ def bilinear_form_backward_launch(
     if blocks > 0:
         bilinear_form_backward_finish(
             mDy, mDright, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def bilinear_form_backward_xla(dy, left, x, right, row_axes):

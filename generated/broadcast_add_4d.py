@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: broadcast_add_4d
@@ -162,14 +162,14 @@ def broadcast_add_4d_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -184,15 +184,15 @@ def broadcast_add_4d_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iB = row
             columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, S * H * D, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, S * H * D, per_row)
 
 
 @cute.kernel
@@ -204,13 +204,13 @@ def broadcast_add_4d_backward_finish(
     D: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
     iD = c % D
     iS = (c // D)
-    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
     there = tidx == 0
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
@@ -254,7 +254,7 @@ def broadcast_add_4d_backward_launch(
         broadcast_add_4d_backward_finish(
             mDbias, mColumnSumParts,
             S, H, D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def broadcast_add_4d_backward_xla(dy):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: column_any
@@ -65,13 +65,13 @@ def column_any_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     fColumnAny = reduce.accumulators(vec, vectors, "any", cutlass.Boolean)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Boolean,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Boolean,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -87,10 +87,10 @@ def column_any_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -99,11 +99,11 @@ def column_any_finish(
     mColumnAnyParts: cute.Tensor,  # (parts, N) column_any of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_any = reduce.over_parts(mColumnAnyParts, "any", c)
+    column_any = partials.over_parts(mColumnAnyParts, "any", c)
     there = (tidx < 32) & (c < mColumnAnyParts.shape[1])
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:
@@ -147,7 +147,7 @@ def column_any_launch(
     if blocks > 0:
         column_any_finish(
             mY, mColumnAnyParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def column_any_xla(x, row_axes):

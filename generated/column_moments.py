@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # Both sums in one pass; a variance about the mean would have to wait for the mean of all rows.
@@ -79,13 +79,13 @@ def column_moments_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean2 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -101,10 +101,10 @@ def column_moments_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -116,12 +116,12 @@ def column_moments_finish(
     row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_mean = reduce.over_parts(mColumnMeanParts, "mean", c)
-    column_mean2 = reduce.over_parts(mColumnMean2Parts, "mean", c)
+    column_mean = partials.over_parts(mColumnMeanParts, "mean", c)
+    column_mean2 = partials.over_parts(mColumnMean2Parts, "mean", c)
     there = (tidx < 32) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
     column_mean2 = column_mean2 / cutlass.Float32(row_count)
@@ -172,7 +172,7 @@ def column_moments_launch(
         column_moments_finish(
             mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts,
             cutlass.Int64(rows),
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 class ColumnMomentsOutputs(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # Each norm has the floor eps (torch.nn.functional.cosine_similarity), so a row of zeros gives 0.
@@ -89,8 +89,8 @@ def cosine_similarity_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
     reduce.meet([*sStage0], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -99,8 +99,8 @@ def cosine_similarity_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = cosine_similarity_stage0(
@@ -235,10 +235,10 @@ def cosine_similarity_backward_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
-    reduce.load_one(mDsimilarity, (row,), row < rows, rDsimilarity)
-    reduce.load_one(mSimilarity, (row,), row < rows, rSimilarity)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+    access.load_one(mDsimilarity, (row,), row < rows, rDsimilarity)
+    access.load_one(mSimilarity, (row,), row < rows, rSimilarity)
     reduce.meet([*sStage0], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -246,8 +246,8 @@ def cosine_similarity_backward_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = cosine_similarity_backward_stage0(
@@ -261,14 +261,14 @@ def cosine_similarity_backward_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
-        reduce.forget(rY)
+        access.forget(rX)
+        access.forget(rY)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx, dy = cosine_similarity_backward_chain(
@@ -283,8 +283,8 @@ def cosine_similarity_backward_kernel(
             )
             rDx.store(dx.to(mDx.element_type))
             rDy.store(dy.to(mDy.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-            reduce.store_row(rDy, mDy, cute.crd2idx((row, 0), mDy.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDy, mDy, cute.crd2idx((row, 0), mDy.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # PaLM's auxiliary loss keeps the logits' scale from drifting; Liger and QuACK return it beside the whole, as here.
@@ -111,10 +111,10 @@ def cross_entropy_z_loss_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
-    reduce.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    access.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+    access.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
+    access.load_one(mLabel, (row,), row < rows, rLabel)
     reduce.meet([*sRowMax], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -124,7 +124,7 @@ def cross_entropy_z_loss_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -288,7 +288,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMax], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -298,7 +298,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -449,7 +449,7 @@ def cross_entropy_z_loss_backward_kernel(
         rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -461,17 +461,17 @@ def cross_entropy_z_loss_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_one(mDloss, (row,), row < rows, rDloss[None, u])
-        reduce.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
-        reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        access.load_one(mDloss, (row,), row < rows, rDloss[None, u])
+        access.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -480,7 +480,7 @@ def cross_entropy_z_loss_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -492,7 +492,7 @@ def cross_entropy_z_loss_backward_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, inside)
                 row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rX[None, None, k])
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
@@ -505,7 +505,7 @@ def cross_entropy_z_loss_backward_kernel(
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
                 row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rX[None, None, k])
             else:
                 row_max = rRowMaxOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
@@ -527,24 +527,24 @@ def cross_entropy_z_loss_backward_kernel(
                 once = reduce.inside(c, cutlass.select_(columns < 1, columns, 1), vec, True, False)  # a row counts once
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mDloss, (row,), row < rows, rDloss[None, u])
-            reduce.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
-            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+            access.load_one(mDloss, (row,), row < rows, rDloss[None, u])
+            access.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
+            access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -556,9 +556,9 @@ def cross_entropy_z_loss_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
     rDzWeight = cute.make_rmem_tensor((1,), mDzWeight.element_type)
     if there:
@@ -625,7 +625,7 @@ def cross_entropy_z_loss_backward_launch(
     if blocks > 0:
         cross_entropy_z_loss_backward_finish(
             mDzWeight, mTotalSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def cross_entropy_z_loss_backward_xla(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_axes):

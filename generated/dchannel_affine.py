@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import reduce
+from codegen.runtime import access, partials, reduce
 
 SPEC = """\
 op: dchannel_affine
@@ -91,17 +91,17 @@ def dchannel_affine_kernel(
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = C * S, first
-    reduce.gather_row(mScale, (0,), (0,), (C, S,), column, step, columns, rScale, ragged)
+    access.gather_row(mScale, (0,), (0,), (C, S,), column, step, columns, rScale, ragged)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((iB, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mX, cute.crd2idx((iB, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((iB, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((iB, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -118,16 +118,16 @@ def dchannel_affine_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iB = row
             columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((iB, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, C * S, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, C * S, per_row)
 
 
 @cute.kernel
@@ -140,12 +140,12 @@ def dchannel_affine_finish(
     S: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (C, S,), (True, False))
-    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (C, S,), (True, False))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (C, S,), (True, False))
+    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (C, S,), (True, False))
     there = tidx == 0
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)
@@ -197,7 +197,7 @@ def dchannel_affine_launch(
         dchannel_affine_finish(
             mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
             C, S,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 class DchannelAffineOutputs(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce, vectors
+from codegen.runtime import access, device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_amax
@@ -207,18 +207,18 @@ def dense_amax_epilogue_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
     reduce.meet([*sRowMax], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(mBias is not None):
-                reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
+                access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             values = dense_amax_epilogue_row_max(
                 rAcc[None, v].load().to(cutlass.Float32),
                 rBias[None, 0].load().to(cutlass.Float32),
@@ -230,22 +230,22 @@ def dense_amax_epilogue_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rAcc)
+        access.forget(rAcc)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(mBias is not None):
-                reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
+                access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             y = dense_amax_epilogue_chain(
                 rAcc[None, v].load().to(cutlass.Float32),
                 rBias[None, 0].load().to(cutlass.Float32),
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         amax = dense_amax_epilogue_row(

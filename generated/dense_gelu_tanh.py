@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce, vectors
+from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
 SPEC = """\
 # 1 + tanh(u) is 2 * sigmoid(2 * u): the reference says it so, for tanh cancels for large negative z.
@@ -370,14 +370,14 @@ def dense_gelu_tanh_backward_kernel(
     rZ = cute.make_rmem_tensor((vec, vectors, at_once), mZ.element_type)
     rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -393,15 +393,15 @@ def dense_gelu_tanh_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -410,11 +410,11 @@ def dense_gelu_tanh_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
@@ -458,7 +458,7 @@ def dense_gelu_tanh_backward_launch(
     if blocks > 0:
         dense_gelu_tanh_backward_finish(
             mDbias, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def dense_gelu_tanh_backward_xla(dy, z, row_axes):

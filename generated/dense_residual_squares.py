@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce, vectors
+from codegen.runtime import access, device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_residual_squares
@@ -202,16 +202,16 @@ def dense_residual_squares_epilogue_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
+        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+        access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-            reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dense_residual_squares_epilogue_row_sum(
@@ -225,14 +225,14 @@ def dense_residual_squares_epilogue_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rAcc)
-        reduce.forget(rResidual)
+        access.forget(rAcc)
+        access.forget(rResidual)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-            reduce.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = dense_residual_squares_epilogue_chain(
@@ -240,7 +240,7 @@ def dense_residual_squares_epilogue_kernel(
                 rResidual[None, v].load().to(cutlass.Float32),
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         squares = dense_residual_squares_epilogue_row(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce, vectors
+from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
 SPEC = """\
 op: dense_rms_scaled
@@ -422,20 +422,20 @@ def dense_rms_scaled_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-    reduce.load_one(mRstd, (row,), row < rows, rRstd)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+    access.load_one(mRstd, (row,), row < rows, rRstd)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = dense_rms_scaled_backward_rows_row_sum(
                 rDy[None, v].load().to(cutlass.Float32),
                 rAcc[None, v].load().to(cutlass.Float32),
@@ -577,13 +577,13 @@ def dense_rms_scaled_backward_kernel(
     if cutlass.const_expr(not whole):
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sAcc = reduce.staging(mAcc.element_type, vec * 1, vectors, at_once, threads)
+        sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sAcc = access.staging(mAcc.element_type, vec * 1, vectors, at_once, threads)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
-    reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
+    access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
 
     reduce.meet([*sRowSum], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -591,16 +591,16 @@ def dense_rms_scaled_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+        access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-            reduce.fetch_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, sAcc[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            access.fetch_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, sAcc[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -609,8 +609,8 @@ def dense_rms_scaled_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
-                reduce.take_row(sAcc[None, None, u], column, step, columns, rAcc[None, None, k])
+                access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                access.take_row(sAcc[None, None, u], column, step, columns, rAcc[None, None, k])
             if cutlass.const_expr(whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -625,9 +625,9 @@ def dense_rms_scaled_backward_kernel(
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
                 row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rWeight)
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rAcc[None, None, k])
+                    access.forget(rWeight)
+                    access.forget(rDy[None, None, k])
+                    access.forget(rAcc[None, None, k])
             else:
                 row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
@@ -641,7 +641,7 @@ def dense_rms_scaled_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 drstd = dense_rms_scaled_backward_row(
                     cute.full((1,), row_sum, cutlass.Float32),
@@ -652,19 +652,19 @@ def dense_rms_scaled_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+            access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-                reduce.fetch_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, sAcc[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                access.fetch_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, sAcc[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -673,11 +673,11 @@ def dense_rms_scaled_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     if there:
@@ -746,7 +746,7 @@ def dense_rms_scaled_backward_launch(
     if blocks > 0:
         dense_rms_scaled_backward_finish(
             mDweight, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def dense_rms_scaled_backward_xla(dy, acc, rstd, weight, row_axes):

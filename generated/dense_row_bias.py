@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce, vectors
+from codegen.runtime import access, device, gemm, reduce, vectors
 
 SPEC = """\
 op: dense_row_bias
@@ -343,16 +343,16 @@ def dense_row_bias_backward_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dense_row_bias_backward_row_sum(
@@ -366,14 +366,14 @@ def dense_row_bias_backward_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rZ)
+        access.forget(rDy)
+        access.forget(rZ)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dacc = dense_row_bias_backward_chain(
@@ -381,7 +381,7 @@ def dense_row_bias_backward_kernel(
                 rZ[None, v].load().to(cutlass.Float32),
             )
             rDacc.store(dacc.to(mDacc.element_type))
-            reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         dbias = dense_row_bias_backward_row(

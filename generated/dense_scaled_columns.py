@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce, vectors
+from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
 SPEC = """\
 op: dense_scaled_columns
@@ -467,20 +467,20 @@ def dense_scaled_columns_backward_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
     columns, column = N, first
-    reduce.load_row(mAlpha, cute.crd2idx((0,), mAlpha.layout), column, step, columns, rAlpha, 1, ragged, False, False)
-    reduce.load_row(mBeta, cute.crd2idx((0,), mBeta.layout), column, step, columns, rBeta, 1, ragged, False, False)
+    access.load_row(mAlpha, cute.crd2idx((0,), mAlpha.layout), column, step, columns, rAlpha, 1, ragged, False, False)
+    access.load_row(mBeta, cute.crd2idx((0,), mBeta.layout), column, step, columns, rBeta, 1, ragged, False, False)
     if cutlass.const_expr(mBias is not None):
-        reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
+        access.load_row(mBias, cute.crd2idx((0,), mBias.layout), column, step, columns, rBias, 1, ragged, False, False)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
+        access.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -500,17 +500,17 @@ def dense_scaled_columns_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
+            access.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -523,13 +523,13 @@ def dense_scaled_columns_backward_finish(
     mColumnSum3Parts: cute.Tensor,  # (parts, N) column_sum3 of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
-    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
-    column_sum3 = reduce.over_parts(mColumnSum3Parts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = partials.over_parts(mColumnSum2Parts, "sum", c)
+    column_sum3 = partials.over_parts(mColumnSum3Parts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDalpha = cute.make_rmem_tensor((1,), mDalpha.element_type)
     rDbeta = cute.make_rmem_tensor((1,), mDbeta.element_type)
@@ -590,7 +590,7 @@ def dense_scaled_columns_backward_launch(
     if blocks > 0:
         dense_scaled_columns_backward_finish(
             mDalpha, mDbeta, mDbias, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def dense_scaled_columns_backward_xla(dy, acc, c, alpha, beta, bias, row_axes):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # As dgelu_dbias, with a scale for each block of 128 columns of the quantised gradient. The scale multiplies back.
@@ -103,14 +103,14 @@ def dgelu_dbias_group_fp8_kernel(
     rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, B * G, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((row, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((row, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -127,16 +127,16 @@ def dgelu_dbias_group_fp8_kernel(
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rScale.store(scale.to(mScale.element_type))
                 rQ.store(q.to(mQ.element_type))
-                reduce.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
-                reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
+                access.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, B * G, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, B * G, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, B * G, per_row)
 
 
 @cute.kernel
@@ -146,13 +146,13 @@ def dgelu_dbias_group_fp8_finish(
     G: cutlass.Int32,
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
     iG = c % G
     iB = (c // G)
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
@@ -199,7 +199,7 @@ def dgelu_dbias_group_fp8_launch(
         dgelu_dbias_group_fp8_finish(
             mDbias, mColumnSumParts,
             G,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 class DgeluDbiasGroupFp8Outputs(NamedTuple):

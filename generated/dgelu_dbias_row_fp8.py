@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # As dgelu_dbias, with a scale for each row of the quantised gradient. The scale multiplies back.
@@ -98,16 +98,16 @@ def dgelu_dbias_row_fp8_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMax], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dgelu_dbias_row_fp8_rows_row_max(
@@ -234,11 +234,11 @@ def dgelu_dbias_row_fp8_kernel(
     if cutlass.const_expr(not whole):
         rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
     if cutlass.const_expr(staged):
-        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     reduce.meet([*sRowMax], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -247,14 +247,14 @@ def dgelu_dbias_row_fp8_kernel(
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+            access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -263,8 +263,8 @@ def dgelu_dbias_row_fp8_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -277,8 +277,8 @@ def dgelu_dbias_row_fp8_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, inside)
                 row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
             else:
                 row_max = rRowMaxOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
@@ -292,7 +292,7 @@ def dgelu_dbias_row_fp8_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rQ.store(q.to(mQ.element_type))
-                reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 scale = dgelu_dbias_row_fp8_row(
                     cute.full((1,), amax_min, cutlass.Float32),
@@ -305,17 +305,17 @@ def dgelu_dbias_row_fp8_kernel(
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+                access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -324,11 +324,11 @@ def dgelu_dbias_row_fp8_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
@@ -396,7 +396,7 @@ def dgelu_dbias_row_fp8_launch(
     if blocks > 0:
         dgelu_dbias_row_fp8_finish(
             mDbias, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 class DgeluDbiasRowFp8Outputs(NamedTuple):

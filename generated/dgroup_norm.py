@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # Mean and reciprocal deviation are computed again: the rows are read anyway. It is a gradient already, so it has none.
@@ -120,9 +120,9 @@ def dgroup_norm_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy, 1, ragged, False, kept)
-        reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
-        reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
+        access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
+        access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
     reduce.meet([*sStage0, *sStage1], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -130,9 +130,9 @@ def dgroup_norm_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
-            reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
+            access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
+            access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dgroup_norm_rows_stage0(
@@ -149,17 +149,17 @@ def dgroup_norm_rows_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rX)
-        reduce.forget(rWeight)
+        access.forget(rDy)
+        access.forget(rX)
+        access.forget(rWeight)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
-            reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
+            access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, False, kept)
+            access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dgroup_norm_rows_stage1(
@@ -312,13 +312,13 @@ def dgroup_norm_kernel(
         rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowMean4OfRows = cute.make_rmem_tensor((1, at_once), mRowMean4OfRows.element_type)
     if cutlass.const_expr(staged):
-        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -328,19 +328,19 @@ def dgroup_norm_kernel(
         iB = row
         columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
         column = first
-        reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+        access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMeanOfRows, (iB, iG), row < B, rRowMeanOfRows[None, u])
-            reduce.load_one(mRowMean3OfRows, (iB, iG), row < B, rRowMean3OfRows[None, u])
-            reduce.load_one(mRowMean2OfRows, (iB, iG), row < B, rRowMean2OfRows[None, u])
-            reduce.load_one(mRowMean4OfRows, (iB, iG), row < B, rRowMean4OfRows[None, u])
+            access.load_one(mRowMeanOfRows, (iB, iG), row < B, rRowMeanOfRows[None, u])
+            access.load_one(mRowMean3OfRows, (iB, iG), row < B, rRowMean3OfRows[None, u])
+            access.load_one(mRowMean2OfRows, (iB, iG), row < B, rRowMean2OfRows[None, u])
+            access.load_one(mRowMean4OfRows, (iB, iG), row < B, rRowMean4OfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-            reduce.fetch_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -351,8 +351,8 @@ def dgroup_norm_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -369,9 +369,9 @@ def dgroup_norm_kernel(
                 row_mean = row_mean / cutlass.Float32(C * S)
                 row_mean3 = row_mean3 / cutlass.Float32(C * S)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
-                    reduce.forget(rWeight[None, None, u])
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
+                    access.forget(rWeight[None, None, u])
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -388,9 +388,9 @@ def dgroup_norm_kernel(
                 row_mean2 = row_mean2 / cutlass.Float32(C * S)
                 row_mean4 = row_mean4 / cutlass.Float32(C * S)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
-                    reduce.forget(rWeight[None, None, u])
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
+                    access.forget(rWeight[None, None, u])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean3 = rRowMean3OfRows[0, u]
@@ -412,29 +412,29 @@ def dgroup_norm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iG = place
             iB = row
             columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
             column = first
-            reduce.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+            access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMeanOfRows, (iB, iG), row < B, rRowMeanOfRows[None, u])
-                reduce.load_one(mRowMean3OfRows, (iB, iG), row < B, rRowMean3OfRows[None, u])
-                reduce.load_one(mRowMean2OfRows, (iB, iG), row < B, rRowMean2OfRows[None, u])
-                reduce.load_one(mRowMean4OfRows, (iB, iG), row < B, rRowMean4OfRows[None, u])
+                access.load_one(mRowMeanOfRows, (iB, iG), row < B, rRowMeanOfRows[None, u])
+                access.load_one(mRowMean3OfRows, (iB, iG), row < B, rRowMean3OfRows[None, u])
+                access.load_one(mRowMean2OfRows, (iB, iG), row < B, rRowMean2OfRows[None, u])
+                access.load_one(mRowMean4OfRows, (iB, iG), row < B, rRowMean4OfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-                reduce.fetch_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (C * S)), mColumnSumParts), cute.domain_offset((0, place * (C * S)), mColumnSum2Parts)], sColumns, part, first, step, C * S, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (C * S)), mColumnSumParts), cute.domain_offset((0, place * (C * S)), mColumnSum2Parts)], sColumns, part, first, step, C * S, per_row)
 
 
 @cute.kernel
@@ -448,14 +448,14 @@ def dgroup_norm_finish(
     S: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
     iC = c % C
     iG = (c // C)
-    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (G, C, S,), (True, True, False))
-    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (G, C, S,), (True, True, False))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (G, C, S,), (True, True, False))
+    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (G, C, S,), (True, True, False))
     there = tidx == 0
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
@@ -533,7 +533,7 @@ def dgroup_norm_launch(
         dgroup_norm_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
             G, C, S,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 class DgroupNormOutputs(NamedTuple):

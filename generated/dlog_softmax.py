@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # y is the log softmax itself. It is a gradient already, hence grad: none.
@@ -80,15 +80,15 @@ def dlog_softmax_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dlog_softmax_row_sum(
@@ -101,14 +101,14 @@ def dlog_softmax_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rY)
+        access.forget(rDy)
+        access.forget(rY)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = dlog_softmax_chain(
@@ -118,7 +118,7 @@ def dlog_softmax_kernel(
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # For a frozen weight. It is a gradient already, hence grad: none.
@@ -107,15 +107,15 @@ def drmsnorm_x_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMean, *sRowMean2], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = drmsnorm_x_row_mean(
@@ -129,18 +129,18 @@ def drmsnorm_x_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rX)
+        access.forget(rDy)
+        access.forget(rX)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(mWeight is not None):
-                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = drmsnorm_x_row_mean2(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
@@ -157,18 +157,18 @@ def drmsnorm_x_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rX)
+        access.forget(rDy)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(mWeight is not None):
-                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             dx = drmsnorm_x_chain(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
@@ -179,7 +179,7 @@ def drmsnorm_x_kernel(
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

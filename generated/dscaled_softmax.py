@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # y is the softmax itself, 0 where it was masked, so this is the backward of causal_softmax too. It is a gradient already,
@@ -84,16 +84,16 @@ def dscaled_softmax_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dscaled_softmax_row_sum(
@@ -107,14 +107,14 @@ def dscaled_softmax_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rY)
+        access.forget(rDy)
+        access.forget(rY)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = dscaled_softmax_chain(
@@ -124,7 +124,7 @@ def dscaled_softmax_kernel(
                 cute.full((vec,), row_sum, cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

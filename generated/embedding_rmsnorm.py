@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # A token outside the table is clamped to its ends.
@@ -94,18 +94,18 @@ def embedding_rmsnorm_kernel(
     rTableAtTokenAt = cute.make_rmem_tensor((1,), mToken.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    reduce.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
+    access.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
+        access.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
     reduce.meet([*sRowMean], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
+            access.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = embedding_rmsnorm_row_mean(
@@ -119,16 +119,16 @@ def embedding_rmsnorm_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rTableAtToken)
+        access.forget(rTableAtToken)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
+            access.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(mWeight is not None):
-                reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             y = embedding_rmsnorm_chain(
                 rTableAtToken[None, v].load().to(cutlass.Float32),
                 rWeight[None, 0].load().to(cutlass.Float32),
@@ -137,7 +137,7 @@ def embedding_rmsnorm_kernel(
                 approx,
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce, vectors
+from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
 SPEC = """\
 op: gemm_linear
@@ -453,16 +453,16 @@ def gemm_linear_backward_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
+        access.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -482,17 +482,17 @@ def gemm_linear_backward_kernel(
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
+            access.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -505,11 +505,11 @@ def gemm_linear_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
@@ -528,10 +528,10 @@ def gemm_linear_backward_finish_total(
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
-    total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    total_sum2 = partials.over_all_parts(mTotalSum2Parts, "sum")
     there = tidx == 0
     rDalpha = cute.make_rmem_tensor((1,), mDalpha.element_type)
     rDbeta = cute.make_rmem_tensor((1,), mDbeta.element_type)
@@ -588,12 +588,12 @@ def gemm_linear_backward_launch(
     if blocks > 0:
         gemm_linear_backward_finish(
             mDbias, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
     blocks = 1
     if blocks > 0:
         gemm_linear_backward_finish_total(
             mDalpha, mDbeta, mTotalSumParts, mTotalSum2Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def gemm_linear_backward_xla(dy, acc, c, alpha, beta, row_axes):

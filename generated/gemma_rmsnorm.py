@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # The weight is stored as its distance from 1 (Gemma; FlashInfer's gemma_rmsnorm, Transformer Engine's zero-centred gamma).
@@ -84,14 +84,14 @@ def gemma_rmsnorm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMean], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = gemma_rmsnorm_row_mean(
@@ -105,15 +105,15 @@ def gemma_rmsnorm_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             y = gemma_rmsnorm_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rWeight[None, 0].load().to(cutlass.Float32),
@@ -122,7 +122,7 @@ def gemma_rmsnorm_kernel(
                 approx,
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -222,8 +222,8 @@ def gemma_rmsnorm_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sStage0], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -231,11 +231,11 @@ def gemma_rmsnorm_backward_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = gemma_rmsnorm_backward_rows_stage0(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
@@ -360,13 +360,13 @@ def gemma_rmsnorm_backward_kernel(
         rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
-    reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
+    access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -375,15 +375,15 @@ def gemma_rmsnorm_backward_kernel(
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
-            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -392,8 +392,8 @@ def gemma_rmsnorm_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -409,9 +409,9 @@ def gemma_rmsnorm_backward_kernel(
                 row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn)
                 row_mean = row_mean / cutlass.Float32(N)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rWeight)
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rWeight)
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
@@ -430,24 +430,24 @@ def gemma_rmsnorm_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
-                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -456,11 +456,11 @@ def gemma_rmsnorm_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     if there:
@@ -529,7 +529,7 @@ def gemma_rmsnorm_backward_launch(
     if blocks > 0:
         gemma_rmsnorm_backward_finish(
             mDweight, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def gemma_rmsnorm_backward_xla(dy, x, weight, size_n, eps, row_axes):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # What queries and keys go through in Qwen 3, in one pass: the norm of each head, then the rotation of its halves.
@@ -107,10 +107,10 @@ def head_rmsnorm_rotary_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-        reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
-        reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+        access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
+        access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
     reduce.meet([*sStage0], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -118,8 +118,8 @@ def head_rmsnorm_rotary_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = head_rmsnorm_rotary_stage0(
@@ -135,22 +135,22 @@ def head_rmsnorm_rotary_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX0)
-        reduce.forget(rX1)
-        reduce.forget(rCos)
-        reduce.forget(rSin)
+        access.forget(rX0)
+        access.forget(rX1)
+        access.forget(rCos)
+        access.forget(rSin)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
-            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
+            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
-            reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
             y0, y1 = head_rmsnorm_rotary_chain(
                 rX0[None, v].load().to(cutlass.Float32),
                 rX1[None, v].load().to(cutlass.Float32),
@@ -165,8 +165,8 @@ def head_rmsnorm_rotary_kernel(
             )
             rY0.store(y0.to(mY.element_type))
             rY1.store(y1.to(mY.element_type))
-            reduce.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
-            reduce.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
+            access.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
+            access.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
 
 
 @cute.jit
@@ -288,12 +288,12 @@ def head_rmsnorm_rotary_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0, 1, ragged, False, kept)
-        reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1, 1, ragged, False, kept)
-        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-        reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
-        reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
+        access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0, 1, ragged, False, kept)
+        access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+        access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
+        access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
     reduce.meet([*sStage0], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -302,16 +302,16 @@ def head_rmsnorm_rotary_backward_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0, 1, ragged, False, kept)
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
-            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0, 1, ragged, False, kept)
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
+            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
-            reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
             values = head_rmsnorm_rotary_backward_rows_stage0(
                 rDy0[None, v].load().to(cutlass.Float32),
                 rDy1[None, v].load().to(cutlass.Float32),
@@ -480,21 +480,21 @@ def head_rmsnorm_rotary_backward_kernel(
         rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sDy0 = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sDy1 = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sX0 = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
-        sX1 = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
-        sCos = reduce.staging(mCos.element_type, vec * 1, vectors, at_once, threads)
-        sSin = reduce.staging(mSin.element_type, vec * 1, vectors, at_once, threads)
+        sDy0 = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sDy1 = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX0 = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sX1 = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sCos = access.staging(mCos.element_type, vec * 1, vectors, at_once, threads)
+        sSin = access.staging(mSin.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum3 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum4 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
     columns, column = D, first
-    reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
-    reduce.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
+    access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
+    access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -506,24 +506,24 @@ def head_rmsnorm_rotary_backward_kernel(
         columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
         column = first
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMeanOfRows, (iB, iS, iH), row < B * H, rRowMeanOfRows[None, u])
-            reduce.load_one(mRowMean2OfRows, (iB, iS, iH), row < B * H, rRowMean2OfRows[None, u])
-            reduce.load_one(mRowSumOfRows, (iB, iS, iH), row < B * H, rRowSumOfRows[None, u])
+            access.load_one(mRowMeanOfRows, (iB, iS, iH), row < B * H, rRowMeanOfRows[None, u])
+            access.load_one(mRowMean2OfRows, (iB, iS, iH), row < B * H, rRowMean2OfRows[None, u])
+            access.load_one(mRowSumOfRows, (iB, iS, iH), row < B * H, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, sDy0[None, None, u], 1)
-            reduce.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, sDy1[None, None, u], 1)
-            reduce.fetch_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, sX0[None, None, u], 1)
-            reduce.fetch_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, sX1[None, None, u], 1)
-            reduce.fetch_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, sCos[None, None, u], 1)
-            reduce.fetch_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, sSin[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, sDy0[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, sDy1[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, sX0[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, sX1[None, None, u], 1)
+            access.fetch_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, sCos[None, None, u], 1)
+            access.fetch_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, sSin[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -535,12 +535,12 @@ def head_rmsnorm_rotary_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDy0[None, None, u], column, step, columns, rDy0[None, None, k])
-                reduce.take_row(sDy1[None, None, u], column, step, columns, rDy1[None, None, k])
-                reduce.take_row(sX0[None, None, u], column, step, columns, rX0[None, None, k])
-                reduce.take_row(sX1[None, None, u], column, step, columns, rX1[None, None, k])
-                reduce.take_row(sCos[None, None, u], column, step, columns, rCos[None, None, k])
-                reduce.take_row(sSin[None, None, u], column, step, columns, rSin[None, None, k])
+                access.take_row(sDy0[None, None, u], column, step, columns, rDy0[None, None, k])
+                access.take_row(sDy1[None, None, u], column, step, columns, rDy1[None, None, k])
+                access.take_row(sX0[None, None, u], column, step, columns, rX0[None, None, k])
+                access.take_row(sX1[None, None, u], column, step, columns, rX1[None, None, k])
+                access.take_row(sCos[None, None, u], column, step, columns, rCos[None, None, k])
+                access.take_row(sSin[None, None, u], column, step, columns, rSin[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -563,14 +563,14 @@ def head_rmsnorm_rotary_backward_kernel(
                 row_mean = row_mean / cutlass.Float32(D)
                 row_mean2 = row_mean2 / cutlass.Float32(D)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rWeight0)
-                    reduce.forget(rWeight1)
-                    reduce.forget(rDy0[None, None, k])
-                    reduce.forget(rDy1[None, None, k])
-                    reduce.forget(rX0[None, None, k])
-                    reduce.forget(rX1[None, None, k])
-                    reduce.forget(rCos[None, None, k])
-                    reduce.forget(rSin[None, None, k])
+                    access.forget(rWeight0)
+                    access.forget(rWeight1)
+                    access.forget(rDy0[None, None, k])
+                    access.forget(rDy1[None, None, k])
+                    access.forget(rX0[None, None, k])
+                    access.forget(rX1[None, None, k])
+                    access.forget(rCos[None, None, k])
+                    access.forget(rSin[None, None, k])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
@@ -597,8 +597,8 @@ def head_rmsnorm_rotary_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside)
                 rDx0.store(dx0.to(mDx.element_type))
                 rDx1.store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iS = place
@@ -607,27 +607,27 @@ def head_rmsnorm_rotary_backward_kernel(
             columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
             column = first
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMeanOfRows, (iB, iS, iH), row < B * H, rRowMeanOfRows[None, u])
-                reduce.load_one(mRowMean2OfRows, (iB, iS, iH), row < B * H, rRowMean2OfRows[None, u])
-                reduce.load_one(mRowSumOfRows, (iB, iS, iH), row < B * H, rRowSumOfRows[None, u])
+                access.load_one(mRowMeanOfRows, (iB, iS, iH), row < B * H, rRowMeanOfRows[None, u])
+                access.load_one(mRowMean2OfRows, (iB, iS, iH), row < B * H, rRowMean2OfRows[None, u])
+                access.load_one(mRowSumOfRows, (iB, iS, iH), row < B * H, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, sDy0[None, None, u], 1)
-                reduce.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, sDy1[None, None, u], 1)
-                reduce.fetch_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, sX0[None, None, u], 1)
-                reduce.fetch_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, sX1[None, None, u], 1)
-                reduce.fetch_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, sCos[None, None, u], 1)
-                reduce.fetch_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, sSin[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, sDy0[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, sDy1[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, sX0[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, sX1[None, None, u], 1)
+                access.fetch_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, sCos[None, None, u], 1)
+                access.fetch_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, sSin[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+                access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+                access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row)
 
 
 @cute.kernel
@@ -639,12 +639,12 @@ def head_rmsnorm_rotary_backward_finish(
     D: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (S, D,), (False, True))
-    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (S, D,), (False, True))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (S, D,), (False, True))
+    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (S, D,), (False, True))
     there = tidx == 0
     rDweight0 = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDweight1 = cute.make_rmem_tensor((1,), mDweight.element_type)
@@ -668,14 +668,14 @@ def head_rmsnorm_rotary_backward_finish_S_D(
     D: cutlass.Int32,
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
     iD = c % D
     iS = (c // D)
-    column_sum3 = reduce.over_parts(mColumnSum3Parts, "sum", c)
-    column_sum4 = reduce.over_parts(mColumnSum4Parts, "sum", c)
+    column_sum3 = partials.over_parts(mColumnSum3Parts, "sum", c)
+    column_sum4 = partials.over_parts(mColumnSum4Parts, "sum", c)
     there = (tidx < 32) & (c < mColumnSum3Parts.shape[1])
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
@@ -757,13 +757,13 @@ def head_rmsnorm_rotary_backward_launch(
         head_rmsnorm_rotary_backward_finish(
             mDweight, mColumnSumParts, mColumnSum2Parts,
             S, D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
     blocks = (S * D + 31) // 32
     if blocks > 0:
         head_rmsnorm_rotary_backward_finish_S_D(
             mDcos, mDsin, mColumnSum3Parts, mColumnSum4Parts,
             D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def head_rmsnorm_rotary_backward_xla(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: instance_norm
@@ -108,18 +108,18 @@ def instance_norm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     if cutlass.const_expr(mWeight is not None):
-        reduce.load_one(mWeight, (iC,), row < B * C, rWeight)
+        access.load_one(mWeight, (iC,), row < B * C, rWeight)
     if cutlass.const_expr(mBias is not None):
-        reduce.load_one(mBias, (iC,), row < B * C, rBias)
+        access.load_one(mBias, (iC,), row < B * C, rBias)
     reduce.meet([*sRowMean, *sRowMean2], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = instance_norm_row_mean(
@@ -133,12 +133,12 @@ def instance_norm_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = instance_norm_row_mean2(
@@ -153,12 +153,12 @@ def instance_norm_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = instance_norm_chain(
@@ -171,7 +171,7 @@ def instance_norm_kernel(
                 approx,
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((iB, iC, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rY, mY, cute.crd2idx((iB, iC, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -291,8 +291,8 @@ def instance_norm_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sStage0, *sStage1], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -300,8 +300,8 @@ def instance_norm_backward_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = instance_norm_backward_rows_stage0(
@@ -316,15 +316,15 @@ def instance_norm_backward_rows_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rX)
+        access.forget(rDy)
+        access.forget(rX)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = instance_norm_backward_rows_stage1(
@@ -479,13 +479,13 @@ def instance_norm_backward_kernel(
         rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -496,19 +496,19 @@ def instance_norm_backward_kernel(
         columns = cutlass.select_(row < B, S, 0)  # past the last row nothing is accessed
         column = first
         if cutlass.const_expr(mWeight is not None):
-            reduce.load_one(mWeight, (iC,), row < B, rWeight[None, u])
+            access.load_one(mWeight, (iC,), row < B, rWeight[None, u])
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMeanOfRows, (iB, iC), row < B, rRowMeanOfRows[None, u])
-            reduce.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
-            reduce.load_one(mRowMean2OfRows, (iB, iC), row < B, rRowMean2OfRows[None, u])
-            reduce.load_one(mRowSumOfRows, (iB, iC), row < B, rRowSumOfRows[None, u])
+            access.load_one(mRowMeanOfRows, (iB, iC), row < B, rRowMeanOfRows[None, u])
+            access.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
+            access.load_one(mRowMean2OfRows, (iB, iC), row < B, rRowMean2OfRows[None, u])
+            access.load_one(mRowSumOfRows, (iB, iC), row < B, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-            reduce.fetch_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -519,8 +519,8 @@ def instance_norm_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -535,8 +535,8 @@ def instance_norm_backward_kernel(
                 row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
                 row_mean = row_mean / cutlass.Float32(S)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -551,8 +551,8 @@ def instance_norm_backward_kernel(
                 row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
                 row_mean2 = row_mean2 / cutlass.Float32(S)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
@@ -575,7 +575,7 @@ def instance_norm_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((iB, iC, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((iB, iC, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iC = place
@@ -583,22 +583,22 @@ def instance_norm_backward_kernel(
             columns = cutlass.select_(row < B, S, 0)  # past the last row nothing is accessed
             column = first
             if cutlass.const_expr(mWeight is not None):
-                reduce.load_one(mWeight, (iC,), row < B, rWeight[None, u])
+                access.load_one(mWeight, (iC,), row < B, rWeight[None, u])
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMeanOfRows, (iB, iC), row < B, rRowMeanOfRows[None, u])
-                reduce.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
-                reduce.load_one(mRowMean2OfRows, (iB, iC), row < B, rRowMean2OfRows[None, u])
-                reduce.load_one(mRowSumOfRows, (iB, iC), row < B, rRowSumOfRows[None, u])
+                access.load_one(mRowMeanOfRows, (iB, iC), row < B, rRowMeanOfRows[None, u])
+                access.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
+                access.load_one(mRowMean2OfRows, (iB, iC), row < B, rRowMean2OfRows[None, u])
+                access.load_one(mRowSumOfRows, (iB, iC), row < B, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-                reduce.fetch_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (S)), mColumnSumParts), cute.domain_offset((0, place * (S)), mColumnSum2Parts)], sColumns, part, first, step, S, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (S)), mColumnSumParts), cute.domain_offset((0, place * (S)), mColumnSum2Parts)], sColumns, part, first, step, S, per_row)
 
 
 @cute.kernel
@@ -611,12 +611,12 @@ def instance_norm_backward_finish(
     S: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (C, S,), (True, False))
-    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (C, S,), (True, False))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (C, S,), (True, False))
+    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (C, S,), (True, False))
     there = tidx == 0
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
@@ -694,7 +694,7 @@ def instance_norm_backward_launch(
         instance_norm_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
             C, S,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def instance_norm_backward_xla(dy, x, weight, size_s, eps):

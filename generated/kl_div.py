@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # A place whose target has probability 0 adds nothing: the limit of p log p.
@@ -78,16 +78,16 @@ def kl_div_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mLogP, cute.crd2idx((row, 0), mLogP.layout), column, step, columns, rLogP, 1, ragged, True, kept)
-        reduce.load_row(mLogTarget, cute.crd2idx((row, 0), mLogTarget.layout), column, step, columns, rLogTarget, 1, ragged, True, kept)
+        access.load_row(mLogP, cute.crd2idx((row, 0), mLogP.layout), column, step, columns, rLogP, 1, ragged, True, kept)
+        access.load_row(mLogTarget, cute.crd2idx((row, 0), mLogTarget.layout), column, step, columns, rLogTarget, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mLogP, cute.crd2idx((row, 0), mLogP.layout), column, step, columns, rLogP, 1, ragged, True, kept)
-            reduce.load_row(mLogTarget, cute.crd2idx((row, 0), mLogTarget.layout), column, step, columns, rLogTarget, 1, ragged, True, kept)
+            access.load_row(mLogP, cute.crd2idx((row, 0), mLogP.layout), column, step, columns, rLogP, 1, ragged, True, kept)
+            access.load_row(mLogTarget, cute.crd2idx((row, 0), mLogTarget.layout), column, step, columns, rLogTarget, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = kl_div_row_sum(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # Liger's selected log-softmax, as policy gradient losses need it.
@@ -100,8 +100,8 @@ def label_log_prob_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    access.load_one(mLabel, (row,), row < rows, rLabel)
     reduce.meet([*sStage0], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -112,7 +112,7 @@ def label_log_prob_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -268,7 +268,7 @@ def label_log_prob_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMax], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -278,7 +278,7 @@ def label_log_prob_backward_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -426,7 +426,7 @@ def label_log_prob_backward_kernel(
         rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -438,16 +438,16 @@ def label_log_prob_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_one(mDy, (row,), row < rows, rDy[None, u])
-        reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        access.load_one(mDy, (row,), row < rows, rDy[None, u])
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -456,7 +456,7 @@ def label_log_prob_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -469,7 +469,7 @@ def label_log_prob_backward_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, inside)
                 row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rX[None, None, k])
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
@@ -483,7 +483,7 @@ def label_log_prob_backward_kernel(
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
                 row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rX[None, None, k])
             else:
                 row_max = rRowMaxOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
@@ -502,23 +502,23 @@ def label_log_prob_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mDy, (row,), row < rows, rDy[None, u])
-            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+            access.load_one(mDy, (row,), row < rows, rDy[None, u])
+            access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -531,9 +531,9 @@ def label_log_prob_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
     rDtemperature = cute.make_rmem_tensor((1,), mDtemperature.element_type)
     if there:
@@ -599,7 +599,7 @@ def label_log_prob_backward_launch(
     if blocks > 0:
         label_log_prob_backward_finish(
             mTemperature, mDtemperature, mTotalSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def label_log_prob_backward_xla(dy, x, label, index_n, temperature):

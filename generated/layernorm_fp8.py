@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # Divided by scale and rounded once; Transformer Engine and FlashInfer multiply by its reciprocal.
@@ -102,15 +102,15 @@ def layernorm_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.load_one(mScale, (0,), row < rows, rScale)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    access.load_one(mScale, (0,), row < rows, rScale)
     reduce.meet([*sRowMean, *sRowMean2], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_fp8_row_mean(
@@ -124,12 +124,12 @@ def layernorm_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_fp8_row_mean2(
@@ -144,16 +144,16 @@ def layernorm_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-            reduce.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             q = layernorm_fp8_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rWeight[None, 0].load().to(cutlass.Float32),
@@ -164,7 +164,7 @@ def layernorm_fp8_kernel(
                 cute.full((vec,), row_mean2, cutlass.Float32),
             )
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

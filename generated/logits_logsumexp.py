@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, gemm, reduce, vectors
+from codegen.runtime import access, device, gemm, reduce, vectors
 
 SPEC = """\
 op: logits_logsumexp
@@ -220,8 +220,8 @@ def logits_logsumexp_epilogue_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+    access.load_one(mLabel, (row,), row < rows, rLabel)
     reduce.meet([*sStage0], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -232,7 +232,7 @@ def logits_logsumexp_epilogue_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -259,19 +259,19 @@ def logits_logsumexp_epilogue_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rAcc)
+        access.forget(rAcc)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             logits = logits_logsumexp_epilogue_chain(
                 rAcc[None, v].load().to(cutlass.Float32),
             )
             rLogits.store(logits.to(mLogits.element_type))
-            reduce.store_row(rLogits, mLogits, cute.crd2idx((row, 0), mLogits.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rLogits, mLogits, cute.crd2idx((row, 0), mLogits.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         lse, picked = logits_logsumexp_epilogue_row(

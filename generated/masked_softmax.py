@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # Places whose mask is false are 0 whatever their logits, and so is a row that is masked as a whole, as in
@@ -90,8 +90,8 @@ def masked_softmax_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
     reduce.meet([*sRowMax], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -101,8 +101,8 @@ def masked_softmax_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -137,14 +137,14 @@ def masked_softmax_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
-        reduce.forget(rMask)
+        access.forget(rX)
+        access.forget(rMask)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
@@ -163,7 +163,7 @@ def masked_softmax_kernel(
                 approx,
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -281,9 +281,9 @@ def masked_softmax_backward_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
     reduce.meet([*sRowMax, *sRowSum2], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -293,8 +293,8 @@ def masked_softmax_backward_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -322,16 +322,16 @@ def masked_softmax_backward_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rX)
-        reduce.forget(rMask)
+        access.forget(rDy)
+        access.forget(rX)
+        access.forget(rMask)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             t0 = masked_softmax_backward_keep_t0(
@@ -355,16 +355,16 @@ def masked_softmax_backward_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rX)
-        reduce.forget(rMask)
+        access.forget(rDy)
+        access.forget(rX)
+        access.forget(rMask)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
@@ -384,7 +384,7 @@ def masked_softmax_backward_kernel(
                 cute.full((vec,), row_sum2, cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

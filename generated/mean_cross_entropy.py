@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # The loss of a batch, and the logsumexp of each row that a backward pass would save.
@@ -100,8 +100,8 @@ def mean_cross_entropy_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.load_one(mLabel, (row,), row < rows, rLabel)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    access.load_one(mLabel, (row,), row < rows, rLabel)
     reduce.meet([*sStage0], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -112,7 +112,7 @@ def mean_cross_entropy_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -261,7 +261,7 @@ def mean_cross_entropy_kernel(
         rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -273,16 +273,16 @@ def mean_cross_entropy_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
         if cutlass.const_expr(not whole):
-            reduce.load_one(mPickedOfRows, (row,), row < rows, rPickedOfRows[None, u])
-            reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mPickedOfRows, (row,), row < rows, rPickedOfRows[None, u])
+            access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -291,7 +291,7 @@ def mean_cross_entropy_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -306,7 +306,7 @@ def mean_cross_entropy_kernel(
                     reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
                 picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rX[None, None, k])
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
@@ -319,7 +319,7 @@ def mean_cross_entropy_kernel(
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
                 row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rX[None, None, k])
             else:
                 picked = rPickedOfRows[0, u]
                 row_max = rRowMaxOfRows[0, u]
@@ -344,18 +344,18 @@ def mean_cross_entropy_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+            access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
             if cutlass.const_expr(not whole):
-                reduce.load_one(mPickedOfRows, (row,), row < rows, rPickedOfRows[None, u])
-                reduce.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mPickedOfRows, (row,), row < rows, rPickedOfRows[None, u])
+                access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
     if tidx == 0:
         mTotalMeanParts[bidx] = found[0]
@@ -368,9 +368,9 @@ def mean_cross_entropy_finish(
     row_count: cutlass.Int64,
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_mean = reduce.over_all_parts(mTotalMeanParts, "mean")
+    total_mean = partials.over_all_parts(mTotalMeanParts, "mean")
     there = tidx == 0
     total_mean = total_mean / cutlass.Float32(row_count)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
@@ -437,7 +437,7 @@ def mean_cross_entropy_launch(
         mean_cross_entropy_finish(
             mLoss, mTotalMeanParts,
             cutlass.Int64(rows),
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 class MeanCrossEntropyOutputs(NamedTuple):

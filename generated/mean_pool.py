@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: mean_pool
@@ -70,7 +70,7 @@ def mean_pool_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -78,7 +78,7 @@ def mean_pool_kernel(
         iS = row
         columns = cutlass.select_(row < S, D, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mX, cute.crd2idx((iRows, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((iRows, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -98,10 +98,10 @@ def mean_pool_kernel(
             iS = row
             columns = cutlass.select_(row < S, D, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mX, cute.crd2idx((iRows, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iRows, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnMean], ("mean",), [cute.domain_offset((0, place * (D)), mColumnMeanParts)], sColumns, part, first, step, D, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnMean], ("mean",), [cute.domain_offset((0, place * (D)), mColumnMeanParts)], sColumns, part, first, step, D, per_row)
 
 
 @cute.kernel
@@ -112,13 +112,13 @@ def mean_pool_finish(
     row_count: cutlass.Int64,
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
     iD = c % D
     iRows = (c // D)
-    column_mean = reduce.over_parts(mColumnMeanParts, "mean", c)
+    column_mean = partials.over_parts(mColumnMeanParts, "mean", c)
     there = (tidx < 32) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
     rY = cute.make_rmem_tensor((1,), mY.element_type)
@@ -162,7 +162,7 @@ def mean_pool_launch(
         mean_pool_finish(
             mY, mColumnMeanParts,
             D, cutlass.Int64(S),
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def mean_pool_xla(x):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: mean_squared_error
@@ -78,8 +78,8 @@ def mean_squared_error_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = reduce.columns_left(total, row, width)
         column = first
-        reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
-        reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
+        access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+        access.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
 
     for base in cutlass.range(part * rows_a_block, row_count, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -96,10 +96,10 @@ def mean_squared_error_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = reduce.columns_left(total, row, width)
             column = first
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
-            reduce.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
+            access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+            access.load_row(mY, cutlass.Int64(row) * width, column, step, columns, rY[None, None, u], 1, ragged, True, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
     if tidx == 0:
         mTotalMeanParts[bidx] = found[0]
@@ -112,9 +112,9 @@ def mean_squared_error_finish(
     element_count: cutlass.Int64,
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_mean = reduce.over_all_parts(mTotalMeanParts, "mean")
+    total_mean = partials.over_all_parts(mTotalMeanParts, "mean")
     there = tidx == 0
     total_mean = total_mean / cutlass.Float32(element_count)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
@@ -158,7 +158,7 @@ def mean_squared_error_launch(
         mean_squared_error_finish(
             mLoss, mTotalMeanParts,
             cutlass.Int64(rows) * cols,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def mean_squared_error_xla(x, y):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: mixture
@@ -197,18 +197,18 @@ def mixture_backward_kernel(
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
-    reduce.load_one(mW, (0,), True, rW0)
-    reduce.load_one(mW, (1,), True, rW1)
-    reduce.load_one(mW, (2,), True, rW2)
+    access.load_one(mW, (0,), True, rW0)
+    access.load_one(mW, (1,), True, rW1)
+    access.load_one(mW, (2,), True, rW2)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        access.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
+        access.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
+        access.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -230,18 +230,18 @@ def mixture_backward_kernel(
                 rDa.store(da.to(mDa.element_type))
                 rDb.store(db.to(mDb.element_type))
                 rDc.store(dc.to(mDc.element_type))
-                reduce.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), column, v * step, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), column, v * step, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDa, mDa, cute.crd2idx((row, 0), mDa.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDb, mDb, cute.crd2idx((row, 0), mDb.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDc, mDc, cute.crd2idx((row, 0), mDc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mA, cute.crd2idx((row, 0), mA.layout), column, step, columns, rA[None, None, u], 1, ragged, False, True)
+            access.load_row(mB, cute.crd2idx((row, 0), mB.layout), column, step, columns, rB[None, None, u], 1, ragged, False, True)
+            access.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -257,11 +257,11 @@ def mixture_backward_finish(
     mTotalSum3Parts: cute.Tensor,  # (blocks) total_sum3 of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
-    total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
-    total_sum3 = reduce.over_all_parts(mTotalSum3Parts, "sum")
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    total_sum2 = partials.over_all_parts(mTotalSum2Parts, "sum")
+    total_sum3 = partials.over_all_parts(mTotalSum3Parts, "sum")
     there = tidx == 0
     rDw0 = cute.make_rmem_tensor((1,), mDw.element_type)
     rDw1 = cute.make_rmem_tensor((1,), mDw.element_type)
@@ -318,7 +318,7 @@ def mixture_backward_launch(
     if blocks > 0:
         mixture_backward_finish(
             mDw, mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def mixture_backward_xla(dy, w0, w1, w2, a, b, c):

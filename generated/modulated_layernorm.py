@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # The adaptive norm of diffusion transformers: scale and shift are per example, around 0.
@@ -100,16 +100,16 @@ def modulated_layernorm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
-        reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+        access.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
     reduce.meet([*sRowMean, *sRowMean2], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_row_mean(
@@ -123,14 +123,14 @@ def modulated_layernorm_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
-        reduce.forget(rScale)
-        reduce.forget(rShift)
+        access.forget(rX)
+        access.forget(rScale)
+        access.forget(rShift)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_row_mean2(
@@ -145,16 +145,16 @@ def modulated_layernorm_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
-        reduce.forget(rScale)
-        reduce.forget(rShift)
+        access.forget(rX)
+        access.forget(rScale)
+        access.forget(rShift)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
-            reduce.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+            access.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = modulated_layernorm_chain(
@@ -167,7 +167,7 @@ def modulated_layernorm_kernel(
                 approx,
             )
             rY.store(y.to(mY.element_type))
-            reduce.store_row(rY, mY, cute.crd2idx((iB, iS, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rY, mY, cute.crd2idx((iB, iS, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -287,9 +287,9 @@ def modulated_layernorm_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+        access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
     reduce.meet([*sStage0, *sStage1], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -297,9 +297,9 @@ def modulated_layernorm_backward_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+            access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_backward_rows_stage0(
@@ -315,17 +315,17 @@ def modulated_layernorm_backward_rows_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rX)
-        reduce.forget(rScale)
+        access.forget(rDy)
+        access.forget(rX)
+        access.forget(rScale)
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
+            access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_backward_rows_stage1(
@@ -481,14 +481,14 @@ def modulated_layernorm_backward_kernel(
         rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
-        sScale = reduce.staging(mScale.element_type, vec * 1, vectors, at_once, threads)
+        sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sScale = access.staging(mScale.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -499,19 +499,19 @@ def modulated_layernorm_backward_kernel(
         columns = cutlass.select_(row < S, N, 0)  # past the last row nothing is accessed
         column = first
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMeanOfRows, (iB, iS), row < S, rRowMeanOfRows[None, u])
-            reduce.load_one(mRowSum2OfRows, (iB, iS), row < S, rRowSum2OfRows[None, u])
-            reduce.load_one(mRowMean2OfRows, (iB, iS), row < S, rRowMean2OfRows[None, u])
-            reduce.load_one(mRowSumOfRows, (iB, iS), row < S, rRowSumOfRows[None, u])
+            access.load_one(mRowMeanOfRows, (iB, iS), row < S, rRowMeanOfRows[None, u])
+            access.load_one(mRowSum2OfRows, (iB, iS), row < S, rRowSum2OfRows[None, u])
+            access.load_one(mRowMean2OfRows, (iB, iS), row < S, rRowMean2OfRows[None, u])
+            access.load_one(mRowSumOfRows, (iB, iS), row < S, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-            reduce.fetch_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
-            reduce.fetch_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, sScale[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, sScale[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -522,9 +522,9 @@ def modulated_layernorm_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
-                reduce.take_row(sScale[None, None, u], column, step, columns, rScale[None, None, k])
+                access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sScale[None, None, u], column, step, columns, rScale[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -540,9 +540,9 @@ def modulated_layernorm_backward_kernel(
                 row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
                 row_mean = row_mean / cutlass.Float32(N)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
-                    reduce.forget(rScale[None, None, k])
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
+                    access.forget(rScale[None, None, k])
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -558,9 +558,9 @@ def modulated_layernorm_backward_kernel(
                 row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
                 row_mean2 = row_mean2 / cutlass.Float32(N)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
-                    reduce.forget(rScale[None, None, k])
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
+                    access.forget(rScale[None, None, k])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
@@ -583,7 +583,7 @@ def modulated_layernorm_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((iB, iS, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((iB, iS, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iB = place
@@ -591,22 +591,22 @@ def modulated_layernorm_backward_kernel(
             columns = cutlass.select_(row < S, N, 0)  # past the last row nothing is accessed
             column = first
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMeanOfRows, (iB, iS), row < S, rRowMeanOfRows[None, u])
-                reduce.load_one(mRowSum2OfRows, (iB, iS), row < S, rRowSum2OfRows[None, u])
-                reduce.load_one(mRowMean2OfRows, (iB, iS), row < S, rRowMean2OfRows[None, u])
-                reduce.load_one(mRowSumOfRows, (iB, iS), row < S, rRowSumOfRows[None, u])
+                access.load_one(mRowMeanOfRows, (iB, iS), row < S, rRowMeanOfRows[None, u])
+                access.load_one(mRowSum2OfRows, (iB, iS), row < S, rRowSum2OfRows[None, u])
+                access.load_one(mRowMean2OfRows, (iB, iS), row < S, rRowMean2OfRows[None, u])
+                access.load_one(mRowSumOfRows, (iB, iS), row < S, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-                reduce.fetch_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
-                reduce.fetch_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, sScale[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, sScale[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (N)), mColumnSumParts), cute.domain_offset((0, place * (N)), mColumnSum2Parts)], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (N)), mColumnSumParts), cute.domain_offset((0, place * (N)), mColumnSum2Parts)], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -618,14 +618,14 @@ def modulated_layernorm_backward_finish(
     N: cutlass.Int32,
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
     iN = c % N
     iB = (c // N)
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
-    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = partials.over_parts(mColumnSum2Parts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)
@@ -703,7 +703,7 @@ def modulated_layernorm_backward_launch(
         modulated_layernorm_backward_finish(
             mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
             N,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def modulated_layernorm_backward_xla(dy, x, scale, size_n, eps):

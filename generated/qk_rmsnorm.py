@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # Queries and keys have as many heads here; with fewer keys than queries, call head_rmsnorm on each.
@@ -105,8 +105,8 @@ def qk_rmsnorm_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-        reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+        access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+        access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
     reduce.meet([*sStage0], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -114,8 +114,8 @@ def qk_rmsnorm_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = qk_rmsnorm_stage0(
@@ -131,18 +131,18 @@ def qk_rmsnorm_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rQ)
-        reduce.forget(rK)
+        access.forget(rQ)
+        access.forget(rK)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
-            reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
+            access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+            access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
             q_out, k_out = qk_rmsnorm_chain(
                 rQ[None, v].load().to(cutlass.Float32),
                 rK[None, v].load().to(cutlass.Float32),
@@ -155,8 +155,8 @@ def qk_rmsnorm_kernel(
             )
             rQOut.store(q_out.to(mQOut.element_type))
             rKOut.store(k_out.to(mKOut.element_type))
-            reduce.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), column, v * step, columns, 1, ragged, True, per_row)
-            reduce.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -283,10 +283,10 @@ def qk_rmsnorm_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut, 1, ragged, True, kept)
-        reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
-        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-        reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+        access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut, 1, ragged, True, kept)
+        access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
+        access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+        access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
     reduce.meet([*sStage0], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -296,14 +296,14 @@ def qk_rmsnorm_backward_rows_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut, 1, ragged, True, kept)
-            reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
-            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
+            access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut, 1, ragged, True, kept)
+            access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
+            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
-            reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
+            access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+            access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
             values = qk_rmsnorm_backward_rows_stage0(
                 rDqOut[None, v].load().to(cutlass.Float32),
                 rDkOut[None, v].load().to(cutlass.Float32),
@@ -461,17 +461,17 @@ def qk_rmsnorm_backward_kernel(
         rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     if cutlass.const_expr(staged):
-        sDqOut = reduce.staging(mDqOut.element_type, vec * 1, vectors, at_once, threads)
-        sDkOut = reduce.staging(mDkOut.element_type, vec * 1, vectors, at_once, threads)
-        sQ = reduce.staging(mQ.element_type, vec * 1, vectors, at_once, threads)
-        sK = reduce.staging(mK.element_type, vec * 1, vectors, at_once, threads)
+        sDqOut = access.staging(mDqOut.element_type, vec * 1, vectors, at_once, threads)
+        sDkOut = access.staging(mDkOut.element_type, vec * 1, vectors, at_once, threads)
+        sQ = access.staging(mQ.element_type, vec * 1, vectors, at_once, threads)
+        sK = access.staging(mK.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = D, first
-    reduce.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
-    reduce.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False, False)
+    access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), column, step, columns, rQWeight, 1, ragged, False, False)
+    access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), column, step, columns, rKWeight, 1, ragged, False, False)
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -480,21 +480,21 @@ def qk_rmsnorm_backward_kernel(
         columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
         column = first
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
-            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
-            reduce.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
-            reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+            access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
+            access.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, sDqOut[None, None, u], 1)
-            reduce.fetch_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, sDkOut[None, None, u], 1)
-            reduce.fetch_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, sQ[None, None, u], 1)
-            reduce.fetch_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, sK[None, None, u], 1)
+            access.fetch_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, sDqOut[None, None, u], 1)
+            access.fetch_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, sDkOut[None, None, u], 1)
+            access.fetch_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, sQ[None, None, u], 1)
+            access.fetch_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, sK[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
+            access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, False, True)
+            access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, False, True)
+            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, False, True)
+            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -503,10 +503,10 @@ def qk_rmsnorm_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDqOut[None, None, u], column, step, columns, rDqOut[None, None, k])
-                reduce.take_row(sDkOut[None, None, u], column, step, columns, rDkOut[None, None, k])
-                reduce.take_row(sQ[None, None, u], column, step, columns, rQ[None, None, k])
-                reduce.take_row(sK[None, None, u], column, step, columns, rK[None, None, k])
+                access.take_row(sDqOut[None, None, u], column, step, columns, rDqOut[None, None, k])
+                access.take_row(sDkOut[None, None, u], column, step, columns, rDkOut[None, None, k])
+                access.take_row(sQ[None, None, u], column, step, columns, rQ[None, None, k])
+                access.take_row(sK[None, None, u], column, step, columns, rK[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -528,12 +528,12 @@ def qk_rmsnorm_backward_kernel(
                 row_mean = row_mean / cutlass.Float32(D)
                 row_mean2 = row_mean2 / cutlass.Float32(D)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rQWeight)
-                    reduce.forget(rKWeight)
-                    reduce.forget(rDqOut[None, None, k])
-                    reduce.forget(rDkOut[None, None, k])
-                    reduce.forget(rQ[None, None, k])
-                    reduce.forget(rK[None, None, k])
+                    access.forget(rQWeight)
+                    access.forget(rKWeight)
+                    access.forget(rDqOut[None, None, k])
+                    access.forget(rDkOut[None, None, k])
+                    access.forget(rQ[None, None, k])
+                    access.forget(rK[None, None, k])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
@@ -560,31 +560,31 @@ def qk_rmsnorm_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDq.store(dq.to(mDq.element_type))
                 rDk.store(dk.to(mDk.element_type))
-                reduce.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), column, v * step, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDq, mDq, cute.crd2idx((row, 0), mDq.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDk, mDk, cute.crd2idx((row, 0), mDk.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
             column = first
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
-                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
-                reduce.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
-                reduce.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+                access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
+                access.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, sDqOut[None, None, u], 1)
-                reduce.fetch_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, sDkOut[None, None, u], 1)
-                reduce.fetch_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, sQ[None, None, u], 1)
-                reduce.fetch_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, sK[None, None, u], 1)
+                access.fetch_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, sDqOut[None, None, u], 1)
+                access.fetch_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, sDkOut[None, None, u], 1)
+                access.fetch_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, sQ[None, None, u], 1)
+                access.fetch_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, sK[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
+                access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, False, True)
+                access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, False, True)
+                access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, False, True)
+                access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row)
 
 
 @cute.kernel
@@ -595,12 +595,12 @@ def qk_rmsnorm_backward_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
-    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = partials.over_parts(mColumnSum2Parts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDqWeight = cute.make_rmem_tensor((1,), mDqWeight.element_type)
     rDkWeight = cute.make_rmem_tensor((1,), mDkWeight.element_type)
@@ -681,7 +681,7 @@ def qk_rmsnorm_backward_launch(
     if blocks > 0:
         qk_rmsnorm_backward_finish(
             mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def qk_rmsnorm_backward_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_axes):

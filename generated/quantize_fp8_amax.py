@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # Delayed scaling (Transformer Engine): this call's scale comes from calls before, its amax serves those after. x is
@@ -87,13 +87,13 @@ def quantize_fp8_amax_kernel(
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     fTotalMax = reduce.accumulator(vec, "max", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
-    reduce.load_one(mScale, (0,), True, rScale)
+    access.load_one(mScale, (0,), True, rScale)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = reduce.columns_left(total, row, width)
         column = first
-        reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+        access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
 
     for base in cutlass.range(part * rows_a_block, row_count, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -108,13 +108,13 @@ def quantize_fp8_amax_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
                 rQ.store(q.to(mQ.element_type))
-                reduce.store_row(rQ, mQ, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
+                access.store_row(rQ, mQ, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = reduce.columns_left(total, row, width)
             column = first
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+            access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalMax], ("max",), sTotals, threads, 1)
     if tidx == 0:
         mTotalMaxParts[bidx] = found[0]
@@ -126,9 +126,9 @@ def quantize_fp8_amax_finish(
     mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_max = reduce.over_all_parts(mTotalMaxParts, "max")
+    total_max = partials.over_all_parts(mTotalMaxParts, "max")
     there = tidx == 0
     rAmax = cute.make_rmem_tensor((1,), mAmax.element_type)
     if there:
@@ -170,7 +170,7 @@ def quantize_fp8_amax_launch(
     if blocks > 0:
         quantize_fp8_amax_finish(
             mAmax, mTotalMaxParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 class QuantizeFp8AmaxOutputs(NamedTuple):

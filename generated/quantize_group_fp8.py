@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # One scale for each block of 128 columns (vLLM's per_token_group_quant, as for DeepSeek V3). The scale multiplies back.
@@ -98,14 +98,14 @@ def quantize_group_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMax], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = quantize_group_fp8_row_max(
@@ -118,12 +118,12 @@ def quantize_group_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             q = quantize_group_fp8_chain(
@@ -132,7 +132,7 @@ def quantize_group_fp8_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
             )
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         scale = quantize_group_fp8_row(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # The norm is over the row, a scale for each block of 128 columns of it. Nothing is rounded on the way. The scale multiplies
@@ -103,14 +103,14 @@ def rmsnorm_group_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMean], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_group_fp8_row_mean(
@@ -124,15 +124,15 @@ def rmsnorm_group_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             scale, q = rmsnorm_group_fp8_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rWeight[None, 0].load().to(cutlass.Float32),
@@ -142,8 +142,8 @@ def rmsnorm_group_fp8_kernel(
             )
             rScale.store(scale.to(mScale.element_type))
             rQ.store(q.to(mQ.element_type))
-            reduce.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
+            access.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # The normalised row is not rounded before its magnitude is taken. The scale multiplies back.
@@ -116,14 +116,14 @@ def rmsnorm_row_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMean, *sRowMax], cluster)
 
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_row_fp8_row_mean(
@@ -137,15 +137,15 @@ def rmsnorm_row_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = rmsnorm_row_fp8_row_max(
                 rX[None, v].load().to(cutlass.Float32),
                 rWeight[None, 0].load().to(cutlass.Float32),
@@ -159,15 +159,15 @@ def rmsnorm_row_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             q = rmsnorm_row_fp8_chain(
                 rX[None, v].load().to(cutlass.Float32),
                 rWeight[None, 0].load().to(cutlass.Float32),
@@ -177,7 +177,7 @@ def rmsnorm_row_fp8_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
             )
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         scale = rmsnorm_row_fp8_row(

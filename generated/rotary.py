@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # The halves of a head are the two coordinates of each rotation (the "rotate half" layout of GPT-NeoX and Llama).
@@ -215,7 +215,7 @@ def rotary_backward_kernel(
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -224,12 +224,12 @@ def rotary_backward_kernel(
         iB = (row // H)
         columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+        access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+        access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -252,23 +252,23 @@ def rotary_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx0.store(dx0.to(mDx.element_type))
                 rDx1.store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iS = place
             iH = row % H
             iB = (row // H)
             columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
+            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)], sColumns, part, first, step, D, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)], sColumns, part, first, step, D, per_row)
 
 
 @cute.kernel
@@ -280,14 +280,14 @@ def rotary_backward_finish(
     D: cutlass.Int32,
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
     iD = c % D
     iS = (c // D)
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
-    column_sum2 = reduce.over_parts(mColumnSum2Parts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    column_sum2 = partials.over_parts(mColumnSum2Parts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
@@ -340,7 +340,7 @@ def rotary_backward_launch(
         rotary_backward_finish(
             mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
             D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def rotary_backward_xla(dy0, dy1, x0, x1, cos, sin):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # Neighbours in a head are the two coordinates of each rotation (the layout of GPT-J).
@@ -195,18 +195,18 @@ def rotary_pairs_backward_kernel(
     rDx = cute.make_rmem_tensor((2, vec), mDx.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = S * H * D, first
-    reduce.gather_row(mCos, (0, 0), (0, 2), (S, H, D,), column, step, columns, rCos, ragged)
-    reduce.gather_row(mSin, (0, 0), (0, 2), (S, H, D,), column, step, columns, rSin, ragged)
+    access.gather_row(mCos, (0, 0), (0, 2), (S, H, D,), column, step, columns, rCos, ragged)
+    access.gather_row(mSin, (0, 0), (0, 2), (S, H, D,), column, step, columns, rSin, ragged)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
-        reduce.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -227,16 +227,16 @@ def rotary_pairs_backward_kernel(
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx[0, None].store(dx0.to(mDx.element_type))
                 rDx[1, None].store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0, 0), mDx.layout), column, v * step, columns, 2, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0, 0), mDx.layout), column, v * step, columns, 2, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iB = row
             columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((iB, 0, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, None, u], 2, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, S * H * D, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, S * H * D, per_row)
 
 
 @cute.kernel
@@ -250,14 +250,14 @@ def rotary_pairs_backward_finish(
     D: cutlass.Int32,
 ):
     # All parts of each result, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
     iD = c % D
     iS = (c // D)
-    column_sum = reduce.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
-    column_sum2 = reduce.over_parts_of(mColumnSum2Parts, "sum", c, (S, H, D,), (True, False, True))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
+    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (S, H, D,), (True, False, True))
     there = tidx == 0
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
@@ -310,7 +310,7 @@ def rotary_pairs_backward_launch(
         rotary_pairs_backward_finish(
             mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
             S, H, D,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def rotary_pairs_backward_xla(dy0, dy1, x0, x1, cos, sin):

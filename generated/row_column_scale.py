@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: row_column_scale
@@ -175,19 +175,19 @@ def row_column_scale_backward_rows_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), c, step, columns, rColumnScale, 1, ragged, False, False)
+            access.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), c, step, columns, rColumnScale, 1, ragged, False, False)
             values = row_column_scale_backward_rows_row_sum(
                 rDy[None, v].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
@@ -310,13 +310,13 @@ def row_column_scale_backward_kernel(
     if cutlass.const_expr(not whole):
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
-        sDy = reduce.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
-        sX = reduce.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
-    reduce.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), column, step, columns, rColumnScale, 1, ragged, False, False)
+    access.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), column, step, columns, rColumnScale, 1, ragged, False, False)
 
     reduce.meet([*sRowSum], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -324,16 +324,16 @@ def row_column_scale_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_one(mRowScale, (row,), row < rows, rRowScale[None, u])
+        access.load_one(mRowScale, (row,), row < rows, rRowScale[None, u])
         if cutlass.const_expr(not whole):
-            reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
-            reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-            reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+            access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -342,8 +342,8 @@ def row_column_scale_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
-                reduce.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
-                reduce.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
+                access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -357,9 +357,9 @@ def row_column_scale_backward_kernel(
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
                 row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
-                    reduce.forget(rColumnScale)
-                    reduce.forget(rDy[None, None, k])
-                    reduce.forget(rX[None, None, k])
+                    access.forget(rColumnScale)
+                    access.forget(rDy[None, None, k])
+                    access.forget(rX[None, None, k])
             else:
                 row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
@@ -373,7 +373,7 @@ def row_column_scale_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 drow_scale = row_column_scale_backward_row(
                     cute.full((1,), row_sum, cutlass.Float32),
@@ -384,19 +384,19 @@ def row_column_scale_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mRowScale, (row,), row < rows, rRowScale[None, u])
+            access.load_one(mRowScale, (row,), row < rows, rRowScale[None, u])
             if cutlass.const_expr(not whole):
-                reduce.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
-                reduce.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
-                reduce.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
+                access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
-                reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-                reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -405,11 +405,11 @@ def row_column_scale_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDcolumnScale = cute.make_rmem_tensor((1,), mDcolumnScale.element_type)
     if there:
@@ -478,7 +478,7 @@ def row_column_scale_backward_launch(
     if blocks > 0:
         row_column_scale_backward_finish(
             mDcolumnScale, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def row_column_scale_backward_xla(dy, x, row_scale, column_scale, row_axes):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
@@ -210,19 +210,19 @@ def scaled_swiglu_backward_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-        reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-    reduce.load_one(mScale, (row,), row < rows, rScale)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+    access.load_one(mScale, (row,), row < rows, rScale)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             t1 = scaled_swiglu_backward_keep_t1(
@@ -242,16 +242,16 @@ def scaled_swiglu_backward_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rDy)
-        reduce.forget(rX0)
-        reduce.forget(rX1)
+        access.forget(rDy)
+        access.forget(rX0)
+        access.forget(rX1)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
@@ -270,8 +270,8 @@ def scaled_swiglu_backward_kernel(
             )
             rDx0.store(dx0.to(mDx.element_type))
             rDx1.store(dx1.to(mDx.element_type))
-            reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-            reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+            access.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+            access.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
 
     if (row < rows) & (first_of_row):
         dscale = scaled_swiglu_backward_row(

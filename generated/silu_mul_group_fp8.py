@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # vLLM's silu_and_mul_per_block_quant, from two arrays. The product is not rounded before its magnitude is taken.
@@ -111,16 +111,16 @@ def silu_mul_group_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
-        reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
+        access.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
+        access.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
     reduce.meet([*sRowMax], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
-            reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
+            access.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
+            access.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = silu_mul_group_fp8_keep_y(
@@ -139,14 +139,14 @@ def silu_mul_group_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rGate)
-        reduce.forget(rUp)
+        access.forget(rGate)
+        access.forget(rUp)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
-            reduce.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
+            access.load_row(mGate, cute.crd2idx((row, 0), mGate.layout), column, step, columns, rGate, 1, ragged, True, kept)
+            access.load_row(mUp, cute.crd2idx((row, 0), mUp.layout), column, step, columns, rUp, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
@@ -162,7 +162,7 @@ def silu_mul_group_fp8_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
             )
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         scale = silu_mul_group_fp8_row(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM). The product is not
@@ -111,16 +111,16 @@ def silu_mul_row_fp8_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-        reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+        access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
     reduce.meet([*sRowMax], cluster)
 
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = silu_mul_row_fp8_keep_y(
@@ -139,14 +139,14 @@ def silu_mul_row_fp8_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX0)
-        reduce.forget(rX1)
+        access.forget(rX0)
+        access.forget(rX1)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
@@ -162,7 +162,7 @@ def silu_mul_row_fp8_kernel(
                 cute.full((vec,), row_max, cutlass.Float32),
             )
             rQ.store(q.to(mQ.element_type))
-            reduce.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         scale = silu_mul_row_fp8_row(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
@@ -209,9 +209,9 @@ def swiglu_clamped_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
-        reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -230,16 +230,16 @@ def swiglu_clamped_backward_kernel(
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 rDx0.store(dx0.to(mDx.element_type))
                 rDx1.store(dx1.to(mDx.element_type))
-                reduce.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-                reduce.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx0, mDx, cute.crd2idx((row, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx1, mDx, cute.crd2idx((row, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
-            reduce.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -253,10 +253,10 @@ def swiglu_clamped_backward_finish(
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
-    total_sum2 = reduce.over_all_parts(mTotalSum2Parts, "sum")
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    total_sum2 = partials.over_all_parts(mTotalSum2Parts, "sum")
     there = tidx == 0
     rDlimit = cute.make_rmem_tensor((1,), mDlimit.element_type)
     if there:
@@ -301,7 +301,7 @@ def swiglu_clamped_backward_launch(
     if blocks > 0:
         swiglu_clamped_backward_finish(
             mDlimit, mTotalSumParts, mTotalSum2Parts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def swiglu_clamped_backward_xla(dy, x0, x1, limit):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: threshold_relu
@@ -165,8 +165,8 @@ def threshold_relu_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = reduce.columns_left(total, row, width)
         column = first
-        reduce.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
-        reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+        access.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
+        access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
 
     for base in cutlass.range(part * rows_a_block, row_count, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -183,14 +183,14 @@ def threshold_relu_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                reduce.store_row(rDx, mDx, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
+                access.store_row(rDx, mDx, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = reduce.columns_left(total, row, width)
             column = first
-            reduce.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
-            reduce.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+            access.load_row(mDy, cutlass.Int64(row) * width, column, step, columns, rDy[None, None, u], 1, ragged, True, True)
+            access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
 
-    reduce.begin_next()
+    partials.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]
@@ -202,9 +202,9 @@ def threshold_relu_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = reduce.over_all_parts(mTotalSumParts, "sum")
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
     there = tidx == 0
     rDupper = cute.make_rmem_tensor((1,), mDupper.element_type)
     if there:
@@ -248,7 +248,7 @@ def threshold_relu_backward_launch(
     if blocks > 0:
         threshold_relu_backward_finish(
             mDupper, mTotalSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def threshold_relu_backward_xla(dy, x, threshold, upper):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 op: total_variation
@@ -76,16 +76,16 @@ def total_variation_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mP, cute.crd2idx((row, 0), mP.layout), column, step, columns, rP, 1, ragged, True, kept)
-        reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+        access.load_row(mP, cute.crd2idx((row, 0), mP.layout), column, step, columns, rP, 1, ragged, True, kept)
+        access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mP, cute.crd2idx((row, 0), mP.layout), column, step, columns, rP, 1, ragged, True, kept)
-            reduce.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
+            access.load_row(mP, cute.crd2idx((row, 0), mP.layout), column, step, columns, rP, 1, ragged, True, kept)
+            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = total_variation_row_sum(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: weighted_column_sum
@@ -70,14 +70,14 @@ def weighted_column_sum_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rWeight = cute.make_rmem_tensor((1, at_once), mWeight.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = reduce.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
-        reduce.load_one(mWeight, (row,), row < rows, rWeight[None, u])
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_one(mWeight, (row,), row < rows, rWeight[None, u])
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -94,11 +94,11 @@ def weighted_column_sum_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
-            reduce.load_one(mWeight, (row,), row < rows, rWeight[None, u])
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_one(mWeight, (row,), row < rows, rWeight[None, u])
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
-    reduce.begin_next()
-    reduce.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
 
 
 @cute.kernel
@@ -107,11 +107,11 @@ def weighted_column_sum_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
-    reduce.await_last()
+    partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = reduce.over_parts(mColumnSumParts, "sum", c)
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:
@@ -154,7 +154,7 @@ def weighted_column_sum_launch(
     if blocks > 0:
         weighted_column_sum_finish(
             mY, mColumnSumParts,
-        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=reduce.overlaps())
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
 def weighted_column_sum_xla(x, weight, row_axes):
@@ -227,18 +227,18 @@ def weighted_column_sum_backward_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.load_one(mWeight, (row,), row < rows, rWeight)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    access.load_one(mWeight, (row,), row < rows, rWeight)
     reduce.meet([*sRowSum], cluster)
 
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mDy, cute.crd2idx((0,), mDy.layout), c, step, columns, rDy, 1, ragged, False, False)
+            access.load_row(mDy, cute.crd2idx((0,), mDy.layout), c, step, columns, rDy, 1, ragged, False, False)
             values = weighted_column_sum_backward_row_sum(
                 rDy[None, 0].load().to(cutlass.Float32),
                 rX[None, v].load().to(cutlass.Float32),
@@ -250,19 +250,19 @@ def weighted_column_sum_backward_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            reduce.load_row(mDy, cute.crd2idx((0,), mDy.layout), c, step, columns, rDy, 1, ragged, False, False)
+            access.load_row(mDy, cute.crd2idx((0,), mDy.layout), c, step, columns, rDy, 1, ragged, False, False)
             dx = weighted_column_sum_backward_chain(
                 rDy[None, 0].load().to(cutlass.Float32),
                 cute.full((vec,), rWeight[0], rWeight.element_type).to(cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):
         dweight = weighted_column_sum_backward_row(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 # The router's z-loss of ST-MoE, one value a row.
@@ -81,7 +81,7 @@ def z_loss_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
     reduce.meet([*sRowMax], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -91,7 +91,7 @@ def z_loss_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -221,8 +221,8 @@ def z_loss_backward_kernel(
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
-        reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.load_one(mDy, (row,), row < rows, rDy)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    access.load_one(mDy, (row,), row < rows, rDy)
     reduce.meet([*sRowMax], cluster)
 
     # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -232,7 +232,7 @@ def z_loss_backward_kernel(
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
         for begin in cutlass.range_constexpr(0, vectors, some):
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
@@ -258,12 +258,12 @@ def z_loss_backward_kernel(
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
-        reduce.forget(rX)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
-            reduce.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = z_loss_backward_chain(
@@ -274,7 +274,7 @@ def z_loss_backward_kernel(
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
-            reduce.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit

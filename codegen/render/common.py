@@ -252,7 +252,11 @@ class Context:
         lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
         lines += ["import jax.numpy as jnp"] if re.search(r"\bjnp\.", body) else []
         lines += ["", "from codegen import runtime"]
-        used = [name for name in ("device", "gemm", "reduce", "vectors") if re.search(rf"(?<!/)\b{name}\.", body)]
+        used = [
+            name
+            for name in ("access", "device", "gemm", "partials", "reduce", "vectors")
+            if re.search(rf"(?<!/)\b{name}\.", body)
+        ]
         return [*lines, f"from codegen.runtime import {', '.join(used)}"] if used else lines
 
     def result_class(self) -> dict | None:

@@ -392,12 +392,12 @@ class RowContext(Context):
             if access.index_of:
                 index = self.plan.view(access.index_of[0])
                 own = replace(access, array=index.array, tokens=index.tokens, index_of=None, mode="row", part=None)
-                text = f"reduce.load_one({self.tensors[index.array.name]}, {self.place(own)}, {there}, r{camel(access.name)}At)"
+                text = f"access.load_one({self.tensors[index.array.name]}, {self.place(own)}, {there}, r{camel(access.name)}At)"
                 rows.append({"guard": "", "text": text, "of_row": True, "first": access.mode != "row"})
             if access.mode == "row":
                 assert access.array is not None
                 tensor = self.tensors[access.array.name]
-                text = f"reduce.load_one({tensor}, {self.place(access)}, {there}, {self.registers(access)})"
+                text = f"access.load_one({tensor}, {self.place(access)}, {there}, {self.registers(access)})"
                 of_row = self.plan.of_row(access)
                 rows.append({"guard": self.guard(access), "text": text, "of_row": of_row, "first": False})
         return rows
@@ -419,16 +419,16 @@ class RowContext(Context):
             aligned = self.plan.shifts and self.plan.aligned(access)
             into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
             first = "c" if self.one_vector(access) else "column"
-            return row | {"text": f"reduce.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"}
+            return row | {"text": f"access.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"}
         extents = ", ".join(g.name for g in self.plan.column_groups)
         if access.mode == "index":
             assert access.group is not None
             mode = access.group - self.plan.kept
-            return row | {"text": f"reduce.load_index({mode}, ({extents},), column, step, {name})"}
+            return row | {"text": f"access.load_index({mode}, ({extents},), column, step, {name})"}
         assert access.array is not None
         tensor, where = self.tensors[access.array.name], self.columns_of(access)
         return row | {
-            "text": f"reduce.gather_row({tensor}, {where}, column, step, columns, {self.registers(access)}, ragged)"
+            "text": f"access.gather_row({tensor}, {where}, column, step, columns, {self.registers(access)}, ragged)"
         }
 
     def columns_of(self, access: Access) -> str:
@@ -557,13 +557,13 @@ class RowContext(Context):
             name, tensor = self.fragment(access), self.tensors[access.array.name]
             if access.mode == "gather":
                 lines[name] = (
-                    f"reduce.scatter_row({name}, {tensor}, {self.columns_of(access)}, c, columns, {self.group_of(access)})"
+                    f"access.scatter_row({name}, {tensor}, {self.columns_of(access)}, c, columns, {self.group_of(access)})"
                 )
                 continue
             parts = access.array.parts if self.interleaved(access) else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
             where = f"{self.start(access)}, column, v * step, columns, {parts}, ragged, {aligned}, per_row"
-            lines[name] = f"reduce.store_row({name}, {tensor}, {where})"
+            lines[name] = f"access.store_row({name}, {tensor}, {where})"
         return list(lines.values())
 
     def result_line(self, access: Access) -> str:

@@ -76,9 +76,9 @@ class WalkContext(RowContext):
             modes = "None, None, None, k" if self.interleaved(access) else "None, None, k"
             row |= {
                 "staged": staged,
-                "staging": f"{staged} = reduce.staging({tensor}.element_type, vec * {parts}, vectors, at_once, threads)",
-                "fetch": f"reduce.fetch_row({tensor}, {self.start(access)}, column, step, columns, {staged}[None, None, u], {parts})",
-                "take": f"reduce.take_row({staged}[None, None, u], column, step, columns, {row['name']}[{modes}])",
+                "staging": f"{staged} = access.staging({tensor}.element_type, vec * {parts}, vectors, at_once, threads)",
+                "fetch": f"access.fetch_row({tensor}, {self.start(access)}, column, step, columns, {staged}[None, None, u], {parts})",
+                "take": f"access.take_row({staged}[None, None, u], column, step, columns, {row['name']}[{modes}])",
                 "registers": f"{row['name']}[{modes}]",
             }
         return row
@@ -102,7 +102,7 @@ class WalkContext(RowContext):
         found = []
         for s, store in zip(self.plan.rows, self.plan.first.stores, strict=True):
             tensor, register = f"m{camel(store.name)}", f"r{camel(store.name)}"
-            load = f"reduce.load_one({tensor}, {self.place(store)}, {self.there()}, {register}[None, u])"
+            load = f"access.load_one({tensor}, {self.place(store)}, {self.there()}, {register}[None, u])"
             found.append({"name": s.name, "register": register, "tensor": tensor, "load": load})
         return found
 
@@ -311,7 +311,7 @@ class WalkContext(RowContext):
         static = [p for p in self.static if p.name in function.params]
         folds = [self.finished(s, finish) for s in statistics]
         loads = [
-            {"guard": self.guard(a), "text": f"reduce.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"}
+            {"guard": self.guard(a), "text": f"access.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"}
             for a in inputs if a.array is not None
         ]  # fmt: skip
         places = [
@@ -374,13 +374,16 @@ class WalkContext(RowContext):
         if statistic.once:
             count = " * ".join([count, *(self.groups[i].name for i in self.plan.apart)])
         if statistic.over == "total":
-            text = f'reduce.over_all_parts({parts}, "{op}")'
+            text = f'partials.over_all_parts({parts}, "{op}")'
         elif lost:
             extents = ", ".join(self.groups[i].name for i in self.plan.spread)
             kept = tuple(i in statistic.keeps for i in self.plan.spread)
-            text, count = f'reduce.over_parts_of({parts}, "{op}", c, ({extents},), {kept})', " * ".join([count, *lost])
+            text, count = (
+                f'partials.over_parts_of({parts}, "{op}", c, ({extents},), {kept})',
+                " * ".join([count, *lost]),
+            )
         else:
-            text = f'reduce.over_parts({parts}, "{op}", c)'
+            text = f'partials.over_parts({parts}, "{op}", c)'
         mean = f"{statistic.name} = {statistic.name} / {kind}({count})" if op == "mean" else ""
         return {"name": statistic.name, "text": text, "mean": mean}
 

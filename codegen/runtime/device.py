@@ -17,6 +17,7 @@ from cutlass import Boolean, Float32, Float64, Int32, Numeric, Uint8, Uint32, Ui
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 
+WARP = 32  # threads
 Vector: TypeAlias = Any  # cute.TensorSSA
 Operand: TypeAlias = Any  # a Vector, or a Python number beside one
 

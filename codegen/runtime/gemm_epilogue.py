@@ -20,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from codegen.runtime import device, reduce
-from codegen.runtime.reduce import WARP
+from codegen.runtime.device import WARP
 
 # A fold along rows that sums exponentials: its place, that of its maximum before it, exp or exp2, the factor of the
 # difference, and whether 0 stands for a maximum that is not finite

@@ -20,8 +20,8 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint8, Uint16, Uint
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime import device, gemm_epilogue, tensorcore
+from codegen.runtime.device import WARP
 from codegen.runtime.gemm_epilogue import Follows, Form, may_loop
-from codegen.runtime.reduce import WARP
 from codegen.runtime.tensorcore import STEP
 
 

@@ -1,0 +1,280 @@
+"""Device functions of kernels that reduce: how a thread reads and writes its pieces of a row (`reduce` says which).
+
+What lies beyond a row's end is never accessed; registers hold zeros there.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Numeric, Uint32
+from cutlass.memory import SmemAllocator
+
+from codegen.runtime import device
+from codegen.runtime.device import WARP
+
+EVICT = cute.nvgpu.CacheEvictionPriority
+
+
+@cute.jit
+def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor):
+    """The one value of a row; zero where there is no such row."""
+    dst.fill(0)
+    if there:
+        dst[0] = src[place]
+
+
+@cute.jit
+def load_row(
+    src: cute.Tensor,
+    start: cutlass.Int64,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    parts: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    aligned: cutlass.Constexpr[bool],
+    once: cutlass.Constexpr[bool],
+):
+    """A thread's vectors of a row that begins at element `start` of a compact tensor, into dst (vec, vectors), or (parts,
+    vec, vectors) where each column has several parts side by side; zeros outside the tensor, and any values of it outside
+    the row. Where that is no multiple of a vector (`ragged`), `aligned` says that vectors are still aligned in memory, for
+    which `first` may be negative; else each is put together from the two that hold it. What is read `once` leaves the
+    first cache to what is read again."""
+    cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
+    vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
+    count = cute.size(dst) // vectors
+    pieces = [cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))) for v in range(vectors)]
+    dst.fill(0)
+    if cutlass.const_expr(not ragged):
+        for v in cutlass.range_constexpr(vectors):
+            c = first + v * step
+            if c < columns:
+                place = start + cutlass.Int64(c) * parts
+                cute.autovec_copy(device.vector(src, place, count), pieces[v], l1c_evict_priority=cached)
+    else:
+        whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
+        place = start + cutlass.Int64(first) * parts
+        skip = 0 if aligned else device.misalignment(place, count)  # the same for all vectors of a row
+        base = place - skip
+        left = _at_most(whole - base, Int64(columns - first) * parts + skip)  # of elements to read in vectors
+        left = cutlass.select_(columns > 0, left, 0)  # a row that is not there has any place
+        both = cute.make_rmem_tensor((count, 2), src.element_type)
+        for v in cutlass.range_constexpr(vectors):
+            at = v * step * parts
+            if cutlass.const_expr(aligned):
+                if at < left:
+                    cute.autovec_copy(device.vector(src, base + at, count), pieces[v], l1c_evict_priority=cached)
+            elif cutlass.const_expr(device.shiftable(pieces[0])):
+                both.fill(0)
+                if (at < left) & (at >= 2 * count or base + at >= 0):
+                    cute.autovec_copy(device.vector(src, base + at, count), both[None, 0])
+                if at + count < cutlass.select_(skip == 0, 0, left):
+                    cute.autovec_copy(device.vector(src, base + (at + count), count), both[None, 1])
+                device.shift_into(both, skip, pieces[v])
+        # One by one what fills no vector of memory; apart, since branches between loads would make them wait for each other
+        if (columns > 0) & (start + cutlass.Int64(columns) * parts > whole):
+            for v in cutlass.range_constexpr(vectors):
+                at = v * step * parts
+                if (first + v * step < columns) & (place + (at + count) > whole):
+                    device.load_elements(src, place + at, pieces[v])
+        forget(dst)  # else the compiler would take the vectors apart here, for the few that come one by one
+
+
+def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
+    """The lesser of the two, in 32 bits: a thread's vectors lie within less than 2**30 elements."""
+    least = cutlass.select_(a < b, a, b)
+    least = cutlass.select_(least < 2**30, least, Int64(2**30))
+    return Int32(cutlass.select_(least < 0, Int64(0), least))
+
+
+def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:
+    """A thread's own part of shared memory, for its vectors of `count` elements of several rows: (count, vectors, rows).
+    Neighbouring threads' vectors lie side by side."""
+    tidx, _, _ = cute.arch.thread_idx()
+    whole = SmemAllocator().allocate_tensor(dtype, cute.make_layout((threads * count * vectors * rows,)), 16)
+    layout = cute.make_layout((count, vectors, rows), stride=(1, threads * count, threads * count * vectors))
+    return cute.make_tensor(whole.iterator + cute.assume(tidx * count, divby=count), layout)
+
+
+@cute.jit
+def fetch_row(
+    src: cute.Tensor,
+    start: cutlass.Int64,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    parts: cutlass.Constexpr[int],
+):
+    """Send for a thread's vectors of a row, as `load_row` reads them, to its part of shared memory: dst (count, vectors)."""
+    count, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    bits = count * src.element_type.width
+    mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL if bits == 128 else cute.nvgpu.cpasync.LoadCacheMode.ALWAYS
+    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=bits)
+    for v in cutlass.range_constexpr(vectors):
+        c = first + v * step
+        if c < columns:
+            cute.copy(atom, device.vector(src, start + cutlass.Int64(c) * parts, count), dst[None, v])
+
+
+@cute.jit
+def take_row(
+    src: cute.Tensor,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+):
+    """What `fetch_row` brought, in registers: zeros outside the row."""
+    count, vectors = cute.size(src, mode=[0]), cute.size(src, mode=[1])
+    dst.fill(0)
+    for v in cutlass.range_constexpr(vectors):
+        if first + v * step < columns:
+            cute.autovec_copy(src[None, v], cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))))
+
+
+def forget(registers: cute.Tensor) -> None:
+    """The same values, but to the compiler others: it keeps nothing that it computed from them, such as wider copies."""
+    if cute.size(registers) * registers.element_type.width % 32 == 0:
+        words = cute.recast_tensor(registers, Int32)
+        for i in range(cute.size(words)):
+            words[i] = device.unseen(words[i])
+
+
+@cute.jit
+def gather_row(
+    src: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    ragged: cutlass.Constexpr[bool],
+):
+    """A row of a tensor that has only some of its axes, element by element. `place` are the row's coordinates, `extents`
+    the extents of the axes that make a column, and `modes` says which of these each mode of the tensor is. It lacks the
+    innermost one, or has it without its neighbours."""
+    vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    dst.fill(0)
+    for v in cutlass.range_constexpr(vectors):
+        if cutlass.const_expr(not ragged and len(extents) - 1 not in modes):  # one value serves a vector
+            c = first + v * step
+            if c < columns:
+                column = _coordinates(c, extents)
+                value = src[tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))]
+                for i in cutlass.range_constexpr(vec):
+                    dst[i, v] = value
+        else:
+            _gather_vector(src, place, modes, extents, first + v * step, columns, dst[None, v])
+
+
+@cute.jit
+def _gather_vector(
+    src: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+):
+    """One vector of `gather_row`, element by element."""
+    for i in cutlass.range(cute.size(dst), unroll_full=True):
+        c = first + i
+        if c < columns:
+            column = _coordinates(c, extents)
+            dst[i] = src[tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))]
+
+
+def load_index(
+    mode: int, extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, step: int, dst: cute.Tensor
+) -> None:
+    """The coordinate along one of several axes that make a column."""
+    for v in range(cute.size(dst, mode=[1])):
+        for i in range(cute.size(dst, mode=[0])):
+            dst[i, v] = _coordinates(first + v * step + i, extents)[mode]
+
+
+def _coordinates(column: cutlass.Int32, extents: tuple[cutlass.Int32, ...]) -> list[cutlass.Int32]:
+    found = []
+    for extent in reversed(extents):
+        found.append(column % extent)
+        column = column // extent
+    return found[::-1]
+
+
+@cute.jit
+def store_row(
+    src: cute.Tensor,
+    dst: cute.Tensor,
+    start: cutlass.Int64,
+    column: cutlass.Int32,
+    offset: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    parts: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    aligned: cutlass.Constexpr[bool],
+    per_row: cutlass.Constexpr[int],
+):
+    """Store one vector of a row, from column + offset on, as `load_row` loads it. Neighbouring threads of a row hold
+    neighbouring vectors; all lanes of a warp take part."""
+    count = cute.size(src)
+    vec, first = count // parts, column + offset
+    place = start + cutlass.Int64(column) * parts + offset * parts
+    held = cute.make_tensor(src.iterator, cute.make_layout((count,)))
+    if cutlass.const_expr(not ragged):
+        if first < columns:
+            cute.autovec_copy(held, device.vector(dst, place, count))
+    else:
+        rest = Uint32(0)
+        if cutlass.const_expr(aligned):
+            if (first >= 0) & (first + vec <= columns):
+                cute.autovec_copy(held, device.vector(dst, place, count))
+            else:
+                rest = _bits_inside(first, columns, vec)
+        else:
+            rest = _bits_inside(first, columns, vec)
+            if cutlass.const_expr(parts == 1):
+                left, group = columns - first, min(per_row, WARP)
+                rest = rest & device.store_anywhere(held, dst, place, first, left, Int64(left), group)
+        if rest != 0:
+            for i in cutlass.range(vec, unroll_full=True):
+                if device.bit(rest, i):
+                    for part in cutlass.range_constexpr(parts):
+                        (dst.iterator + place + (i * parts + part)).store(held[i * parts + part])
+
+
+def _bits_inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int) -> cutlass.Uint32:
+    """One bit for each of a vector's columns, from `first` on, that lies inside the row."""
+    return device.first_bits(Int64(columns - first), vec) & ~device.first_bits(Int64(-first), vec)
+
+
+@cute.jit
+def scatter_row(
+    src: cute.Tensor,
+    dst: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    columns: cutlass.Int32,
+    width: cutlass.Constexpr[int],
+):
+    """Store one vector of a row as `gather_row` loads it, element by element; of each `width` columns that share a value, the
+    first's."""
+    vec = cute.size(src)
+    for i in cutlass.range_constexpr(0, vec, min(vec, width)):
+        c = first + i
+        if (c >= 0) & (c < columns) & (c % width == 0):
+            where = _placed(place, modes, c, extents)
+            dst[where] = src[i]
+
+
+def _placed(place: cute.Coord, modes: tuple[int | None, ...], column: cutlass.Int32, extents: tuple) -> cute.Coord:
+    """A row's coordinates with those of a column."""
+    found = _coordinates(column, extents)
+    return tuple(p if m is None else found[m] for p, m in zip(place, modes, strict=True))

@@ -1,0 +1,188 @@
+"""Device functions of kernels that fold over rows: what a block's rows come to, and, in a kernel of its own that follows,
+what all blocks' do. Every fold has a fixed order: two runs agree to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Numeric
+from cutlass.cutlass_dsl.cutlass import CuTeDSL
+from cutlass.memory import SmemAllocator
+
+from codegen.runtime.device import WARP
+from codegen.runtime.reduce import combine, identity, over_row, shared
+
+
+def shared_columns(threads: int, per_row: int, count: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:
+    """Shared memory in which the rows of a block meet: `count` columns a thread, one statistic after the other in the
+    same place."""
+    if threads == per_row:
+        return []
+    held = [Int32 if d is Boolean else d for d in dtypes]
+    layout = cute.make_layout((threads // per_row, per_row, count), stride=(per_row * count, 1, per_row))
+    return [SmemAllocator().allocate_tensor(d, layout, 16) for d in held]
+
+
+@cute.jit
+def store_parts(
+    running: list[cute.Tensor],
+    ops: cutlass.Constexpr[tuple[str, ...]],
+    parts: list[cute.Tensor],
+    buffers: list[cute.Tensor],
+    part: cutlass.Int32,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    per_row: cutlass.Constexpr[int],
+):
+    """Write what a block's rows came to, folded in the order of its threads, to `parts` (parts, columns)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    row, lane = tidx // per_row, tidx % per_row
+    vec, vectors = cute.size(running[0], mode=[0]), cute.size(running[0], mode=[1])
+    if cutlass.const_expr(len(buffers) > 0):
+        for k in cutlass.range_constexpr(len(ops)):
+            for i in cutlass.range_constexpr(vec * vectors):
+                buffers[k][row, lane, i] = running[k][i % vec, i // vec]
+        cute.arch.sync_threads()
+    if row == 0:
+        for k in cutlass.range_constexpr(len(ops)):
+            if cutlass.const_expr(len(buffers) > 0):
+                for other in cutlass.range(1, cute.size(buffers[k], mode=[0])):
+                    for i in cutlass.range_constexpr(vec * vectors):
+                        mine = cute.full((1,), running[k][i % vec, i // vec], running[k].element_type)
+                        theirs = cute.full((1,), buffers[k][other, lane, i], running[k].element_type)
+                        running[k][i % vec, i // vec] = combine(ops[k], mine, theirs)[0]
+            for v in cutlass.range_constexpr(vectors):
+                for i in cutlass.range_constexpr(vec):
+                    c = first + v * step + i
+                    if c < columns:
+                        parts[k][part, c] = running[k][i, v]
+
+
+def overlaps() -> bool:
+    """Whether a kernel may be launched while the one before it ends, which hides some microseconds of the launch."""
+    return CuTeDSL._get_dsl().get_arch_enum().major >= 9
+
+
+@cute.jit
+def begin_next():
+    """Once all blocks are here, the next kernel is launched."""
+    if cutlass.const_expr(overlaps()):
+        cute.arch.griddepcontrol_launch_dependents()
+
+
+@cute.jit
+def await_last():
+    """Wait for what the kernel before has written."""
+    if cutlass.const_expr(overlaps()):
+        cute.arch.griddepcontrol_wait()
+
+
+AT_ONCE = 17  # values that a thread has on their way: 8 warps ask at once for a part of each of 132 multiprocessors
+
+
+@cute.jit
+def fold_every(
+    held: cute.Tensor,
+    op: cutlass.Constexpr[str],
+    read: cutlass.Constexpr[Callable[[cutlass.Int32], Numeric]],
+    first: cutlass.Int32,
+    end: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+):
+    """Fold what is read at `first`, `first + step`, ... before `end` into what is `held`, in this order."""
+    dtype = held.element_type
+    for start in cutlass.range(first, end, step * AT_ONCE):
+        several = cute.make_rmem_tensor((AT_ONCE,), dtype)
+        for i in cutlass.range_constexpr(AT_ONCE):  # no branch stands between one read and the next
+            place = start + i * step
+            several[i] = cutlass.select_(place < end, read(cutlass.min(place, end - 1)), dtype(identity(op, dtype)))
+        for i in cutlass.range_constexpr(AT_ONCE):
+            held.store(combine(op, held.load(), cute.full((1,), several[i], dtype)))
+
+
+@cute.jit
+def over_parts(parts: cute.Tensor, op: cutlass.Constexpr[str], column: cutlass.Int32):
+    """All parts of a column folded, by the 8 warps of a block: the first one gets the result. `parts` is (parts,
+    columns)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    warp, lane = tidx // WARP, tidx % WARP
+    dtype, warps = parts.element_type, 8
+    held = cute.make_rmem_tensor((1,), dtype)
+    held.fill(identity(op, dtype))
+    if column < parts.shape[1]:
+        fold_every(held, op, lambda part: parts[part, column], warp, parts.shape[0], warps)
+    buffer = SmemAllocator().allocate_tensor(dtype, cute.make_layout((warps, WARP), stride=(WARP, 1)), 16)
+    buffer[warp, lane] = held[0]
+    cute.arch.sync_threads()
+    value = cute.full((1,), buffer[0, lane], dtype)
+    for other in cutlass.range_constexpr(1, warps):
+        value = combine(op, value, cute.full((1,), buffer[other, lane], dtype))
+    return value[0]
+
+
+@cute.jit
+def over_parts_of(
+    parts: cute.Tensor,
+    op: cutlass.Constexpr[str],
+    place: cutlass.Int32,
+    extents: tuple[cutlass.Int32, ...],
+    kept: cutlass.Constexpr[tuple[bool, ...]],
+):
+    """All parts of all columns folded that share their `place` along some of several axes, by a block of 256 threads.
+    `parts` is (parts, columns), `extents` make a column, `kept` says which of them make a place."""
+    tidx, _, _ = cute.arch.thread_idx()
+    dtype, threads = parts.element_type, 256
+    held = cute.make_rmem_tensor((1,), dtype)
+    held.fill(identity(op, dtype))
+    count = _product(extents, kept)
+
+    def read(j: cutlass.Int32) -> Numeric:
+        return parts[j // count, _interleaved(place, j % count, extents, kept)]
+
+    fold_every(held, op, read, tidx, parts.shape[0] * count, threads)
+    buffers = shared(threads, threads, 1, (dtype,))
+    (value,) = over_row([held], (op,), buffers, threads, 1)
+    return value
+
+
+def _product(extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> cutlass.Int32:
+    """The product of the extents that are not kept."""
+    count = Int32(1)
+    for extent, k in zip(extents, kept, strict=True):
+        count = count if k else count * extent
+    return count
+
+
+def _interleaved(
+    place: cutlass.Int32, other: cutlass.Int32, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]
+) -> cutlass.Int32:
+    """The column at a place along the axes that are kept and at another along the rest."""
+    column, stride = Int32(0), Int32(1)
+    left = {
+        True: sum(kept),
+        False: len(kept) - sum(kept),
+    }  # of the outermost axis of each kind, what is left is the place
+    rest = {True: place, False: other}
+    for extent, k in zip(reversed(extents), reversed(kept), strict=True):
+        left[k] -= 1
+        column = column + (rest[k] % extent if left[k] else rest[k]) * stride
+        rest[k] = rest[k] // extent if left[k] else Int32(0)
+        stride = stride * extent
+    return column
+
+
+@cute.jit
+def over_all_parts(parts: cute.Tensor, op: cutlass.Constexpr[str]):
+    """All parts folded, by a block of 256 threads. `parts` is (parts,)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    dtype, threads = parts.element_type, 256
+    held = cute.make_rmem_tensor((1,), dtype)
+    held.fill(identity(op, dtype))
+    fold_every(held, op, lambda part: parts[part], tidx, parts.shape[0], threads)
+    buffers = shared(threads, threads, 1, (dtype,))
+    (value,) = over_row([held], (op,), buffers, threads, 1)
+    return value

@@ -81,9 +81,10 @@ def explain(
     Example: codegen explain bias_relu --shape "...=1,N=8191"
     Example: codegen explain swiglu --svg swiglu.svg
     """
-    from codegen import explain as explaining
+    from codegen import explain_text
     from codegen.build import find_specs
     from codegen.errors import known
+    from codegen.explain import explain as explained
     from codegen.pipeline import read_op
     from codegen.sizes import default_shape
 
@@ -91,7 +92,7 @@ def explain(
     if op not in paths:
         raise UsageError(f"no spec {op!r} in {specs}. {known(op, paths, 'There are')}")
     found = read_op(paths[op])
-    report = explaining.explain(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
+    report = explained(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
     if interpret:
         (made,) = _load(package, [op])
         from codegen.runtime.explained import interpreted_calls, small
@@ -106,7 +107,7 @@ def explain(
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _print(explaining.as_text(report))
+        _print(explain_text.as_text(report))
 
 
 @app.command("compile")

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from codegen.explain import Binding, fused_bytes, size_text, time_text
+from codegen.explain import Binding, fused_bytes
+from codegen.explain_text import size_text, time_text
 from codegen.ir import DTYPES
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Backward, Op

@@ -12,7 +12,8 @@ import pytest
 from codegen import __main__ as command_line
 from codegen.build import find_specs
 from codegen.errors import Mistake
-from codegen.explain import GPUS, bindings, explain, graph, size_text, time_text, unfused_bytes
+from codegen.explain import GPUS, bindings, explain, graph, unfused_bytes
+from codegen.explain_text import size_text, time_text
 from codegen.pipeline import read_op
 from codegen.sizes import default_shape, parse_shape
 from codegen.svg import draw

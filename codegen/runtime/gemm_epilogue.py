@@ -131,7 +131,8 @@ def finish(
     """Run an epilogue over what a warp holds of a tile; all its lanes take part.
 
     acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
-        lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are those of the one accumulator, then those of the other.
+        lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are
+        those of the one accumulator, then those of the other.
     stage: (form.stage, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is this one's place.
     peer: which of the `form.warps` that share its columns it is.
     place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
@@ -187,14 +188,7 @@ def finish(
                     _fold(found, inside, at, turn, rRows, rColumns, form)
 
     if cutlass.const_expr(len(form.row_ops) > 0):
-        count = cute.size(rRows[0])
-        for at in cutlass.range_constexpr(count):
-            r, _, _ = walk.place(at // (count // walk.slabs), 0, at % (count // walk.slabs), lane, Int32(0))
-            held = [[cute.full((1,), rRows[k][at], Float32)] for k in range(len(rRows))]
-            totals = reduce.all_over_lanes(held, form.row_ops, walk.per_row, tuple(f[:4] for f in form.rescaled))
-            if (lane % walk.per_row == 0) & (r < walk.M):
-                for k in cutlass.range_constexpr(len(rRows)):
-                    row_parts[k][walk.batch, r, pieces[0]] = totals[k][0]
+        _store_rows(rRows, walk, lane, pieces[0], row_parts, form)
     if cutlass.const_expr(len(form.column_ops) > 0):
         _store_columns(
             rColumns,
@@ -356,6 +350,26 @@ def _fold(found: tuple, inside, at: int, turn: int, rRows: list, rColumns: list,
         reduce.accumulate([one], (op,), value, inside)
         rRows[k][at] = reduce.combine(op, total, reduce.over_vector(one, op))[0]
     reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
+
+
+@cute.jit
+def _store_rows(
+    rRows: list,
+    walk: cutlass.Constexpr[_Pieces],
+    lane: cutlass.Int32,
+    piece: cutlass.Int32,
+    row_parts: tuple,
+    form: cutlass.Constexpr[Form],
+):
+    """Rows' statistics, folded over the lanes that share a row, to memory."""
+    count = cute.size(rRows[0])
+    for at in cutlass.range_constexpr(count):
+        r, _, _ = walk.place(at // (count // walk.slabs), 0, at % (count // walk.slabs), lane, Int32(0))
+        held = [[cute.full((1,), rRows[k][at], Float32)] for k in range(len(rRows))]
+        totals = reduce.all_over_lanes(held, form.row_ops, walk.per_row, tuple(f[:4] for f in form.rescaled))
+        if (lane % walk.per_row == 0) & (r < walk.M):
+            for k in cutlass.range_constexpr(len(rRows)):
+                row_parts[k][walk.batch, r, piece] = totals[k][0]
 
 
 @cute.jit

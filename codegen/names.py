@@ -46,3 +46,13 @@ def name_mistake(name: str, what: str, also: frozenset[str] = frozenset()) -> Mi
     if keyword.iskeyword(name) or name in RESERVED or name in also:
         return Mistake(f"{name!r} cannot name {what}: Python or the generated file uses it", "pick another name")
     return None
+
+
+def fresh(taken: set[str], name: str) -> str:
+    """A name that is not `taken`, which it then is: this one, or one with a number."""
+    base, count = name, 1
+    while name in taken:
+        count += 1
+        name = f"{base}{count}"
+    taken.add(name)
+    return name

@@ -14,6 +14,7 @@ from codegen import hopper_tiles, online
 from codegen.errors import Mistake
 from codegen.hopper_tiles import FLOAT8, Tiles
 from codegen.ir import DTYPES, Node, Statement, topological
+from codegen.names import fresh
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise, tile_plan
 from codegen.spec import Array, Axis, Spec
@@ -251,13 +252,3 @@ def lost_axes(node: Node) -> tuple[str, ...]:
     """The axes of a reduction."""
     assert isinstance(node.attr, tuple)
     return node.attr
-
-
-def fresh(taken: set[str], name: str) -> str:
-    """A name that is not `taken`, which it then is: this one, or one with a number."""
-    base, count = name, 1
-    while name in taken:
-        count += 1
-        name = f"{base}{count}"
-    taken.add(name)
-    return name

@@ -1,12 +1,12 @@
-"""Every distinct instruction of every generated kernel, on all architectures.
+"""Every distinct instruction of the generated kernels, on all architectures, but of those for Hopper's tensor cores.
 
     python tests/instruction_list.py [OP ...]
 
 compiles them, an hour of work for four cores, and writes the list that tests hold the interpreter to; with names, only
 those ops, and adds what they have. On each architecture a kernel is compiled with each of its types, and in each of its
-shapes (lengths of a row, whole and ragged, with and without what has a default), not for all pairs of these. Operands are reduced to their kinds: registers are all `%r`, literals 0 (but where an
-instruction's meaning is in them), parameters `parameter`, variables and labels `place`. Kernels for Hopper's tensor cores,
-which no CPU runs, are left out.
+shapes (lengths of a row, whole and ragged, with and without what has a default), not for all pairs of these. Operands are
+reduced to their kinds: registers are all `%r`, literals 0 (but where an instruction's meaning is in them), parameters
+`parameter`, variables and labels `place`.
 """
 
 import functools

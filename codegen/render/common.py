@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from codegen import emit, online
 from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, reaching, topological
+from codegen.names import fresh
 from codegen.ops import OPS
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
@@ -110,7 +111,11 @@ class Context:
         }
         reached = reaching(self.statements, narrow)
         approximable = {id(n) for n in self.nodes if n.op in OPS and "{approx}" in OPS[n.op].cute}
-        texts, flags = {}, {}
+        taken = (
+            {a.name for a in self.spec.arrays} | {p.name for p in self.spec.params} | {s.name for s in self.statements}
+        )
+        texts: dict[int, str] = {}
+        flags: dict[tuple[Array, ...], str] = {}
         by_type = {a.dtype: a for a in reversed(outputs) if len(narrow[a.name]) == 2}  # outputs of one type go together
         deciding = {
             i: tuple(
@@ -129,19 +134,20 @@ class Context:
                 texts[i] = "True"
             else:
                 name = "approx" if len(kinds) == 1 else "_".join(["approx", *(a.name for a in deciding[i])])
-                texts[i], flags[name] = name, deciding[i]
+                texts[i] = flags[deciding[i]] = flags.get(deciding[i]) or fresh(taken, name)
         for i, read in self.terms().items():
             widths = [{DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in read]
             if texts[i] == "False" and read and {False} not in widths:
-                texts[i], flags["approx_terms"] = "approx_terms", read
-        return texts, flags
+                texts[i] = flags[read] = flags.get(read) or fresh(taken, "approx_terms")
+        return texts, {name: arrays for arrays, name in flags.items()}
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def terms(self) -> dict[int, tuple[Array, ...]]:
         """The exponentials that nothing but a sum which follows their maximum needs, by identity: the largest is one. With
         them, the floating arrays that they are made of."""
         uses = Counter(id(a) for n in self.nodes for a in n.args)
-        uses.update(id(s.value) for s in self.statements)
+        results = {a.name for a in self.spec.outputs}
+        uses.update(id(s.value) for s in self.statements if s.name in results)
         found = {}
         for node in self.nodes:
             way, term = online.rescaled(node), node.args[0] if node.args else node

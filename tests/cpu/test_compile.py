@@ -332,3 +332,15 @@ def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys):
     assert message in err
     assert out == ""
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_last_kernel_waits_before_it_reads(arch):
+    """Where it is launched before the one that writes the parts has ended; the interpreter runs one after the other."""
+    op = generated.bias_grad
+    texts = dict(entries(compile_kernel(op, next(variants(op)), arch).ptx))
+    (first,) = [t for name, t in texts.items() if "finish" not in name]
+    (last,) = [t for name, t in texts.items() if "finish" in name]
+    overlap = arch != "sm_80"
+    assert ("griddepcontrol.launch_dependents" in first) == ("griddepcontrol.wait" in last) == overlap
+    assert not overlap or last.index("griddepcontrol.wait") < last.index("ld.global")

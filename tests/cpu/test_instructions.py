@@ -1,4 +1,4 @@
-"""The interpreter knows every instruction that any generated kernel has, for any types, lengths and architecture."""
+"""The interpreter knows every instruction of the generated kernels, but those for Hopper's tensor cores."""
 
 import pytest
 from instruction_list import forms, listed, problem

@@ -108,3 +108,23 @@ reference: |
     for implementation in IMPLEMENTATIONS:
         for got, expected in zip(run(op, implementation, x, w), op.reference(x, w), strict=True):
             np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=1e-5)
+
+
+def test_a_bias_left_out_decides_nothing(tmp_path):
+    """The terms of a sum are made of x and of a bias, which a call may leave out."""
+    op = make_op(tmp_path, """
+op: biased_logsumexp
+summary: Log of the sum of exponentials of x + bias.
+types: {T: [float32, bfloat16]}
+inputs: {x: "T[..., N]", bias: "T[N] = 0"}
+outputs: {y: "float32[...]"}
+chain: |
+  z = x + bias
+  y = log(sum(exp(z - max(z, axis=N)), axis=N)) + max(z, axis=N)
+reference: jax.nn.logsumexp(x + bias, axis=-1)
+""")  # fmt: skip
+    x = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
+    for dtype in ("float32", "bfloat16"):
+        given = jnp.asarray(x, dtype)
+        exact = np.log(np.exp(np.asarray(given, np.float64)).sum(-1))
+        np.testing.assert_allclose(op(given, implementation="interpret"), exact, rtol=1e-6)

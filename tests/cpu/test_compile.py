@@ -12,8 +12,6 @@ import generated
 from codegen import __main__ as command_line
 from codegen.arch import lacks
 from codegen.hopper_tiles import HALVES
-from codegen.interpret import ptx
-from codegen.interpret.machine import Kernel
 from codegen.ir import DTYPES, topological
 from codegen.plan import Launch, overrides
 from codegen.runtime import compile as compiling
@@ -68,20 +66,20 @@ def test_products_compile_for_hopper_and_elsewhere(name):
         assert "wgmma.mma_async" in compiled.ptx or not hopper
         if "wgmma" not in compiled.ptx:
             assert "mma.sync" in compiled.ptx
-            assert unknown_instructions(compiled.ptx) + unlisted(compiled.ptx) == []
+            assert unlisted(compiled.ptx) == []
         most_spills = KNOWN_SPILLS.get(name, SPILLS_OF_RAGGED_PRODUCTS) if ragged else SPILLS_WHERE_RAGGED
         assert compiled.spills <= most_spills, (variant, arch)
 
 
-# Every op's own, and of those that belong to an op every third one
-@pytest.mark.parametrize("name", [n for i, n in enumerate(KERNELS) if n in generated.__all__ or i % 3 == 0])
+# Every op's own, and of those that belong to an op every sixth one
+@pytest.mark.parametrize("name", [n for i, n in enumerate(KERNELS) if n in generated.__all__ or i % 6 == 0])
 def test_kernels_compile_with_wide_accesses_and_without_spills(name):
     op = KERNELS[name]
     count, problems = 0, []
     for variant, arch in dealt_out(op):
         count += 1
         compiled = compile_kernel(op, variant, arch)
-        found = unexpected(op, variant, arch, compiled) + unknown_instructions(compiled.ptx) + unlisted(compiled.ptx)
+        found = unexpected(op, variant, arch, compiled) + unlisted(compiled.ptx)
         problems += [f"{variant} {arch}: {p}" for p in found]
     assert not problems, "\n".join(problems)
     assert count
@@ -111,30 +109,21 @@ def dealt_out(op: Op) -> list[tuple[Variant, str]]:
     return dealt[turn % 2 :: 2] or dealt if op.plan.kind == "elementwise" else [dealt[turn % len(dealt)]]
 
 
-def unknown_instructions(text: str) -> list[str]:
-    """What the interpreter would refuse: every instruction is decoded, none is run."""
-    try:
-        for program in ptx.parse(text.rstrip("\0")).values():
-            Kernel(program)
-    except ptx.PtxError as error:
-        return [f"interpreter: {error}"]
-    return []
-
-
 def unlisted(text: str) -> list[str]:
-    """What the list of all kernels' instructions lacks, which then is older than the kernels."""
+    """What the list of all kernels' instructions lacks, which then is older than the kernels; test_instructions decodes those
+    that it has."""
     return [
         f"not in tests/instructions.txt: {form}; run `make instructions`" for form in sorted(forms(text) - listed())
     ]
 
 
-def test_an_unknown_instruction_is_found():
+def test_an_instruction_that_is_not_listed_is_found():
     text = compile_kernel(generated.relu, variant_of(generated.relu, "T=float32"), "sm_80").ptx
-    assert unknown_instructions(text) == []
-    (found,) = unknown_instructions(text.replace("st.global.v4.b32", "st.async.v4.b32"))
-    assert "'st.async.v4.b32'" in found
-    (found,) = unknown_instructions(text.replace("setp.", "setq.", 1))
-    assert "unknown instruction 'setq." in found
+    assert unlisted(text) == []
+    (found,) = unlisted(text.replace("st.global.v4.b32", "st.async.v4.b32"))
+    assert "instructions.txt: st.async.v4.b32 [%r], {%r, %r, %r, %r};" in found
+    (found,) = unlisted(text.replace("setp.", "setq.", 1))
+    assert ": setq." in found
 
 
 def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[str]:

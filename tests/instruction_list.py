@@ -40,14 +40,12 @@ def _form(operand: ptx.Operand | None, program: ptx.Program, literal: bool) -> s
             return "_"
         case ptx.Reg():
             return "%r"
-        case ptx.Imm(value, kind):
-            return (
-                str(value if literal else 0)
-                if kind == "int"
-                else "0f00000000"
-                if kind == "f32"
-                else "0d0000000000000000"
-            )
+        case ptx.Imm(value, "int"):
+            return str(value if literal else 0)
+        case ptx.Imm(_, "f32"):
+            return "0f00000000"
+        case ptx.Imm():
+            return "0d0000000000000000"
         case ptx.Special(name):
             return name
         case ptx.Address(base):

@@ -16,7 +16,7 @@ from codegen.ir import DTYPES
 SHARED = 227 * 1024  # bytes of shared memory that a block may have
 ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
 WARPS = 8  # that multiply
-ROLLED = 20  # instructions for an accumulator, from which on a loop runs the epilogue where registers are few
+NARROWER = 1.03  # tiles of 160 columns take longer than their size says
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
 HALVES = {"float16", "bfloat16"}
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
@@ -38,6 +38,7 @@ class Tiles:
     piece: int = 64  # columns of accumulators that pass through shared memory at once
     ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
     rolled: bool = False  # whether a loop runs the epilogue of a piece, where one may (`may_loop`)
+    staged: int = 0  # bytes of a piece's operands that a warp reads ahead into shared memory; 0: into registers
 
     @property
     def cluster(self) -> int:
@@ -57,7 +58,7 @@ class Tiles:
     def shared(self, a: str, b: str) -> int:
         """Bytes of shared memory for operands of these dtypes."""
         stage = (self.tile_m * DTYPES[a].size + self.tile_n * DTYPES[b].size) * self.tile_k + 16
-        return self.stages * stage + WARPS * ROWS * self.piece * 4
+        return self.stages * stage + WARPS * (ROWS * self.piece * 4 + self.ahead * self.staged)
 
     def row_pieces(self, N: int, paired: str = "") -> int:
         """Tiles side by side, each of which writes one partial result of a fold over a row."""
@@ -114,21 +115,24 @@ TABLE = (
 
 def choose(
     M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
-    paired: str = "", multiprocessors: int = 132, work: int = 12, reads_tiles: bool = False, folds: bool = False,
-    keeps: bool = False,
+    paired: str = "", multiprocessors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
+    folds: bool = False, keeps: bool = False,
 ) -> Tiles | None:  # fmt: skip
     """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
-    the epilogue for each accumulator; `reads_tiles`: whether it reads arrays of the output's shape; `folds`: whether it
-    reduces rows or columns; `keeps`: whether many registers hold what it has of them."""
+    the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
+    whether their rows are no whole vectors; `folds`: whether it reduces rows or columns; `keeps`: whether many registers
+    hold what it has of them."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
     found: dict[Tiles, float] = {}
     for tiles in TABLE:
         if keeps and tiles == WIDE:
             continue
-        if reads_tiles and tiles == WIDE:
+        if reads and not ragged and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
+            tiles = staged
+        elif reads and tiles == WIDE:
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
-        elif tiles == WIDE and not folds and work >= ROLLED:
+        elif tiles == WIDE and not folds:
             tiles = replace(tiles, rolled=True)
         tiles = replace(tiles, tile_k=tiles.tile_k * 2 // size, blocks=multiprocessors)
         held = 2 * N if paired == "interleaved" else N
@@ -137,10 +141,26 @@ def choose(
     return min(found, key=lambda t: found[t], default=None)
 
 
+def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:
+    """The same, what the epilogue reads on its way through shared memory: at the cost of a stage, or of smaller pieces. None
+    where there is no room for it."""
+    for piece, stages in (
+        (64, tiles.stages),
+        (64, max(4, tiles.stages - 1)),
+        (32, tiles.stages),
+        (32, tiles.stages - 1),
+    ):
+        staged = ROWS * piece // parts * reads
+        found = replace(tiles, piece=piece, stages=stages, ahead=2, rolled=True, staged=staged)
+        if found.shared("bfloat16", "bfloat16") <= SHARED:
+            return found
+    return None
+
+
 def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
     """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
     slabs, steps = tiles.tile_m // 64, _up(row_bytes, 32)
-    tensor_cores = slabs * tiles.tile_n / 2 * 1.15
+    tensor_cores = slabs * tiles.tile_n / 2 * 1.15 * (NARROWER if tiles.tile_n == 160 else 1)
     shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128
     main = steps * max(tensor_cores, shared_memory)
     pace = 2.9 if not tiles.pingpong else 3.2 if tiles.rolled else 4.6 if tiles.accumulators > 160 else 3.4

@@ -113,8 +113,8 @@ OPS: dict[str, Op] = {
         _unary("cosh", "g * sinh(a)", "small", cute="device.wide(cute.math.cosh, {exact}, {0})"),
         _unary("tanh", "g * (1 - y * y)", fast=_FAST.format("tanh")),
         # the error function
-        _unary("erf", f"g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erf({0})", fast=_FAST.format("erf")),
-        _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-a * a)", jnp="jax.lax.erfc({0})", cute="device.erfc({0}, {approx}, {exact})"),
+        _unary("erf", f"g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erf({0})", fast=_FAST.format("erf")),
+        _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erfc({0})", cute="device.erfc({0}, {approx}, {exact})"),
     )
 }  # fmt: skip
 

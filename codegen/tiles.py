@@ -92,7 +92,7 @@ class Tile:
         vec = min(8, 16 // max(widths))
         ragged = extents["N"] % vec != 0
         halved = 2 if self.paired else 1
-        if arch == "sm_90a" and hopper and (tiles := self.hopper(factor, extents)) is not None:
+        if arch == "sm_90a" and hopper and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
             options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
             config = _config("sm_90a", options)
             return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved, 1, fast=not self.folds_dear)
@@ -117,15 +117,16 @@ class Tile:
         """Tiles for outputs that large ones would not share out among the multiprocessors."""
         return {"tile_m": 32, "tile_n": 64 if self.paired else 32, "warps_m": 2, "warps_n": 1, "stages": 2}
 
-    def hopper(self, factor: str, extents: Mapping[str, int]) -> Tiles | None:
+    def hopper(self, dtypes: Mapping[str, str], extents: Mapping[str, int], ragged: bool) -> Tiles | None:
         """The tiles of the main loop for Hopper, where it takes these operands."""
+        factor = dtypes["a"]
         L, M, N, K = (extents[name] for name in "LMNK")
         paired = "halves" if self.paired == "two" else self.paired
         read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
-        reads = any(self.column in array.axes and len(array.axes) > 1 for array in read)
+        tiles = [array for array in read if self.column in array.axes and set(self.rows) & set(array.axes)]
         return hopper_tiles.choose(
-            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work, reads_tiles=reads,
-            folds=bool(self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
+            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work,
+            reads=sum(DTYPES[dtypes[array.name]].size for array in tiles), ragged=ragged, folds=bool(self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
         )  # fmt: skip
 
     @property

@@ -62,7 +62,7 @@ def add_rmsnorm_group_fp8_chain(x, residual, weight, eps, amax_min, row_mean):
     residual_out = x + residual
     rstd = device.rsqrt(row_mean + eps, False)
     y = residual_out * rstd * weight
-    scale = device.divide(device.maximum(reduce.over_group(cute.math.abs(y), "max", 128), amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(reduce.over_group(cute.math.abs(y), "max", 128), amax_min), 448.0, False)
     q = device.divide(y, scale, True)
     return residual_out, scale, q
 

@@ -69,14 +69,14 @@ def add_rmsnorm_row_fp8_chain(x, residual, weight, eps, amax_min, row_mean, row_
     residual_out = x + residual
     rstd = device.rsqrt(row_mean + eps, False)
     y = residual_out * rstd * weight
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     q = device.divide_by_row(y, scale, True)
     return residual_out, q
 
 
 def add_rmsnorm_row_fp8_row(amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     return scale
 
 

@@ -41,6 +41,7 @@ def attention_scores_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -54,7 +55,7 @@ def attention_scores_tiles(
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
     else:
-        rBias = vectors.load(mBias, cute.crd2idx((iS, iP), mBias.layout), valid, vec, ragged)
+        rBias = load(mBias, cute.crd2idx((iS, iP), mBias.layout), valid, vec, ragged)
     return (rBias,)
 
 

@@ -297,7 +297,7 @@ def batched_dense_gelu_forward_launch(
 
 def batched_dense_gelu_backward_chain(dy, z, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t1 = device.erfc(-0.7071067811865476 * z, approx, False) * 0.5 + z * device.exp(-(z * z * 0.5), approx) * 0.3989422804014327
+    t1 = device.erfc(-0.7071067811865476 * z, approx, False) * 0.5 + z * device.exp_to_one(-(z * z * 0.5), approx) * 0.3989422804014327
     t0 = dy * t1
     dacc = t0
     return dacc, dacc

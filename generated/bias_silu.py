@@ -31,8 +31,8 @@ reference: jax.nn.silu(x + bias)
 def bias_silu_chain(x, bias, approx):
     """The chain, on one vector of each operand."""
     z = x + bias
-    t0 = device.exp(-cute.math.abs(z), approx)
-    y = z * device.divide(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
+    y = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return y
 
 
@@ -124,9 +124,9 @@ def bias_silu_reference(x, bias):
 def bias_silu_backward_chain(dy, x, bias, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     z = x + bias
-    t1 = device.exp(-cute.math.abs(z), approx)
+    t1 = device.exp_to_one(-cute.math.abs(z), approx)
     t2 = 1.0 + t1
-    t0 = dy * device.divide(device.where(z >= 0.0, 1.0, t1), t2, approx) * (1.0 + z * device.divide(device.where(-z >= 0.0, 1.0, t1), t2, approx))
+    t0 = dy * device.divide_by_normal(device.where(z >= 0.0, 1.0, t1), t2, approx) * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t1), t2, approx))
     dx = t0
     return dx, dx
 

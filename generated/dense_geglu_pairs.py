@@ -235,7 +235,7 @@ def dense_geglu_pairs_forward_launch(
 def dense_geglu_pairs_backward_chain(dy, acc0, acc1, approx):
     """The chain, on one vector of each operand."""
     t1 = device.erfc(-0.7071067811865476 * acc0, approx, False)
-    t0 = t1 * 0.5 + acc0 * device.exp(-(acc0 * acc0 * 0.5), approx) * 0.3989422804014327
+    t0 = t1 * 0.5 + acc0 * device.exp_to_one(-(acc0 * acc0 * 0.5), approx) * 0.3989422804014327
     dacc0 = dy * acc1 * t0
     dacc1 = dy * (0.5 * acc0 * t1)
     return dacc0, dacc1

@@ -246,7 +246,7 @@ def dense_geglu_weights_forward_launch(
 def dense_geglu_weights_backward_chain(dy, g, u, approx):
     """The chain, on one vector of each operand."""
     t0 = device.erfc(-0.7071067811865476 * g, approx, False)
-    dg = dy * u * (t0 * 0.5 + g * device.exp(-(g * g * 0.5), approx) * 0.3989422804014327)
+    dg = dy * u * (t0 * 0.5 + g * device.exp_to_one(-(g * g * 0.5), approx) * 0.3989422804014327)
     du = dy * (0.5 * g * t0)
     return dg, du
 

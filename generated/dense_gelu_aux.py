@@ -343,7 +343,7 @@ def dense_gelu_aux_forward_launch(
 
 def dense_gelu_aux_backward_chain(dy, dz, z2, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t1 = device.erfc(-0.7071067811865476 * z2, approx, False) * 0.5 + z2 * device.exp(-(z2 * z2 * 0.5), approx) * 0.3989422804014327
+    t1 = device.erfc(-0.7071067811865476 * z2, approx, False) * 0.5 + z2 * device.exp_to_one(-(z2 * z2 * 0.5), approx) * 0.3989422804014327
     t0 = dz + dy * t1
     dacc = t0
     return dacc, dacc

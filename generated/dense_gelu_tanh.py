@@ -127,8 +127,8 @@ def dense_gelu_tanh_epilogue_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
     t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = z * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -224,8 +224,8 @@ def dense_gelu_tanh_forward_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
     t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = z * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return z, y
 
 
@@ -319,11 +319,11 @@ def dense_gelu_tanh_forward_launch(
 def dense_gelu_tanh_backward_chain(dy, z, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
     t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t3 = device.exp(-cute.math.abs(t0), approx)
+    t3 = device.exp_to_one(-cute.math.abs(t0), approx)
     t4 = 1.0 + t3
-    t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
+    t5 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
     t6 = device.minimum(device.maximum(z, -1000.0), 1000.0)
-    t1 = z * t5 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t1 = z * t5 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
     t2 = dy * (t5 + t1)
     dacc = t2
     return dacc, dacc

@@ -55,6 +55,7 @@ def dense_residual_squares_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -63,7 +64,7 @@ def dense_residual_squares_tiles(
     ) = tensors
     row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rResidual = vectors.load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
+    rResidual = load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
     return (rResidual,)
 
 

@@ -64,6 +64,7 @@ def dense_rms_scaled_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -148,8 +149,8 @@ def dense_rms_scaled_epilogue_chain(acc, rstd, weight, approx):
     """The chain, on one vector of each operand."""
     z = acc * rstd * weight
     t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = z * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -246,8 +247,8 @@ def dense_rms_scaled_forward_chain(acc, rstd, weight, approx):
     """The chain, on one vector of each operand."""
     z = acc * rstd * weight
     t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = z * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     acc_kept = acc
     return y, acc_kept
 
@@ -283,6 +284,7 @@ def dense_rms_scaled_forward_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -366,11 +368,11 @@ def dense_rms_scaled_backward_rows_row_sum(dy, acc, rstd, weight):
     """What is folded into row_sum (sum), on one vector of each operand."""
     t0 = acc * rstd * weight
     t1 = 1.5957691216057308 * (t0 + 0.044715 * (t0 * t0 * t0))
-    t2 = device.exp(-cute.math.abs(t1), False)
+    t2 = device.exp_to_one(-cute.math.abs(t1), False)
     t3 = 1.0 + t2
-    t4 = device.divide(device.where(t1 >= 0.0, 1.0, t2), t3, False)
+    t4 = device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t2), t3, False)
     t5 = device.minimum(device.maximum(t0, -1000.0), 1000.0)
-    t6 = t0 * t4 * device.divide(device.where(-t1 >= 0.0, 1.0, t2), t3, False) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
+    t6 = t0 * t4 * device.divide_by_normal(device.where(-t1 >= 0.0, 1.0, t2), t3, False) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
     return weight * dy * (t4 + t6) * acc
 
 
@@ -491,11 +493,11 @@ def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
     t0 = acc * rstd
     z = t0 * weight
     t1 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t4 = device.exp(-cute.math.abs(t1), False)
+    t4 = device.exp_to_one(-cute.math.abs(t1), False)
     t5 = 1.0 + t4
-    t6 = device.divide(device.where(t1 >= 0.0, 1.0, t4), t5, False)
+    t6 = device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t4), t5, False)
     t7 = device.minimum(device.maximum(z, -1000.0), 1000.0)
-    t2 = z * t6 * device.divide(device.where(-t1 >= 0.0, 1.0, t4), t5, False) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
+    t2 = z * t6 * device.divide_by_normal(device.where(-t1 >= 0.0, 1.0, t4), t5, False) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
     t3 = t6 + t2
     return weight * dy * t3 * acc
 
@@ -505,11 +507,11 @@ def dense_rms_scaled_backward_chain(dy, acc, rstd, weight):
     t0 = acc * rstd
     z = t0 * weight
     t1 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t4 = device.exp(-cute.math.abs(t1), False)
+    t4 = device.exp_to_one(-cute.math.abs(t1), False)
     t5 = 1.0 + t4
-    t6 = device.divide(device.where(t1 >= 0.0, 1.0, t4), t5, False)
+    t6 = device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t4), t5, False)
     t7 = device.minimum(device.maximum(z, -1000.0), 1000.0)
-    t2 = z * t6 * device.divide(device.where(-t1 >= 0.0, 1.0, t4), t5, False) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
+    t2 = z * t6 * device.divide_by_normal(device.where(-t1 >= 0.0, 1.0, t4), t5, False) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
     t3 = t6 + t2
     dacc = weight * rstd * dy * t3
     return dacc, dy * t3 * t0

@@ -37,6 +37,7 @@ def dense_row_bias_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -210,6 +211,7 @@ def dense_row_bias_forward_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (

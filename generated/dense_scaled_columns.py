@@ -69,6 +69,7 @@ def dense_scaled_columns_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -80,7 +81,7 @@ def dense_scaled_columns_tiles(
     ) = tensors
     row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rC = vectors.load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
     return (rC,)
 
 
@@ -312,6 +313,7 @@ def dense_scaled_columns_forward_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -324,7 +326,7 @@ def dense_scaled_columns_forward_tiles(
     ) = tensors
     row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rC = vectors.load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
     return (rC,)
 
 

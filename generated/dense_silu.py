@@ -121,8 +121,8 @@ def dense_silu_reference(x, w, bias):
 def dense_silu_epilogue_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    t0 = device.exp(-cute.math.abs(z), approx)
-    y = z * device.divide(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
+    y = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return y
 
 
@@ -216,8 +216,8 @@ def dense_silu_epilogue_xla(acc, bias):
 def dense_silu_forward_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    t0 = device.exp(-cute.math.abs(z), approx)
-    y = z * device.divide(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
+    y = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return z, y
 
 
@@ -310,9 +310,9 @@ def dense_silu_forward_launch(
 
 def dense_silu_backward_chain(dy, z, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t1 = device.exp(-cute.math.abs(z), approx)
+    t1 = device.exp_to_one(-cute.math.abs(z), approx)
     t2 = 1.0 + t1
-    t0 = dy * device.divide(device.where(z >= 0.0, 1.0, t1), t2, approx) * (1.0 + z * device.divide(device.where(-z >= 0.0, 1.0, t1), t2, approx))
+    t0 = dy * device.divide_by_normal(device.where(z >= 0.0, 1.0, t1), t2, approx) * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t1), t2, approx))
     dacc = t0
     return dacc, dacc
 

@@ -71,6 +71,7 @@ def dense_silu_residual_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -80,7 +81,7 @@ def dense_silu_residual_tiles(
     ) = tensors
     row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rResidual = vectors.load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
+    rResidual = load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
     return (rResidual,)
 
 
@@ -152,8 +153,8 @@ def dense_silu_residual_reference(x, w, residual, bias):
 def dense_silu_residual_epilogue_chain(acc, residual, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    t0 = device.exp(-cute.math.abs(z), approx)
-    y = z * device.divide(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx) + residual
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
+    y = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx) + residual
     return y
 
 
@@ -254,8 +255,8 @@ def dense_silu_residual_epilogue_xla(acc, residual, bias):
 def dense_silu_residual_forward_chain(acc, residual, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    t0 = device.exp(-cute.math.abs(z), approx)
-    y = z * device.divide(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx) + residual
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
+    y = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx) + residual
     return z, y
 
 
@@ -294,6 +295,7 @@ def dense_silu_residual_forward_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -304,7 +306,7 @@ def dense_silu_residual_forward_tiles(
     ) = tensors
     row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rResidual = vectors.load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
+    rResidual = load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
     return (rResidual,)
 
 
@@ -375,9 +377,9 @@ def dense_silu_residual_forward_launch(
 
 def dense_silu_residual_backward_chain(dy, z, approx):
     """The chain: dacc, dresidual; what is folded into column_sum, on one vector of each operand."""
-    t1 = device.exp(-cute.math.abs(z), approx)
+    t1 = device.exp_to_one(-cute.math.abs(z), approx)
     t2 = 1.0 + t1
-    t0 = dy * device.divide(device.where(z >= 0.0, 1.0, t1), t2, approx) * (1.0 + z * device.divide(device.where(-z >= 0.0, 1.0, t1), t2, approx))
+    t0 = dy * device.divide_by_normal(device.where(z >= 0.0, 1.0, t1), t2, approx) * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t1), t2, approx))
     dacc = t0
     dresidual = dy
     return dacc, dresidual, dacc

@@ -96,8 +96,8 @@ def dense_swiglu_reference(x, w):
 
 def dense_swiglu_epilogue_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(acc0), approx)
-    y = acc0 * device.divide(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * acc1
+    t0 = device.exp_to_one(-cute.math.abs(acc0), approx)
+    y = acc0 * device.divide_by_normal(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * acc1
     return y
 
 
@@ -181,8 +181,8 @@ def dense_swiglu_epilogue_xla(acc0, acc1):
 
 def dense_swiglu_forward_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(acc0), approx)
-    y = acc0 * device.divide(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * acc1
+    t0 = device.exp_to_one(-cute.math.abs(acc0), approx)
+    y = acc0 * device.divide_by_normal(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * acc1
     acc_kept0 = acc0
     acc_kept1 = acc1
     return y, acc_kept0, acc_kept1
@@ -251,10 +251,10 @@ def dense_swiglu_forward_launch(
 
 def dense_swiglu_backward_chain(dy, acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(acc0), approx)
+    t0 = device.exp_to_one(-cute.math.abs(acc0), approx)
     t1 = 1.0 + t0
-    t2 = device.divide(device.where(acc0 >= 0.0, 1.0, t0), t1, approx)
-    dacc0 = dy * acc1 * t2 * (1.0 + acc0 * device.divide(device.where(-acc0 >= 0.0, 1.0, t0), t1, approx))
+    t2 = device.divide_by_normal(device.where(acc0 >= 0.0, 1.0, t0), t1, approx)
+    dacc0 = dy * acc1 * t2 * (1.0 + acc0 * device.divide_by_normal(device.where(-acc0 >= 0.0, 1.0, t0), t1, approx))
     dacc1 = dy * (acc0 * t2)
     return dacc0, dacc1
 

@@ -97,8 +97,8 @@ def dense_swiglu_weights_reference(x, wg, wu):
 
 def dense_swiglu_weights_epilogue_chain(g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(g), approx)
-    y = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    t0 = device.exp_to_one(-cute.math.abs(g), approx)
+    y = g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
     return y
 
 
@@ -175,8 +175,8 @@ def dense_swiglu_weights_epilogue_xla(g, u):
 
 def dense_swiglu_weights_forward_chain(g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(g), approx)
-    y = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    t0 = device.exp_to_one(-cute.math.abs(g), approx)
+    y = g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
     g_kept = g
     u_kept = u
     return y, g_kept, u_kept
@@ -248,10 +248,10 @@ def dense_swiglu_weights_forward_launch(
 
 def dense_swiglu_weights_backward_chain(dy, g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(g), approx)
+    t0 = device.exp_to_one(-cute.math.abs(g), approx)
     t1 = 1.0 + t0
-    t2 = device.divide(device.where(g >= 0.0, 1.0, t0), t1, approx)
-    dg = dy * u * t2 * (1.0 + g * device.divide(device.where(-g >= 0.0, 1.0, t0), t1, approx))
+    t2 = device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), t1, approx)
+    dg = dy * u * t2 * (1.0 + g * device.divide_by_normal(device.where(-g >= 0.0, 1.0, t0), t1, approx))
     du = dy * (g * t2)
     return dg, du
 

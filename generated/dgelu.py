@@ -34,7 +34,7 @@ reference: |
 def dgelu_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     cdf = 0.5 * device.erfc(-0.7071067811865476 * x, approx, False)
-    pdf = 0.3989422804014327 * device.exp(-0.5 * (x * x), approx)
+    pdf = 0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), approx)
     dx = dy * (cdf + x * pdf)
     return dx
 
@@ -121,11 +121,11 @@ def dgelu_reference(dy, x):
 def dgelu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = -0.7071067811865476 * x
-    t1 = device.exp(-0.5 * (x * x), approx)
+    t1 = device.exp_to_one(-0.5 * (x * x), approx)
     pdf = 0.3989422804014327 * t1
     ddy = ddx * (0.5 * device.erfc(t0, approx, False) + x * pdf)
     t2 = ddx * dy
-    dx_ = t2 * pdf - t2 * x * t1 * x * 0.3989422804014327 + t2 * device.exp(-(t0 * t0), approx) * 0.3989422804014327
+    dx_ = t2 * pdf - t2 * x * t1 * x * 0.3989422804014327 + t2 * device.exp_to_one(-(t0 * t0), approx) * 0.3989422804014327
     return ddy, dx_
 
 

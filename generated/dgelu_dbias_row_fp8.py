@@ -49,7 +49,7 @@ domain:
 
 def dgelu_dbias_row_fp8_rows_row_max(dy, x):
     """What is folded into row_max (max), on one vector of each operand."""
-    t0 = 0.5 * device.erfc(-0.7071067811865476 * x, False, False) + x * (0.3989422804014327 * device.exp(-0.5 * (x * x), False))
+    t0 = 0.5 * device.erfc(-0.7071067811865476 * x, False, False) + x * (0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), False))
     return cute.math.abs(dy * t0)
 
 
@@ -160,7 +160,7 @@ def dgelu_dbias_row_fp8_rows_launch(
 def dgelu_dbias_row_fp8_row_max(dy, x):
     """What is folded into row_max (max), on one vector of each operand."""
     cdf = 0.5 * device.erfc(-0.7071067811865476 * x, False, False)
-    pdf = 0.3989422804014327 * device.exp(-0.5 * (x * x), False)
+    pdf = 0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), False)
     dx = dy * (cdf + x * pdf)
     return cute.math.abs(dx)
 
@@ -168,16 +168,16 @@ def dgelu_dbias_row_fp8_row_max(dy, x):
 def dgelu_dbias_row_fp8_chain(dy, x, amax_min, row_max):
     """The chain: q; what is folded into column_sum, on one vector of each operand."""
     cdf = 0.5 * device.erfc(-0.7071067811865476 * x, False, False)
-    pdf = 0.3989422804014327 * device.exp(-0.5 * (x * x), False)
+    pdf = 0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), False)
     dx = dy * (cdf + x * pdf)
-    scale = device.divide(device.maximum(row_max, amax_min), 57344.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 57344.0, False)
     q = device.divide_by_row(dx, scale, True)
     return q, dx
 
 
 def dgelu_dbias_row_fp8_row(amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 57344.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 57344.0, False)
     return scale
 
 

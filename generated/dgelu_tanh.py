@@ -38,8 +38,8 @@ def dgelu_tanh_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     x2 = x * x
     t0 = 1.5957691216057308 * x * (1.0 + 0.044715 * x2)
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    s = device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    s = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     dv = 1.5957691216057308 * (1.0 + 0.134145 * x2)
     dx = dy * (s + x * s * (1.0 - s) * dv)
     return dx
@@ -133,9 +133,9 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     x2 = x * x
     t1 = 1.0 + 0.044715 * x2
     t2 = t0 * t1
-    t11 = device.exp(-cute.math.abs(t2), approx)
+    t11 = device.exp_to_one(-cute.math.abs(t2), approx)
     t12 = 1.0 + t11
-    s = device.divide(device.where(t2 >= 0.0, 1.0, t11), t12, approx)
+    s = device.divide_by_normal(device.where(t2 >= 0.0, 1.0, t11), t12, approx)
     t3 = x * s
     t4 = 1.0 - s
     t5 = t3 * t4
@@ -144,7 +144,7 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     t6 = ddx * dy
     t7 = t6 * dv
     t8 = t7 * t4
-    t9 = (t6 - t7 * t3 + t8 * x) * s * device.divide(device.where(-t2 >= 0.0, 1.0, t11), t12, approx)
+    t9 = (t6 - t7 * t3 + t8 * x) * s * device.divide_by_normal(device.where(-t2 >= 0.0, 1.0, t11), t12, approx)
     t10 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
     dx_ = t10
     return ddy, dx_

@@ -46,8 +46,8 @@ grad: none
 def dscaled_swiglu_keep_value(x0):
     """value, on one vector of each operand: several passes need it."""
     g = x0
-    t0 = device.exp(-cute.math.abs(g), False)
-    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, False)
+    t0 = device.exp_to_one(-cute.math.abs(g), False)
+    s = device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, False)
     return g * s
 
 
@@ -61,8 +61,8 @@ def dscaled_swiglu_chain(dy, x0, x1, scale, value):
     """The chain, on one vector of each operand and the row's statistics."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), False)
-    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, False)
+    t0 = device.exp_to_one(-cute.math.abs(g), False)
+    s = device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, False)
     dscaled = dy * scale
     dx0 = dscaled * u * (s + value * (1.0 - s))
     dx1 = dscaled * value

@@ -30,8 +30,8 @@ reference: dy * jax.jvp(jax.nn.silu, (x,), (jnp.ones_like(x),))[1]
 
 def dsilu_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x), approx)
-    s = device.divide(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(x), approx)
+    s = device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
     dx = dy * (s + x * s * (1.0 - s))
     return dx
 
@@ -115,15 +115,16 @@ def dsilu_reference(dy, x):
 
 def dsilu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
-    t4 = device.exp(-cute.math.abs(x), approx)
+    t4 = device.exp_to_one(-cute.math.abs(x), approx)
     t5 = 1.0 + t4
-    s = device.divide(device.where(x >= 0.0, 1.0, t4), t5, approx)
+    s = device.divide_by_normal(device.where(x >= 0.0, 1.0, t4), t5, approx)
     t0 = x * s
     t1 = 1.0 - s
     ddy = ddx * (s + t0 * t1)
     t2 = ddx * dy
     t3 = t2 * t1
-    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * device.divide(device.where(-x >= 0.0, 1.0, t4), t5, approx)
+    t6 = (t2 - t2 * t0 + t3 * x) * s * device.divide_by_normal(device.where(-x >= 0.0, 1.0, t4), t5, approx)
+    dx_ = t3 * s + t6
     return ddy, dx_
 
 

@@ -39,8 +39,8 @@ def dswiglu_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    s = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(g), approx)
+    s = device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
     t1 = g * s
     dx0 = dy * u * (s + t1 * (1.0 - s))
     dx1 = dy * t1
@@ -159,16 +159,17 @@ def dswiglu_reference(dy, x):
 
 def dswiglu_backward_chain(ddx0, ddx1, dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t5 = device.exp(-cute.math.abs(x0), approx)
+    t5 = device.exp_to_one(-cute.math.abs(x0), approx)
     t6 = 1.0 + t5
-    s = device.divide(device.where(x0 >= 0.0, 1.0, t5), t6, approx)
+    s = device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t5), t6, approx)
     t0 = x0 * s
     t1 = 1.0 - s
     t2 = ddx0 * (s + t0 * t1)
     ddy = ddx1 * t0 + t2 * x1
     t3 = ddx0 * (dy * x1)
     t4 = ddx1 * dy + t3 * t1
-    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * device.divide(device.where(-x0 >= 0.0, 1.0, t5), t6, approx)
+    t7 = (t3 - t3 * t0 + t4 * x0) * s * device.divide_by_normal(device.where(-x0 >= 0.0, 1.0, t5), t6, approx)
+    dx_0 = t4 * s + t7
     dx_1 = t2 * dy
     return ddy, dx_0, dx_1
 

@@ -132,7 +132,7 @@ def geglu_reference(x):
 def geglu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
     t1 = device.erfc(-0.7071067811865476 * x0, approx, False)
-    t0 = dy * x1 * (t1 * 0.5 + x0 * device.exp(-(x0 * x0 * 0.5), approx) * 0.3989422804014327)
+    t0 = dy * x1 * (t1 * 0.5 + x0 * device.exp_to_one(-(x0 * x0 * 0.5), approx) * 0.3989422804014327)
     dx0 = t0
     dx1 = dy * (0.5 * x0 * t1)
     return dx0, dx1

@@ -38,8 +38,8 @@ def geglu_tanh_pairs_chain(x0, x1, approx):
     g = x0
     u = x1
     t0 = 1.5957691216057308 * (g + 0.044715 * (g * g * g))
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = g * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * u
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = g * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * u
     return y
 
 
@@ -122,12 +122,12 @@ def geglu_tanh_pairs_reference(x):
 def geglu_tanh_pairs_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
-    t3 = device.exp(-cute.math.abs(t0), approx)
+    t3 = device.exp_to_one(-cute.math.abs(t0), approx)
     t4 = 1.0 + t3
-    t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
+    t5 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
     t1 = x0 * t5
     t6 = device.minimum(device.maximum(x0, -1000.0), 1000.0)
-    t7 = t1 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t7 = t1 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
     t2 = t5 + t7
     dx0 = dy * x1 * t2
     dx1 = dy * t1

@@ -111,7 +111,7 @@ def gelu_mul_reference(gate, up):
 def gelu_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
     t1 = device.erfc(-0.7071067811865476 * gate, approx, False)
-    t0 = dy * up * (t1 * 0.5 + gate * device.exp(-(gate * gate * 0.5), approx) * 0.3989422804014327)
+    t0 = dy * up * (t1 * 0.5 + gate * device.exp_to_one(-(gate * gate * 0.5), approx) * 0.3989422804014327)
     dgate = t0
     dup = dy * (0.5 * gate * t1)
     return dgate, dup

@@ -30,8 +30,8 @@ reference: x * jax.nn.sigmoid(1.5957691216057308 * (x + 0.044715 * x ** 3))
 def gelu_tanh_chain(x, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = x * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = x * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -108,11 +108,11 @@ def gelu_tanh_reference(x):
 def gelu_tanh_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
-    t2 = device.exp(-cute.math.abs(t0), approx)
+    t2 = device.exp_to_one(-cute.math.abs(t0), approx)
     t3 = 1.0 + t2
-    t4 = device.divide(device.where(t0 >= 0.0, 1.0, t2), t3, approx)
+    t4 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t2), t3, approx)
     t5 = device.minimum(device.maximum(x, -1000.0), 1000.0)
-    t1 = x * t4 * device.divide(device.where(-t0 >= 0.0, 1.0, t2), t3, approx) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
+    t1 = x * t4 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t2), t3, approx) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
     dx = dy * (t4 + t1)
     return dx
 

@@ -31,8 +31,8 @@ reference: gate * jax.nn.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate **
 def gelu_tanh_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = gate * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * up
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = gate * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * up
     return y
 
 
@@ -116,12 +116,12 @@ def gelu_tanh_mul_reference(gate, up):
 def gelu_tanh_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t3 = device.exp(-cute.math.abs(t0), approx)
+    t3 = device.exp_to_one(-cute.math.abs(t0), approx)
     t4 = 1.0 + t3
-    t5 = device.divide(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
+    t5 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
     t1 = gate * t5
     t6 = device.minimum(device.maximum(gate, -1000.0), 1000.0)
-    t7 = t1 * device.divide(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
+    t7 = t1 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
     t2 = t5 + t7
     dgate = dy * up * t2
     dup = dy * t1

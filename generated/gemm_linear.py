@@ -71,6 +71,7 @@ def gemm_linear_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -82,7 +83,7 @@ def gemm_linear_tiles(
     ) = tensors
     row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rC = vectors.load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
     return (rC,)
 
 
@@ -301,6 +302,7 @@ def gemm_linear_forward_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -313,7 +315,7 @@ def gemm_linear_forward_tiles(
     ) = tensors
     row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rC = vectors.load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
     return (rC,)
 
 

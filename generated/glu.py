@@ -36,8 +36,8 @@ def glu_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    y = device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    t0 = device.exp_to_one(-cute.math.abs(g), approx)
+    y = device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
     return y
 
 
@@ -130,10 +130,10 @@ def glu_reference(x):
 
 def glu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t1 = device.exp(-cute.math.abs(x0), approx)
+    t1 = device.exp_to_one(-cute.math.abs(x0), approx)
     t2 = 1.0 + t1
-    t0 = device.divide(device.where(x0 >= 0.0, 1.0, t1), t2, approx)
-    dx0 = dy * x1 * t0 * device.divide(device.where(-x0 >= 0.0, 1.0, t1), t2, approx)
+    t0 = device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t1), t2, approx)
+    dx0 = dy * x1 * t0 * device.divide_by_normal(device.where(-x0 >= 0.0, 1.0, t1), t2, approx)
     dx1 = dy * t0
     return dx0, dx1
 

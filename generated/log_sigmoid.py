@@ -29,7 +29,7 @@ reference: jax.nn.log_sigmoid(x)
 def log_sigmoid_chain(x, approx):
     """The chain, on one vector of each operand."""
     t0 = -x
-    y = -(device.where(t0 < 0.0, 0.0, t0) + cute.math.log1p(device.exp(-cute.math.abs(x), approx)))
+    y = -(device.where(t0 < 0.0, 0.0, t0) + cute.math.log1p(device.exp_to_one(-cute.math.abs(x), approx)))
     return y
 
 
@@ -104,8 +104,8 @@ def log_sigmoid_reference(x):
 
 def log_sigmoid_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x), approx)
-    dx = dy * device.divide(device.where(-x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(x), approx)
+    dx = dy * device.divide_by_normal(device.where(-x >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return dx
 
 

@@ -59,6 +59,7 @@ def logits_logsumexp_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (

@@ -49,6 +49,7 @@ def matmul_dgelu_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -57,7 +58,7 @@ def matmul_dgelu_tiles(
     ) = tensors
     row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rZ = vectors.load(mZ, cute.crd2idx((row, iN), mZ.layout), valid, vec, ragged)
+    rZ = load(mZ, cute.crd2idx((row, iN), mZ.layout), valid, vec, ragged)
     return (rZ,)
 
 
@@ -128,7 +129,7 @@ def matmul_dgelu_reference(dy, w, z):
 def matmul_dgelu_epilogue_chain(acc, z, approx):
     """The chain, on one vector of each operand."""
     cdf = 0.5 * device.erfc(-0.7071067811865476 * z, approx, False)
-    pdf = 0.3989422804014327 * device.exp(-0.5 * (z * z), approx)
+    pdf = 0.3989422804014327 * device.exp_to_one(-0.5 * (z * z), approx)
     dz = acc * (cdf + z * pdf)
     return dz
 

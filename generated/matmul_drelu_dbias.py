@@ -52,6 +52,7 @@ def matmul_drelu_dbias_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -60,7 +61,7 @@ def matmul_drelu_dbias_tiles(
     ) = tensors
     row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rY = vectors.load(mY, cute.crd2idx((row, iN), mY.layout), valid, vec, ragged)
+    rY = load(mY, cute.crd2idx((row, iN), mY.layout), valid, vec, ragged)
     return (rY,)
 
 

@@ -39,6 +39,7 @@ def matmul_dsilu_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -47,7 +48,7 @@ def matmul_dsilu_tiles(
     ) = tensors
     row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rZ = vectors.load(mZ, cute.crd2idx((row, iN), mZ.layout), valid, vec, ragged)
+    rZ = load(mZ, cute.crd2idx((row, iN), mZ.layout), valid, vec, ragged)
     return (rZ,)
 
 
@@ -115,10 +116,10 @@ def matmul_dsilu_reference(dy, w, z):
 
 def matmul_dsilu_epilogue_chain(acc, z, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(z), approx)
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
     t1 = 1.0 + t0
-    s = device.divide(device.where(z >= 0.0, 1.0, t0), t1, approx)
-    dz = acc * s * (1.0 + z * device.divide(device.where(-z >= 0.0, 1.0, t0), t1, approx))
+    s = device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), t1, approx)
+    dz = acc * s * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t0), t1, approx))
     return dz
 
 

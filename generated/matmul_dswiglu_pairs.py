@@ -49,6 +49,7 @@ def matmul_dswiglu_pairs_tiles(
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
 ):
     """What the epilogue reads of a row, read ahead of its products."""
     (
@@ -57,7 +58,7 @@ def matmul_dswiglu_pairs_tiles(
     ) = tensors
     row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
     iN = column
-    rZ = vectors.load(mZ, cute.crd2idx((row, iN, 0), mZ.layout), 2 * valid, 2 * vec, ragged)
+    rZ = load(mZ, cute.crd2idx((row, iN, 0), mZ.layout), 2 * valid, 2 * vec, ragged)
     rZ = cute.make_tensor(rZ.iterator, cute.make_layout((2, vec)))
     return (rZ,)
 
@@ -133,10 +134,10 @@ def matmul_dswiglu_pairs_reference(dy, w, z):
 
 def matmul_dswiglu_pairs_epilogue_chain(d, z0, z1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(z0), approx)
+    t0 = device.exp_to_one(-cute.math.abs(z0), approx)
     t1 = 1.0 + t0
-    s = device.divide(device.where(z0 >= 0.0, 1.0, t0), t1, approx)
-    dz0 = d * z1 * s * (1.0 + z0 * device.divide(device.where(-z0 >= 0.0, 1.0, t0), t1, approx))
+    s = device.divide_by_normal(device.where(z0 >= 0.0, 1.0, t0), t1, approx)
+    dz0 = d * z1 * s * (1.0 + z0 * device.divide_by_normal(device.where(-z0 >= 0.0, 1.0, t0), t1, approx))
     dz1 = d * z0 * s
     return dz0, dz1
 

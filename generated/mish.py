@@ -28,7 +28,7 @@ reference: jax.nn.mish(x)
 
 def mish_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = cute.math.tanh(device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp(-cute.math.abs(x), approx)))
+    t0 = cute.math.tanh(device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp_to_one(-cute.math.abs(x), approx)))
     y = x * t0
     return y
 
@@ -103,9 +103,10 @@ def mish_reference(x):
 
 def mish_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t1 = device.exp(-cute.math.abs(x), approx)
+    t1 = device.exp_to_one(-cute.math.abs(x), approx)
     t0 = cute.math.tanh(device.where(x < 0.0, 0.0, x) + cute.math.log1p(t1))
-    dx = dy * (t0 + x * device.divide(device.where(x >= 0.0, 1.0, t1), 1.0 + t1, approx) * (1.0 - t0 * t0))
+    t2 = t0 + x * device.divide_by_normal(device.where(x >= 0.0, 1.0, t1), 1.0 + t1, approx) * (1.0 - t0 * t0)
+    dx = dy * t2
     return dx
 
 

@@ -35,8 +35,8 @@ def mul_silu_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(u), approx)
-    y = g * (u * device.divide(device.where(u >= 0.0, 1.0, t0), 1.0 + t0, approx))
+    t0 = device.exp_to_one(-cute.math.abs(u), approx)
+    y = g * (u * device.divide_by_normal(device.where(u >= 0.0, 1.0, t0), 1.0 + t0, approx))
     return y
 
 
@@ -129,11 +129,11 @@ def mul_silu_reference(x):
 
 def mul_silu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x1), approx)
+    t0 = device.exp_to_one(-cute.math.abs(x1), approx)
     t1 = 1.0 + t0
-    t2 = device.divide(device.where(x1 >= 0.0, 1.0, t0), t1, approx)
+    t2 = device.divide_by_normal(device.where(x1 >= 0.0, 1.0, t0), t1, approx)
     dx0 = dy * (x1 * t2)
-    dx1 = dy * x0 * t2 * (1.0 + x1 * device.divide(device.where(-x1 >= 0.0, 1.0, t0), t1, approx))
+    dx1 = dy * x0 * t2 * (1.0 + x1 * device.divide_by_normal(device.where(-x1 >= 0.0, 1.0, t0), t1, approx))
     return dx0, dx1
 
 

@@ -29,8 +29,8 @@ reference: x * jax.nn.sigmoid(1.702 * x)
 def quick_gelu_chain(x, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.702 * x
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = x * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = x * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -107,11 +107,12 @@ def quick_gelu_reference(x):
 def quick_gelu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.702 * x
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    t2 = device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    t2 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     t3 = -1.702 * x
-    t4 = device.exp(-cute.math.abs(t3), approx)
-    dx = dy * (t2 + x * t2 * device.divide(device.where(t3 >= 0.0, 1.0, t4), 1.0 + t4, approx) * 1.702)
+    t4 = device.exp_to_one(-cute.math.abs(t3), approx)
+    t5 = t2 + x * t2 * device.divide_by_normal(device.where(t3 >= 0.0, 1.0, t4), 1.0 + t4, approx) * 1.702
+    dx = dy * t5
     return dx
 
 

@@ -42,8 +42,8 @@ def rmsnorm_gated_row_mean(x):
 def rmsnorm_gated_chain(x, z, weight, eps, row_mean, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t0 = device.exp(-cute.math.abs(z), approx)
-    y = x * rstd * weight * (z * device.divide(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx))
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
+    y = x * rstd * weight * (z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx))
     return y
 
 
@@ -184,8 +184,9 @@ def rmsnorm_gated_reference(x, z, weight, eps):
 
 def rmsnorm_gated_backward_rows_stage0(dy, x, z, weight):
     """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(z), False)
-    return x * x, weight * dy * (z * device.divide(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, False)) * x
+    t0 = device.exp_to_one(-cute.math.abs(z), False)
+    t1 = weight * dy * (z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, False)) * x
+    return x * x, t1
 
 
 def rmsnorm_gated_backward_rows_row(row_mean, row_sum):
@@ -319,21 +320,21 @@ def rmsnorm_gated_backward_rows_launch(
 
 def rmsnorm_gated_backward_stage0(dy, x, z, weight, approx):
     """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
-    t2 = device.exp(-cute.math.abs(z), approx)
-    t0 = z * device.divide(device.where(z >= 0.0, 1.0, t2), 1.0 + t2, approx)
+    t2 = device.exp_to_one(-cute.math.abs(z), approx)
+    t0 = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t2), 1.0 + t2, approx)
     return x * x, weight * dy * t0 * x
 
 
 def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain: dx, dz; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t2 = device.exp(-cute.math.abs(z), approx)
+    t2 = device.exp_to_one(-cute.math.abs(z), approx)
     t3 = 1.0 + t2
-    t4 = device.divide(device.where(z >= 0.0, 1.0, t2), t3, approx)
+    t4 = device.divide_by_normal(device.where(z >= 0.0, 1.0, t2), t3, approx)
     t0 = z * t4
     dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     t1 = x * rstd
-    dz = dy * (t1 * weight) * t4 * (1.0 + z * device.divide(device.where(-z >= 0.0, 1.0, t2), t3, approx))
+    dz = dy * (t1 * weight) * t4 * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t2), t3, approx))
     return dx, dz, dy * t0 * t1
 
 

@@ -57,7 +57,7 @@ def rmsnorm_group_fp8_chain(x, weight, eps, amax_min, row_mean):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, False)
     y = x * rstd * weight
-    scale = device.divide(device.maximum(reduce.over_group(cute.math.abs(y), "max", 128), amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(reduce.over_group(cute.math.abs(y), "max", 128), amax_min), 448.0, False)
     q = device.divide(y, scale, True)
     return scale, q
 

@@ -62,14 +62,14 @@ def rmsnorm_row_fp8_chain(x, weight, eps, amax_min, row_mean, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, False)
     y = x * rstd * weight
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     q = device.divide_by_row(y, scale, True)
     return q
 
 
 def rmsnorm_row_fp8_row(amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     return scale
 
 

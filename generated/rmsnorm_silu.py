@@ -42,8 +42,8 @@ def rmsnorm_silu_chain(x, weight, eps, row_mean, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd * weight
-    t1 = device.exp(-cute.math.abs(t0), approx)
-    y = t0 * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
+    y = t0 * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
     return y
 
 
@@ -180,9 +180,9 @@ def rmsnorm_silu_backward_rows_row_sum(dy, x, weight, eps, row_mean):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_mean_of_rows = row_mean
     t0 = x * device.rsqrt(row_mean_of_rows + eps, False) * weight
-    t1 = device.exp(-cute.math.abs(t0), False)
+    t1 = device.exp_to_one(-cute.math.abs(t0), False)
     t2 = 1.0 + t1
-    t3 = weight * dy * device.divide(device.where(t0 >= 0.0, 1.0, t1), t2, False) * (1.0 + t0 * device.divide(device.where(-t0 >= 0.0, 1.0, t1), t2, False))
+    t3 = weight * dy * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), t2, False) * (1.0 + t0 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t1), t2, False))
     return t3 * x
 
 
@@ -335,10 +335,10 @@ def rmsnorm_silu_backward_row_sum(dy, x, weight, eps, row_mean, approx):
     rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd
     t1 = t0 * weight
-    t5 = device.exp(-cute.math.abs(t1), approx)
+    t5 = device.exp_to_one(-cute.math.abs(t1), approx)
     t6 = 1.0 + t5
-    t2 = device.divide(device.where(t1 >= 0.0, 1.0, t5), t6, approx)
-    t3 = 1.0 + t1 * device.divide(device.where(-t1 >= 0.0, 1.0, t5), t6, approx)
+    t2 = device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t5), t6, approx)
+    t3 = 1.0 + t1 * device.divide_by_normal(device.where(-t1 >= 0.0, 1.0, t5), t6, approx)
     return weight * dy * t2 * t3 * x
 
 
@@ -347,10 +347,10 @@ def rmsnorm_silu_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, a
     rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd
     t1 = t0 * weight
-    t5 = device.exp(-cute.math.abs(t1), approx)
+    t5 = device.exp_to_one(-cute.math.abs(t1), approx)
     t6 = 1.0 + t5
-    t2 = device.divide(device.where(t1 >= 0.0, 1.0, t5), t6, approx)
-    t3 = 1.0 + t1 * device.divide(device.where(-t1 >= 0.0, 1.0, t5), t6, approx)
+    t2 = device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t5), t6, approx)
+    t3 = 1.0 + t1 * device.divide_by_normal(device.where(-t1 >= 0.0, 1.0, t5), t6, approx)
     t4 = weight * rstd * dy * t2 * t3 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     dx = t4
     return dx, dy * t2 * t3 * t0

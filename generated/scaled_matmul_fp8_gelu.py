@@ -133,8 +133,8 @@ def scaled_matmul_fp8_gelu_epilogue_chain(acc, scale_a, scale_b, scale_y):
     """The chain, on one vector of each operand."""
     z = scale_a * scale_b * acc
     t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.exp(-cute.math.abs(t0), True)
-    y = z * device.divide(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, True) * scale_y
+    t1 = device.exp_to_one(-cute.math.abs(t0), True)
+    y = z * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, True) * scale_y
     return y
 
 

@@ -36,8 +36,8 @@ def scaled_swiglu_chain(x0, x1, scale, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    y = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u * scale
+    t0 = device.exp_to_one(-cute.math.abs(g), approx)
+    y = g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u * scale
     return y
 
 
@@ -137,8 +137,8 @@ def scaled_swiglu_reference(x, scale):
 
 def scaled_swiglu_backward_keep_t1(x0):
     """t1, on one vector of each operand: several passes need it."""
-    t2 = device.exp(-cute.math.abs(x0), False)
-    t1 = x0 * device.divide(device.where(x0 >= 0.0, 1.0, t2), 1.0 + t2, False)
+    t2 = device.exp_to_one(-cute.math.abs(x0), False)
+    t1 = x0 * device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t2), 1.0 + t2, False)
     return t1
 
 
@@ -150,9 +150,9 @@ def scaled_swiglu_backward_row_sum(dy, x1, t1):
 def scaled_swiglu_backward_chain(dy, x0, x1, scale, t1, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = scale * dy
-    t2 = device.exp(-cute.math.abs(x0), False)
+    t2 = device.exp_to_one(-cute.math.abs(x0), False)
     t3 = 1.0 + t2
-    dx0 = t0 * x1 * device.divide(device.where(x0 >= 0.0, 1.0, t2), t3, False) * (1.0 + x0 * device.divide(device.where(-x0 >= 0.0, 1.0, t2), t3, approx))
+    dx0 = t0 * x1 * device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t2), t3, False) * (1.0 + x0 * device.divide_by_normal(device.where(-x0 >= 0.0, 1.0, t2), t3, approx))
     dx1 = t0 * t1
     return dx0, dx1
 

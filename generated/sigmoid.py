@@ -28,8 +28,8 @@ reference: jax.nn.sigmoid(x)
 
 def sigmoid_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x), approx)
-    y = device.divide(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(x), approx)
+    y = device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return y
 
 
@@ -104,9 +104,9 @@ def sigmoid_reference(x):
 
 def sigmoid_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x), approx)
+    t0 = device.exp_to_one(-cute.math.abs(x), approx)
     t1 = 1.0 + t0
-    dx = dy * device.divide(device.where(x >= 0.0, 1.0, t0), t1, approx) * device.divide(device.where(-x >= 0.0, 1.0, t0), t1, approx)
+    dx = dy * device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), t1, approx) * device.divide_by_normal(device.where(-x >= 0.0, 1.0, t0), t1, approx)
     return dx
 
 

@@ -28,8 +28,8 @@ reference: jax.nn.silu(x)
 
 def silu_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x), approx)
-    y = x * device.divide(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(x), approx)
+    y = x * device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return y
 
 
@@ -104,9 +104,9 @@ def silu_reference(x):
 
 def silu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x), approx)
+    t0 = device.exp_to_one(-cute.math.abs(x), approx)
     t1 = 1.0 + t0
-    dx = dy * device.divide(device.where(x >= 0.0, 1.0, t0), t1, approx) * (1.0 + x * device.divide(device.where(-x >= 0.0, 1.0, t0), t1, approx))
+    dx = dy * device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), t1, approx) * (1.0 + x * device.divide_by_normal(device.where(-x >= 0.0, 1.0, t0), t1, approx))
     return dx
 
 

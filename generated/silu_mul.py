@@ -29,8 +29,8 @@ reference: jax.nn.silu(gate) * up
 
 def silu_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(gate), approx)
-    y = gate * device.divide(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, approx) * up
+    t0 = device.exp_to_one(-cute.math.abs(gate), approx)
+    y = gate * device.divide_by_normal(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, approx) * up
     return y
 
 
@@ -112,10 +112,10 @@ def silu_mul_reference(gate, up):
 
 def silu_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(gate), approx)
+    t0 = device.exp_to_one(-cute.math.abs(gate), approx)
     t1 = 1.0 + t0
-    t2 = device.divide(device.where(gate >= 0.0, 1.0, t0), t1, approx)
-    dgate = dy * up * t2 * (1.0 + gate * device.divide(device.where(-gate >= 0.0, 1.0, t0), t1, approx))
+    t2 = device.divide_by_normal(device.where(gate >= 0.0, 1.0, t0), t1, approx)
+    dgate = dy * up * t2 * (1.0 + gate * device.divide_by_normal(device.where(-gate >= 0.0, 1.0, t0), t1, approx))
     dup = dy * (gate * t2)
     return dgate, dup
 

@@ -45,8 +45,8 @@ bench:
 
 def silu_mul_group_fp8_keep_y(gate, up):
     """y, on one vector of each operand: several passes need it."""
-    t0 = device.exp(-cute.math.abs(gate), False)
-    y = gate * device.divide(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, False) * up
+    t0 = device.exp_to_one(-cute.math.abs(gate), False)
+    y = gate * device.divide_by_normal(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, False) * up
     return y
 
 
@@ -57,14 +57,14 @@ def silu_mul_group_fp8_row_max(y):
 
 def silu_mul_group_fp8_chain(amax_min, y, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     q = device.divide_by_row(y, scale, True)
     return q
 
 
 def silu_mul_group_fp8_row(amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     return scale
 
 

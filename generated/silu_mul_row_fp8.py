@@ -46,8 +46,8 @@ bench:
 
 def silu_mul_row_fp8_keep_y(x0, x1):
     """y, on one vector of each operand: several passes need it."""
-    t0 = device.exp(-cute.math.abs(x0), False)
-    y = x0 * device.divide(device.where(x0 >= 0.0, 1.0, t0), 1.0 + t0, False) * x1
+    t0 = device.exp_to_one(-cute.math.abs(x0), False)
+    y = x0 * device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t0), 1.0 + t0, False) * x1
     return y
 
 
@@ -58,14 +58,14 @@ def silu_mul_row_fp8_row_max(y):
 
 def silu_mul_row_fp8_chain(amax_min, y, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     q = device.divide_by_row(y, scale, True)
     return q
 
 
 def silu_mul_row_fp8_row(amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide(device.maximum(row_max, amax_min), 448.0, False)
+    scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     return scale
 
 

@@ -28,7 +28,7 @@ reference: jax.nn.softplus(x)
 
 def softplus_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp(-cute.math.abs(x), approx))
+    y = device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp_to_one(-cute.math.abs(x), approx))
     return y
 
 
@@ -102,8 +102,8 @@ def softplus_reference(x):
 
 def softplus_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x), approx)
-    dx = dy * device.divide(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t0 = device.exp_to_one(-cute.math.abs(x), approx)
+    dx = dy * device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
     return dx
 
 

@@ -43,8 +43,8 @@ def swiglu_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    y = g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    t0 = device.exp_to_one(-cute.math.abs(g), approx)
+    y = g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
     return y
 
 
@@ -137,10 +137,10 @@ def swiglu_reference(x):
 
 def swiglu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(-cute.math.abs(x0), approx)
+    t0 = device.exp_to_one(-cute.math.abs(x0), approx)
     t1 = 1.0 + t0
-    t2 = device.divide(device.where(x0 >= 0.0, 1.0, t0), t1, approx)
-    dx0 = dy * x1 * t2 * (1.0 + x0 * device.divide(device.where(-x0 >= 0.0, 1.0, t0), t1, approx))
+    t2 = device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t0), t1, approx)
+    dx0 = dy * x1 * t2 * (1.0 + x0 * device.divide_by_normal(device.where(-x0 >= 0.0, 1.0, t0), t1, approx))
     dx1 = dy * (x0 * t2)
     return dx0, dx1
 

@@ -40,8 +40,9 @@ def swiglu_clamped_chain(x0, x1, limit, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), approx)
-    y = device.minimum(g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx), limit) * device.minimum(device.maximum(u, -limit), limit)
+    t0 = device.exp_to_one(-cute.math.abs(g), approx)
+    t1 = device.minimum(g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx), limit)
+    y = t1 * device.minimum(device.maximum(u, -limit), limit)
     return y
 
 
@@ -140,12 +141,12 @@ def swiglu_clamped_backward_chain(dy, x0, x1, limit, approx):
     t0 = -limit
     t10 = device.maximum(x1, t0)
     t1 = dy * device.minimum(t10, limit)
-    t11 = device.exp(-cute.math.abs(x0), False)
+    t11 = device.exp_to_one(-cute.math.abs(x0), False)
     t12 = 1.0 + t11
-    t13 = device.divide(device.where(x0 >= 0.0, 1.0, t11), t12, False)
+    t13 = device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t11), t12, False)
     t2 = x0 * t13
     t3 = device.where(t2 == limit, 0.5, 0.0)
-    dx0 = t1 * device.where(t2 < limit, 1.0, t3) * t13 * (1.0 + x0 * device.divide(device.where(-x0 >= 0.0, 1.0, t11), t12, approx))
+    dx0 = t1 * device.where(t2 < limit, 1.0, t3) * t13 * (1.0 + x0 * device.divide_by_normal(device.where(-x0 >= 0.0, 1.0, t11), t12, approx))
     t4 = dy * device.minimum(t2, limit)
     t5 = t10
     t6 = device.where(t5 == limit, 0.5, 0.0)

@@ -40,8 +40,8 @@ def swiglu_fp8_pairs_chain(x0, x1, scale):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp(-cute.math.abs(g), True)
-    q = device.divide(g * device.divide(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, True) * u, scale, True)
+    t0 = device.exp_to_one(-cute.math.abs(g), True)
+    q = device.divide(g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, True) * u, scale, True)
     return q
 
 

@@ -53,8 +53,8 @@ def read_row(column, batch, tensors: tuple, vec: Static, ragged: Static):
 
 
 @cute.jit
-def read_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    return (vectors.load(tensors[-2], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
+def read_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, load: Static):
+    return (load(tensors[-2], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
 
 
 @cute.jit
@@ -136,14 +136,14 @@ def one_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int],
 ):  # fmt: skip
     """One b, no other operand."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged,
     )  # fmt: skip
 
 
@@ -153,14 +153,14 @@ def two_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int],
 ):  # fmt: skip
     """Two b."""
     gemm_sm90.launch(
         stream, mA, (mB0, mB1), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged,
     )  # fmt: skip
 
 
@@ -170,14 +170,14 @@ def with_one_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int],
 ):  # fmt: skip
     """One operand of the epilogue: a bias, or a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged,
     )  # fmt: skip
 
 
@@ -187,14 +187,14 @@ def with_two_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int],
 ):  # fmt: skip
     """Two operands of the epilogue: a bias and a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged,
     )  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def sums_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int],
 ):  # fmt: skip
     """Statistics over rows and columns."""
     gemm_sm90.launch(
@@ -213,7 +213,7 @@ def sums_launch(
         row_ops=("sum", "max"), column_ops=("sum",), row_parts=(mRowSum, mRowMax), column_parts=(mColumnSum,),
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged,
     )  # fmt: skip
 
 

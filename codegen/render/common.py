@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 
-from codegen import emit, online
+from codegen import emit, online, ranges
 from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, reaching, topological
 from codegen.names import fresh
@@ -93,7 +93,7 @@ class Context:
         return emit.Dialect(
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
             self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations()[0],
-            written=dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
+            written=self.cheaper() | dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
         )  # fmt: skip
 
     # Approximations under `math: auto`
@@ -140,6 +140,18 @@ class Context:
             if texts[i] == "False" and read and {False} not in widths:
                 texts[i] = flags[read] = flags.get(read) or fresh(taken, "approx_terms")
         return texts, {name: arrays for arrays, name in flags.items()}
+
+    def cheaper(self) -> dict[int, str]:
+        """How operations are written that the bounds of their arguments make cheaper, where they are approximate."""
+        known, found = ranges.ranges(self.nodes), {}
+        for node in self.nodes:
+            if node.op == "exp" and known[id(node.args[0])][1] <= 0:
+                found[id(node)] = "device.exp_to_one({0}, {approx})"
+            elif node.op == "div" and ranges.is_normal(known[id(node.args[1])]):
+                found[id(node)] = "device.divide_by_normal({0}, {1}, {approx})"
+            elif node.op == "reciprocal" and ranges.is_normal(known[id(node.args[0])]):
+                found[id(node)] = "device.divide_by_normal(1.0, {0}, {approx})"
+        return found
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def terms(self) -> dict[int, tuple[Array, ...]]:

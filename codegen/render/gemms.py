@@ -73,7 +73,7 @@ class TileContext(ElementwiseContext):
     def kernel(self) -> dict:
         chain = self.chain()
         columns = [self.read(a) for a in self.reads() if self.fixed(a)]
-        tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
+        tiles = [self.read(a, "load") for a in self.reads() if not self.fixed(a)]
         readers = (
             f"{self.name}_{kind}" if found else "None" for kind, found in (("columns", columns), ("tiles", tiles))
         )
@@ -230,18 +230,18 @@ class TileContext(ElementwiseContext):
         where = self.at(replace(access, part=0) if parts else access, "")
         return f"cute.crd2idx(({where}{',' if ',' not in where else ''}), {self.tensors[access.array.name]}.layout)"
 
-    def read(self, access: Access) -> dict:
-        """The lines that read a fragment, and that stand for an input which is left out."""
+    def read(self, access: Access, load: str = "vectors.load") -> dict:
+        """The lines that read a fragment, its vectors by the function `load`, and that stand for an input which is left out."""
         assert access.array is not None
         name, array, tensor = self.fragment(access), access.array, self.tensors[access.array.name]
         inner = self.groups[-1].coordinate
         if access.mode == "flat":
             lines = [
-                f"{name} = vectors.load({tensor}, {self.place(access)}, {array.parts} * valid, {array.parts} * vec, ragged)",
+                f"{name} = {load}({tensor}, {self.place(access)}, {array.parts} * valid, {array.parts} * vec, ragged)",
                 f"{name} = cute.make_tensor({name}.iterator, cute.make_layout(({array.parts}, vec)))",
             ]
         elif access.mode == "tile" and not access.index_of:
-            lines = [f"{name} = vectors.load({tensor}, {self.place(access)}, valid, vec, ragged)"]
+            lines = [f"{name} = {load}({tensor}, {self.place(access)}, valid, vec, ragged)"]
         else:
             element = self.element(array, self.at(access, ""))
             lines = [f"{name} = cute.make_rmem_tensor((vec,), {tensor}.element_type)"]

@@ -262,6 +262,14 @@ def divide(a: Operand, b: Operand, approx: bool) -> Vector:
     return _each(lambda p, q: cute.math.div(p, q, full=True), a, b)
 
 
+def divide_by_normal(a: Operand, b: Operand, approx: bool) -> Vector:
+    """a / b where b and its reciprocal are normal numbers, correctly rounded; approximately within 2 ulp."""
+    first, second = _vectors(a, b)
+    if not approx or first.dtype is not Float32:
+        return first / second
+    return a * (cute.math.rcp(b, approx=True, ftz=True) if isinstance(b, cute.TensorSSA) else 1.0 / b)
+
+
 def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
     """a / b where b is one value for the whole row, correctly rounded; approximately a times its reciprocal, within 3 ulp over the
     whole range."""
@@ -363,6 +371,20 @@ def exp(x: Vector, approx: bool) -> Vector:
     return cute.math.exp(x)
 
 
+def exp_to_one(x: Vector, approx: bool) -> Vector:
+    """e ** x for x <= 0 within 2 ulp; approximately within 2**-17 of relative error, 2**-20 where x > -20, denormal results kept."""
+    if approx and x.dtype is Float32:
+        return _exp_larger(x, 1.4426950408889634) * 2.0**-24
+    return cute.math.exp(x)
+
+
+def _exp_larger(x: Vector, scale: float) -> Vector:
+    """2 ** (scale * x + 24), where that is less than one: by the hardware's function, which flushes denormal results. A
+    2**-24th of it is right down to the least denormal number."""
+    exponent = cute.math.fma(x, cute.full_like(x, scale), cute.full_like(x, 24.0))
+    return cute.math.exp2(exponent, fastmath=True)
+
+
 def exp_term(x: Vector, approx: bool) -> Vector:
     """e ** x for x <= 0, as a term of a sum whose largest is one. Approximately by the hardware's 2 ** x, denormal results
     flushed: that is within two ulp of one. What rounds the exponent adds 1.3 |x| e ** x 2**-24, less than half an ulp of one."""
@@ -387,10 +409,10 @@ def erfc(x: Vector, approx: bool, exact: bool) -> Vector:
         return wide(cute.math.erfc, exact, x)
     z = cute.math.abs(x)
     t = cute.math.rcp(1.0 + 0.375 * z, approx=True, ftz=True)
-    q = cute.full_like(x, _ERFC[0])
+    q = cute.full_like(x, _ERFC[0] * 2.0**-24)
     for coefficient in _ERFC[1:]:
-        q = cute.math.fma(q, t, cute.full_like(x, coefficient))
-    r = cute.math.exp2(z * z * -1.4426950408889634) * (t * q)
+        q = cute.math.fma(q, t, cute.full_like(x, coefficient * 2.0**-24))
+    r = _exp_larger(z * z, -1.4426950408889634) * (t * q)
     return where(x >= 0.0, r, 2.0 - r)
 
 

@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from codegen.runtime import device, reduce
+from codegen.runtime import device, reduce, staging, vectors
 from codegen.runtime.device import WARP
 
 # A fold along rows that sums exponentials: its place, that of its maximum before it, exp or exp2, the factor of the
@@ -31,9 +31,11 @@ PIECE = 64  # columns that pass through shared memory at once, at most
 STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
 
 
-def may_loop(reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None], ops: tuple[str, ...]) -> bool:
+def may_loop(
+    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None], ops: tuple[str, ...], staged: int
+) -> bool:
     """Whether a loop may run an epilogue: nothing that is folded, or read ahead for each vector, lies in registers."""
-    return reads[1] is None and not ops
+    return (reads[1] is None or staged > 0) and not ops
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Form:
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
     ahead: int = 1  # pieces by which operands are read before they are needed
     rolled: bool = False  # whether a loop runs the epilogue of a piece (`may_loop`)
+    staged: int = (
+        0  # bytes in shared memory that hold a piece's operands, read ahead: else registers do. Only if `rolled`
+    )
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
     barrier: int = 0  # at which they meet for that; the block's next warps at the next one
@@ -127,8 +132,9 @@ def finish(
     column_parts: tuple,
     form: cutlass.Constexpr[Form],
     reads: cutlass.Constexpr[tuple] = (None, None),
+    operands: cute.Pointer | None = None,
 ):
-    """Run an epilogue over what a warp holds of a tile; all its lanes take part.
+    """Run an epilogue over what a warp holds of a tile; all its lanes take part. If `staged`, `begin` has begun it.
 
     acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
         lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are
@@ -140,8 +146,10 @@ def finish(
     pieces: where row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one tensor for each fold, take what
         this warp's columns, and these warps' rows, come to.
     reads: two functions, or None each, that read operands before they are needed: columns(column, batch, tensors, vec,
-        ragged), called once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged). The epilogue's last
-        argument is what they return, one tuple, where there is one of them.
+        ragged), called once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged, load), which reads
+        vectors by `load`, a function like `vectors.load`. The epilogue's last argument is what they return, one tuple,
+        where there is one of them.
+    operands: `staged` bytes of shared memory for each of `ahead` pieces, 16-byte aligned, this warp's own.
     """
     lane = cute.arch.lane_idx()
     walk = _walk(acc, place, extents, slab_step, form)
@@ -154,30 +162,38 @@ def finish(
     order = walk.order
     cute.arch.sync_warp()  # the tile before is read
     _write(acc, words, lane, order[0], 0, walk, form)
-    operands: list[Any] = [None]  # of the pieces that come next, the one before first
+    read: list[Any] = [None]  # of the pieces that come next, the one before first
     for i in cutlass.range_constexpr(min(form.ahead, len(order))):
-        operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
+        read.append(_operands(walk, i, lane, read[-1], reads, tensors, form))
     cute.arch.sync_warp()
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
         lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
+        if cutlass.const_expr(form.rolled):
+            lane = lane & (WARP - 1)  # or it would divide as negative numbers need it
         if cutlass.const_expr(form.ahead == 0):
-            operands.append(_operands(walk, i, lane, operands[-1], reads, tensors, form))
-        operands.pop(0)
-        now = operands[0]
+            read.append(_operands(walk, i, lane, read[-1], reads, tensors, form))
+        read.pop(0)
+        now = read[0]
         c = walk.first_column(turn, lane)
         if cutlass.const_expr(form.rolled):
-            fixed = (now[0][0],) if cutlass.const_expr(any(reads)) else ()
+            if cutlass.const_expr(form.staged > 0):
+                cute.arch.cp_async_wait_group(form.ahead - 1)
             for step in cutlass.range(walk.steps, unroll=2):
                 vector = _read(words, lane, 0, step, walk, acc.element_type, form)
                 r, _, valid = walk.place(slab, part, step, lane, c)
-                epilogue(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *fixed)
-            _bring_next(acc, words, lane, i, walk, operands, reads, tensors, form)
+                given = _given(
+                    now[0][0], (r, c, walk.batch, valid), i, step, lane, walk, reads, tensors, form, operands
+                )
+                epilogue(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            if cutlass.const_expr(form.staged > 0):
+                _copy_operands(i + form.ahead, lane, walk, reads, tensors, form, operands)
+            _bring_next(acc, words, lane, i, walk, read, reads, tensors, form)
         else:
             values = [
                 _read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)
             ]
-            _bring_next(acc, words, lane, i, walk, operands, reads, tensors, form)
+            _bring_next(acc, words, lane, i, walk, read, reads, tensors, form)
             for step in cutlass.range_constexpr(walk.steps):
                 r, limit, valid = walk.place(slab, part, step, lane, c)
                 given = (now[step][0] + now[step][1],) if cutlass.const_expr(any(reads)) else ()
@@ -237,19 +253,19 @@ def _bring_next(
     lane: Int32,
     i: int,
     walk: _Pieces,
-    operands: list,
+    read: list,
     reads: tuple,
     tensors: tuple,
     form: Form,
 ) -> None:
-    """The piece after the i-th to shared memory, which is read up to that one; and what a later one needs, to `operands`."""
+    """The piece after the i-th to shared memory, which is read up to that one; and what a later one needs, to `read`."""
     if i + 1 == len(walk.order):
         return
     if walk.buffers == 1:
         cute.arch.sync_warp()
     _write(acc, words, lane, walk.order[i + 1], (i + 1) % walk.buffers, walk, form)
     if form.ahead > 0 and i + form.ahead < len(walk.order):
-        operands.append(_operands(walk, i + form.ahead, lane, operands[-1], reads, tensors, form))
+        read.append(_operands(walk, i + form.ahead, lane, read[-1], reads, tensors, form))
     cute.arch.sync_warp()
 
 
@@ -265,9 +281,70 @@ def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, reads: tuple, ten
     found = []
     for step in range(walk.steps):
         r, _, valid = walk.place(slab, part, step, lane, c)
-        own = () if tiles is None else tuple(tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged))
+        if tiles is None or form.staged:
+            own: tuple = ()
+        else:
+            own = tuple(tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
         found.append((fixed, own))
     return found
+
+
+@cute.jit
+def begin(
+    acc: cute.Tensor,
+    place: tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32],
+    slab_step: cutlass.Constexpr[int],
+    extents: tuple[cutlass.Int32, cutlass.Int32],
+    tensors: tuple,
+    form: cutlass.Constexpr[Form],
+    reads: cutlass.Constexpr[tuple],
+    operands: cute.Pointer,
+):
+    """Before the products of a tile, where `form.staged`: start what its first pieces need on its way. `finish` must follow,
+    with the same arguments."""
+    walk = _walk(acc, place, extents, slab_step, form)
+    lane = device.unseen(cute.arch.lane_idx()) & (WARP - 1)
+    for i in cutlass.range_constexpr(form.ahead):
+        _copy_operands(i, lane, walk, reads, tensors, form, operands)
+
+
+@cute.jit
+def _copy_operands(
+    i: cutlass.Constexpr[int],
+    lane: cutlass.Int32,
+    walk: cutlass.Constexpr[_Pieces],
+    reads: cutlass.Constexpr[tuple],
+    tensors: tuple,
+    form: cutlass.Constexpr[Form],
+    operands: cute.Pointer,
+):
+    """Start the operands of the i-th piece on their way; past the last, nothing, which counts as a group like the others."""
+    if cutlass.const_expr(i < len(walk.order)):
+        turn, slab, part = walk.order[i]
+        c = walk.first_column(turn, lane)
+        for step in cutlass.range(walk.steps, unroll=1):
+            r, _, valid = walk.place(slab, part, step, lane, c)
+            slots = _slots(i, step, lane, walk, form, operands)
+            reads[1](r, c, walk.batch, valid, tensors, form.vec, form.ragged, slots.copy)
+    cute.arch.cp_async_commit_group()
+
+
+def _slots(i: int, step: Int32 | int, lane: Int32, walk: _Pieces, form: Form, operands: Any) -> staging.Slots:
+    """Where the operands of a step of the i-th piece lie."""
+    return staging.Slots(operands.toint() + i % form.ahead * form.staged, form.staged, step, walk.steps, lane)
+
+
+def _given(
+    fixed: tuple, place: tuple, i: int, step: Int32, lane: Int32, walk: _Pieces, reads: tuple, tensors: tuple,
+    form: Form, operands: Any,
+) -> tuple:  # fmt: skip
+    """The epilogue's last argument for a step of the i-th piece, in a loop."""
+    if not any(reads):
+        return ()
+    if not form.staged:
+        return (fixed,)
+    slots = _slots(i, step, lane, walk, form, operands)
+    return (fixed + tuple(reads[1](*place, tensors, form.vec, form.ragged, slots.load)),)
 
 
 def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:

@@ -24,7 +24,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from codegen.hopper_tiles import Tiles
+from codegen.hopper_tiles import WARPS, Tiles
 from codegen.runtime import gemm_epilogue
 from codegen.runtime.gemm_epilogue import Follows, Form, may_loop
 
@@ -65,10 +65,11 @@ def launch(
     WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
     """
     tiles = Tiles(**config)
+    staged = 0 if ragged or reads[1] is None else tiles.staged
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
         vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
-        rolled=tiles.rolled and may_loop(reads, row_ops + column_ops),
+        rolled=tiles.rolled and may_loop(reads, row_ops + column_ops, staged), staged=staged,
         warps=together, step=1, barrier=MEET, threads=32 * together,
     )  # fmt: skip
     parts = len(mBs)
@@ -156,6 +157,8 @@ def _kernel(
     sA = allocator.allocate_tensor(a_type, a_layout.outer, 1024, swizzle=a_layout.inner)
     sB = allocator.allocate_tensor(b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
     stage = allocator.allocate_tensor(Float32, cute.make_layout((form.stage, 4 * CONSUMERS)), 16)
+    size = max(16, WARPS * form.ahead * form.staged)
+    operands = allocator.allocate_tensor(cutlass.Uint8, cute.make_layout((size,)), 16).iterator
     full = allocator.allocate_array(Int64, tiles.stages)  # a stage's bytes have come
     empty = allocator.allocate_array(Int64, tiles.stages)  # all that read a stage have read it
 
@@ -179,7 +182,7 @@ def _kernel(
     else:
         cute.arch.setmaxregister_increase(tiles.registers[1])
         _consume(
-            sA, sB, stage, full, empty, clusters, rank, k_tiles, consumer, extents,
+            sA, sB, stage, operands, full, empty, clusters, rank, k_tiles, consumer, extents,
             tensors, row_parts, column_parts, tiled_mma, epilogue, reads, tiles, form,
         )  # fmt: skip
 
@@ -272,6 +275,7 @@ def _consume(
     sA: cute.Tensor,
     sB: cute.Tensor,
     stage: cute.Tensor,
+    operands: cute.Pointer,
     full: cute.Pointer,
     empty: cute.Pointer,
     clusters: tuple,
@@ -303,6 +307,7 @@ def _consume(
     tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
     tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
     peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
+    mine = operands + warp * (form.ahead * form.staged)
     step = cute.arch.grid_dim()[0] // tiles.cluster
     index = cute.arch.block_idx()[0] // tiles.cluster
     used = Int32(0)  # stages so far, by both consumers
@@ -315,9 +320,14 @@ def _consume(
 
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
+        row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
+        if cutlass.const_expr(form.staged > 0):
+            if (row * tiles.tile_m < M) & (column0 < N):
+                gemm_epilogue.begin(
+                    accumulators, (row0, column0, batch), 64 * groups, (M, N), tensors, form, reads, mine
+                )
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-        row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
         for k in cutlass.range(k_tiles, unroll=1):
             at = used % stages
             cute.arch.mbarrier_wait(full + at, used // stages & 1)
@@ -340,7 +350,7 @@ def _consume(
         if (row * tiles.tile_m < M) & (column0 < N):
             gemm_epilogue.finish(
                 accumulators, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
-                (column, row), epilogue, tensors, row_parts, column_parts, form, reads,
+                (column, row), epilogue, tensors, row_parts, column_parts, form, reads, mine,
             )  # fmt: skip
         index += step
         if cutlass.const_expr(tiles.pingpong):

@@ -55,8 +55,21 @@ def ldmatrix(address: Int32, transposed: bool = False) -> list[Uint32]:
 
 def load_word(address: Int32) -> Uint32:
     """A word of shared memory."""
-    text = "ld.shared.b32 $0, [$1];"
-    return Uint32(llvm.inline_asm(Uint32.mlir_type, [address.ir_value()], text, "=r,r", has_side_effects=True))
+    return load_words(address, 1)[0]
+
+
+def load_words(address: Int32, count: int) -> list[Uint32]:
+    """1, 2 or 4 words of shared memory, in one access."""
+    word = Uint32.mlir_type
+    if count == 1:
+        text = "ld.shared.b32 $0, [$1];"
+        return [Uint32(llvm.inline_asm(word, [address.ir_value()], text, "=r,r", has_side_effects=True))]
+    names = ", ".join(f"${i}" for i in range(count))
+    result = llvm.inline_asm(
+        llvm.StructType.get_literal([word] * count), [address.ir_value()],
+        f"ld.shared.v{count}.b32 {{{names}}}, [${count}];", ",".join(["=r"] * count + ["r"]), has_side_effects=True,
+    )  # fmt: skip
+    return [Uint32(llvm.extractvalue(word, result, [i])) for i in range(count)]
 
 
 def copy_async(target: Int32, source: Int64, size: int, there: Int32) -> None:

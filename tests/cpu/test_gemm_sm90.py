@@ -45,6 +45,7 @@ SHAPES = [
     dataclasses.replace(GELU, tiles=dataclasses.replace(WIDE, rolled=True)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, ahead=2)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, rolled=True)),
+    dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, ahead=2, rolled=True, staged=2048)),
     dataclasses.replace(GELU, tiles=Tiles(128, 256, 64, 4, 1, 2), dtype="float16", out="float16"),
     dataclasses.replace(GELU, name="swiglu", paired="halves", tiles=Tiles(128, 256, 64, 4, 2)),
     dataclasses.replace(GELU, name="swiglu", paired="interleaved"),
@@ -64,6 +65,7 @@ def test_the_tensor_cores_are_fed_by_tma(product):
     assert ptx.count("wgmma.mma_async.sync.aligned") == slabs * tiles.tile_k * kind.size // 32
     assert ptx.count("cp.async.bulk.tensor") >= 1 + parts
     assert (".multicast::cluster" in ptx) == (tiles.cluster > 1)
+    assert ("cp.async.cg.shared" in ptx) == (tiles.staged > 0)  # the epilogue's operands
     assert stack <= SPILLS
     assert "bytes spill" in remarks  # the assembler spoke
     assert "serializ" not in remarks and "setmaxnreg" not in remarks

@@ -16,6 +16,9 @@ BASE = Product("gelu", 0, 0, 0, tiles=WIDE)
 WIDE_FP8, WHOLE_INT8 = dataclasses.replace(WIDE, tile_k=128), Tiles(128, 256, 128, 4, 2)
 FAR = dataclasses.replace(WIDE, stages=5, piece=32, ahead=3)
 IN_A_LOOP = dataclasses.replace(WIDE, rolled=True)
+# What the epilogue reads by way of shared memory: bytes of 16 rows of 64, or 32, columns
+STAGED = dataclasses.replace(IN_A_LOOP, ahead=2, staged=16 * 64 * 2)
+SMALL_STAGES = dataclasses.replace(SQUARE, stages=5, rolled=True, piece=32, staged=16 * 32 * 2)
 KINDS = [
     BASE,
     dataclasses.replace(BASE, b_is_nk=True),
@@ -27,6 +30,15 @@ KINDS = [
     dataclasses.replace(BASE, name="plain", out="float32", shared_b=True, L=3, tiles=Tiles(256, 128, 64, 4, 2)),
     dataclasses.replace(BASE, name="gelu_erf", tiles=SQUARE, L=2, b_is_nk=True),
     dataclasses.replace(BASE, name="residual", tiles=FAR),
+    dataclasses.replace(BASE, name="residual", tiles=STAGED),
+    dataclasses.replace(BASE, name="residual", L=2, tiles=SMALL_STAGES),
+    dataclasses.replace(
+        BASE, name="residual", dtype="float16", out="float16", tiles=dataclasses.replace(STAGED, ahead=1)
+    ),
+    dataclasses.replace(BASE, name="dgelu", tiles=STAGED, b_is_nk=True, shared_b=True, L=2),
+    dataclasses.replace(
+        BASE, name="residual", tiles=Tiles(128, 256, 64, 3, 2, ahead=2, rolled=True, staged=16 * 64 * 2)
+    ),
     dataclasses.replace(BASE, name="dgelu", tiles=SQUARE, b_is_nk=True, shared_b=True, L=2),
     dataclasses.replace(BASE, name="swiglu", paired="interleaved"),
     dataclasses.replace(BASE, name="swiglu", paired="halves", tiles=SQUARE),

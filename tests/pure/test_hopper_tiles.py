@@ -46,22 +46,21 @@ def test_refusals_say_why(tiles, a, b, more, words):
 @pytest.mark.parametrize(
     ("shape", "work", "reads", "expected"),
     [
-        ((8192, 8192, 8192), 12, False, (128, 192)),
-        ((8192, 8192, 1024), 12, False, (128, 192)),
-        ((8192, 8192, 256), 14, False, (128, 128)),  # the epilogue takes longer than the product
-        ((4096, 4096, 4096), 12, False, (128, 256)),  # 704 tiles of 128 x 192 are 5.3 a multiprocessor, taken as 6
-        ((4096, 4096, 4096), 29, False, (128, 128)),
-        ((16, 14336, 4096), 12, False, (64, 128)),
+        ((8192, 8192, 8192), 12, 0, (128, 192)),
+        ((8192, 8192, 1024), 12, 0, (128, 192)),
+        ((8192, 8192, 256), 14, 0, (128, 128)),  # the epilogue takes longer than the product
+        ((4096, 4096, 4096), 12, 0, (128, 256)),  # 704 tiles of 128 x 192 are 5.3 a multiprocessor, taken as 6
+        ((4096, 4096, 4096), 29, 0, (128, 128)),
+        ((16, 14336, 4096), 12, 0, (64, 128)),
     ],
 )
 def test_choices_that_measured_best(shape, work, reads, expected):
-    tiles = choose(*shape, work=work, reads_tiles=reads)
+    tiles = choose(*shape, work=work, reads=reads)
     assert tiles is not None and (tiles.tile_m, tiles.tile_n) == expected
 
 
 def test_the_epilogue_decides_how_registers_are_used():
-    long, short = (choose(8192, 8192, 1024, work=work) for work in (22, 7))
-    assert long == replace(WIDE, rolled=True) and short == WIDE
+    assert choose(8192, 8192, 1024, work=22) == replace(WIDE, rolled=True)
     assert choose(8192, 8192, 8192, work=22, folds=True) == WIDE  # a loop cannot fold
     crowded = choose(8192, 8192, 1024, work=7, folds=True, keeps=True)
     assert crowded is not None and crowded.accumulators <= 160
@@ -85,8 +84,20 @@ def test_nothing_is_chosen_where_nothing_fits():
 
 
 def test_operands_in_tiles_are_read_further_ahead():
-    tiles = choose(8192, 8192, 8192, reads_tiles=True)
-    assert tiles is not None and (tiles.tile_m, tiles.tile_n, tiles.ahead) == (WIDE.tile_m, WIDE.tile_n, 3)
+    """Into shared memory; where rows are no whole vectors, or what is folded lies in registers, into those."""
+    tiles = choose(8192, 8192, 8192, reads=2)
+    assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2)
+    for more in ({"ragged": True}, {"folds": True}):
+        tiles = choose(8192, 8192, 8192, reads=2, **more)
+        assert tiles == replace(WIDE, stages=5, piece=32, ahead=3)
+
+
+@pytest.mark.parametrize("reads", [1, 2, 4, 6, 8, 16, 40])
+@pytest.mark.parametrize("paired", ["", "halves", "interleaved"])
+def test_there_is_room_for_operands(reads, paired):
+    tiles = choose(8192, 8192, 8192, reads=reads, paired=paired)
+    assert tiles is not None and tiles.shared("bfloat16", "bfloat16") <= SHARED
+    assert tiles.staged == 0 or (tiles.staged >= 16 * tiles.piece * reads // 2 and tiles.rolled)
 
 
 def test_pieces():

@@ -1,0 +1,68 @@
+"""The approximations of device functions, run by the interpreter in float32 (`math: fast` asks for them), against float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from making import make_op
+from scipy import special
+
+SPEC = """
+op: approximated
+summary: Made here.
+inputs:
+  x: float32[N]
+outputs:
+  y: float32[N]
+math: fast
+chain: y = {}
+reference: y = {}
+"""
+LEAST = float(np.finfo(np.float32).smallest_subnormal)
+SMALLEST = float(np.finfo(np.float32).smallest_normal)
+NEGATIVE = -np.concatenate([np.geomspace(1e-6, 103, 4000), [0.0]]).astype(np.float32)
+EVERY = np.concatenate([NEGATIVE, -NEGATIVE]).astype(np.float32)
+
+
+def evaluate(folder, chain: str, x: np.ndarray, reference: str = "x") -> np.ndarray:
+    op = make_op(folder, SPEC.format(chain, reference))
+    return np.asarray(op(jnp.asarray(x), implementation="interpret"), np.float64)
+
+
+def check(got: np.ndarray, exact: np.ndarray, relative: float) -> None:
+    """Within a relative error; what is no normal number within as much of the smallest that is."""
+    assert (np.abs(got - exact) <= relative * np.maximum(np.abs(exact), SMALLEST)).all()
+
+
+def test_exponentials_of_what_is_below_zero(tmp_path):
+    got = evaluate(tmp_path, "exp(-abs(x))", NEGATIVE)
+    exact = np.exp(NEGATIVE.astype(np.float64))
+    check(got, exact, 2.0**-17)
+    near = NEGATIVE > -20
+    check(got[near], exact[near], 2.0**-20)
+    assert (got[exact > 2 * LEAST] > 0).all() and (exact < SMALLEST).sum() > 30  # denormal results are kept
+
+
+def test_divisions_by_normal_numbers(tmp_path):
+    got = evaluate(tmp_path, "x / (1 + abs(clip(x, -1e6, 1e6)))", EVERY)
+    exact = EVERY.astype(np.float64)
+    check(got, exact / (1 + np.abs(exact)), 2.0**-22)
+
+
+def test_a_division_by_a_constant(tmp_path):
+    check(evaluate(tmp_path, "x / 448.0", EVERY), EVERY.astype(np.float64) / 448, 2.0**-22)
+
+
+@pytest.mark.parametrize("chain", ["erfc(x)", "erfc(abs(x))"])
+def test_the_complementary_error_function(tmp_path, chain):
+    x = np.concatenate([np.linspace(-6, 6, 2000), np.linspace(6, 10.05, 2000)]).astype(np.float32)
+    exact = special.erfc(np.abs(x.astype(np.float64)) if "abs" in chain else x.astype(np.float64))
+    got = evaluate(tmp_path, chain, x)
+    check(got, exact, 2.0**-16)
+    assert (got[exact > 64 * LEAST] > 0).all() and ((exact < SMALLEST) & (exact > 64 * LEAST)).sum() > 50
+
+
+def test_what_is_not_finite(tmp_path):
+    x = np.array([np.inf, -np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(evaluate(tmp_path, "exp(-abs(x))", x), [0, 0, np.nan])
+    np.testing.assert_array_equal(evaluate(tmp_path, "1 / (1 + exp(-abs(x)))", x), [1, 1, np.nan])
+    np.testing.assert_array_equal(evaluate(tmp_path, "erfc(x)", x), [0, 2, np.nan])

@@ -3,7 +3,8 @@
 Times are in cycles of a multiprocessor, fitted to what one H100 took. For 32 bytes along K its tensor cores work on a tile
 for tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, as power allows
 no more. Small tiles wait for shared memory, which in 128 bytes a cycle takes what TMA writes, (tile_m + tile_n) * 32 bytes,
-and gives what WGMMA reads: for each 64 rows a's part and all of b's. A warp that runs an epilogue beside another's main
+and gives what WGMMA reads: for each 64 rows a's part and all of b's; or for the L2 cache, which gives each multiprocessor
+35 bytes a cycle. A warp that runs an epilogue beside another's main
 loop issues an instruction every four or five cycles: part of that is fetching code that it runs once a tile.
 """
 
@@ -16,7 +17,6 @@ from codegen.ir import DTYPES
 SHARED = 227 * 1024  # bytes of shared memory that a block may have
 ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
 WARPS = 8  # that multiply
-NARROWER = 1.03  # tiles of 160 columns take longer than their size says
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
 HALVES = {"float16", "bfloat16"}
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
@@ -160,9 +160,10 @@ def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:
 def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
     """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
     slabs, steps = tiles.tile_m // 64, _up(row_bytes, 32)
-    tensor_cores = slabs * tiles.tile_n / 2 * 1.15 * (NARROWER if tiles.tile_n == 160 else 1)
+    tensor_cores = slabs * tiles.tile_n / 2 * 1.15
     shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128
-    main = steps * max(tensor_cores, shared_memory)
+    cache = (tiles.tile_m / tiles.cluster_n + tiles.tile_n / tiles.cluster_m) * 32 / 35
+    main = steps * max(tensor_cores, shared_memory, cache)
     pace = 2.9 if not tiles.pingpong else 3.2 if tiles.rolled else 4.6 if tiles.accumulators > 160 else 3.4
     epilogue = tiles.accumulators * work * pace
     # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer

@@ -89,7 +89,7 @@ class Tile:
         `hopper` it is the main loop that every architecture has. Raises `Mistake` where there is none."""
         factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
-        vec = min(8, 16 // max(widths))
+        vec = min(8, 16 // max(widths, default=2))
         ragged = extents["N"] % vec != 0
         halved = 2 if self.paired else 1
         if arch == "sm_90a" and hopper and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
@@ -125,8 +125,10 @@ class Tile:
         read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
         tiles = [array for array in read if self.column in array.axes and set(self.rows) & set(array.axes)]
         return hopper_tiles.choose(
-            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, work=self.work,
-            reads=sum(DTYPES[dtypes[array.name]].size for array in tiles), ragged=ragged, folds=bool(self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
+            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
+            work=self.work + sum(10 if f.rescaled else 3 for f in self.folds),
+            reads=sum(DTYPES[dtypes[array.name]].size for array in tiles),
+            folds=bool(self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
         )  # fmt: skip
 
     @property
@@ -140,7 +142,7 @@ class Tile:
 
 # About how many instructions an operation takes where it may be approximate; the others take one
 COSTS = {
-    "exp": 5, "log": 5, "div": 5, "tanh": 7, "sigmoid": 8, "sin": 10, "cos": 10, "erf": 14, "erfc": 14, "pow": 15,
+    "exp": 3, "log": 5, "div": 3, "tanh": 7, "sigmoid": 8, "sin": 10, "cos": 10, "erf": 14, "erfc": 13, "pow": 15,
 }  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
 LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
@@ -174,6 +176,7 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     plan = tile_plan(spec, statements, {rows[0], column})
     folded = {f.value for f in folds}
     plan = replace(plan, stores=tuple(a for a in plan.stores if a.array is not None and a.array.name not in folded))
+    _check_extents(plan, {*folded, *(p.acc.name for p in products)}, batch, rows)
     parts = next((d for d in b.dims if d.parts is not None), None)
     if parts is not None and (parts.parts != 2 or column not in parts.names or len(products) > 1):
         raise Mistake(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
@@ -229,13 +232,28 @@ def _folded(
 def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], order: tuple[str, ...]) -> None:
     """Whether each output is a tile, or made of what all tiles come to: of reductions, as those in `late` are."""
     words = ", ".join(order)
-    if not whole:
+    if not whole and not late:
         raise Mistake(f"no output is a tile of ({words})")
     for array in epilogue.outputs:
         if array in whole and array.name in late:
             raise Mistake(f"{array.name!r} needs what all of its tiles come to")
         if array not in whole and array.name not in late:
             raise Mistake(f"{array.name!r} is no tile of ({words}), nor made of what its tiles come to")
+
+
+def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], rows: tuple[str, ...]) -> None:
+    """Whether the kernel can tell where it is: from an array in memory, where a row's number counts several groups of axes."""
+    there = {t for v in plan.views if v.array.name not in held and v.array.default is None for t in v.tokens}
+    for some in (batch, rows):
+        own = [i for i, group in enumerate(plan.groups) if set(group.axes) <= set(some)]
+        for i in own[1:]:
+            if i not in there:
+                raise Mistake(
+                    f"no array that is there in every call has ({', '.join(plan.groups[i].axes)}), but rows count it"
+                )
+    for load in plan.loads:
+        if load.mode == "size" and load.group not in there:
+            raise Mistake(f"no array that is there in every call has the axis whose size is {load.name}")
 
 
 def _check_fold(node: Node, value: Node, order: tuple[str, ...], rows: tuple[str, ...], column: str) -> None:

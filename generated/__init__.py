@@ -137,6 +137,7 @@ if TYPE_CHECKING:
     from generated.leaky_relu import leaky_relu as leaky_relu
     from generated.leaky_relu_dynamic import leaky_relu_dynamic as leaky_relu_dynamic
     from generated.lerp import lerp as lerp
+    from generated.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from generated.log_sigmoid import log_sigmoid as log_sigmoid
     from generated.log_softmax import log_softmax as log_softmax
     from generated.logits_logsumexp import logits_logsumexp as logits_logsumexp
@@ -365,6 +366,7 @@ __all__ = [
     "leaky_relu",
     "leaky_relu_dynamic",
     "lerp",
+    "linear_cross_entropy",
     "log_sigmoid",
     "log_softmax",
     "logits_logsumexp",

@@ -48,7 +48,7 @@ def attention_scores_tiles(
         mBias,  # (S, P) T
         mScores,  # (B, S, P) T
     ) = tensors
-    row = cutlass.min(row, mScores.shape[1] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iS = row
     iP = column
     if cutlass.const_expr(mBias is None):

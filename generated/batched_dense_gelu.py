@@ -32,6 +32,7 @@ reference: jax.nn.gelu(jnp.matmul(x, w) + bias[:, None, :], approximate=False)
 def batched_dense_gelu_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -41,10 +42,8 @@ def batched_dense_gelu_columns(
         mBias,  # (E, N) T
         mY,  # (E, M, N) T
     ) = tensors
-    N = mY.shape[2]
     iE = batch
     iN = column
-    valid = N - column
     rBias = vectors.load(mBias, cute.crd2idx((iE, iN), mBias.layout), valid, vec, ragged)
     return (rBias,)
 
@@ -213,6 +212,7 @@ def batched_dense_gelu_forward_chain(acc, bias, approx):
 def batched_dense_gelu_forward_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -223,10 +223,8 @@ def batched_dense_gelu_forward_columns(
         mY,  # (E, M, N) T
         mZ,  # (E, M, N) T
     ) = tensors
-    N = mY.shape[2]
     iE = batch
     iN = column
-    valid = N - column
     rBias = vectors.load(mBias, cute.crd2idx((iE, iN), mBias.layout), valid, vec, ragged)
     return (rBias,)
 

@@ -41,6 +41,7 @@ bench:
 def dense_gelu_aux_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -51,9 +52,7 @@ def dense_gelu_aux_columns(
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
@@ -252,6 +251,7 @@ def dense_gelu_aux_forward_chain(acc, bias, approx):
 def dense_gelu_aux_forward_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -263,9 +263,7 @@ def dense_gelu_aux_forward_columns(
         mZ,  # (rows, N) T
         mZ2,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)

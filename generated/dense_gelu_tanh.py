@@ -39,6 +39,7 @@ bench:
 def dense_gelu_tanh_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -48,9 +49,7 @@ def dense_gelu_tanh_columns(
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
@@ -233,6 +232,7 @@ def dense_gelu_tanh_forward_chain(acc, bias, approx):
 def dense_gelu_tanh_forward_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -243,9 +243,7 @@ def dense_gelu_tanh_forward_columns(
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)

@@ -36,6 +36,7 @@ domain:
 def dense_relu_fp8_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -46,9 +47,7 @@ def dense_relu_fp8_columns(
         mBias,  # (N) T
         mY,  # (rows, N) float8_e4m3fn
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
     rScale.fill(mScale[0])
     if cutlass.const_expr(mBias is None):

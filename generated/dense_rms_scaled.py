@@ -38,6 +38,7 @@ bench:
 def dense_rms_scaled_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -48,9 +49,7 @@ def dense_rms_scaled_columns(
         mWeight,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
     return (rWeight,)
 
@@ -72,7 +71,7 @@ def dense_rms_scaled_tiles(
         mWeight,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
     rRstd.fill(mRstd[row])
     return (rRstd,)
@@ -257,6 +256,7 @@ def dense_rms_scaled_forward_chain(acc, rstd, weight, approx):
 def dense_rms_scaled_forward_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -268,9 +268,7 @@ def dense_rms_scaled_forward_columns(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
     return (rWeight,)
 
@@ -293,7 +291,7 @@ def dense_rms_scaled_forward_tiles(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
     rRstd.fill(mRstd[row])
     return (rRstd,)

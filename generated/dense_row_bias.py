@@ -44,7 +44,7 @@ def dense_row_bias_tiles(
         mBias,  # (rows) T
         mY,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
     rBias.fill(mBias[row])
     return (rBias,)
@@ -219,7 +219,7 @@ def dense_row_bias_forward_tiles(
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
     rBias.fill(mBias[row])
     return (rBias,)

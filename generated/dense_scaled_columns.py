@@ -35,6 +35,7 @@ reference: jax.nn.relu(alpha * (x @ w) + bias) + beta * c
 def dense_scaled_columns_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -47,9 +48,7 @@ def dense_scaled_columns_columns(
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     rAlpha = vectors.load(mAlpha, cute.crd2idx((iN,), mAlpha.layout), valid, vec, ragged)
     rBeta = vectors.load(mBeta, cute.crd2idx((iN,), mBeta.layout), valid, vec, ragged)
     if cutlass.const_expr(mBias is None):
@@ -79,7 +78,7 @@ def dense_scaled_columns_tiles(
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
     return (rC,)
@@ -278,6 +277,7 @@ def dense_scaled_columns_forward_chain(acc, c, alpha, beta, bias):
 def dense_scaled_columns_forward_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -291,9 +291,7 @@ def dense_scaled_columns_forward_columns(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     rAlpha = vectors.load(mAlpha, cute.crd2idx((iN,), mAlpha.layout), valid, vec, ragged)
     rBeta = vectors.load(mBeta, cute.crd2idx((iN,), mBeta.layout), valid, vec, ragged)
     if cutlass.const_expr(mBias is None):
@@ -324,7 +322,7 @@ def dense_scaled_columns_forward_tiles(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
     return (rC,)

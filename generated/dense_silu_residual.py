@@ -41,6 +41,7 @@ bench:
 def dense_silu_residual_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -51,9 +52,7 @@ def dense_silu_residual_columns(
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
@@ -79,7 +78,7 @@ def dense_silu_residual_tiles(
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rResidual = load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
     return (rResidual,)
@@ -264,6 +263,7 @@ def dense_silu_residual_forward_chain(acc, residual, bias, approx):
 def dense_silu_residual_forward_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -275,9 +275,7 @@ def dense_silu_residual_forward_columns(
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
@@ -304,7 +302,7 @@ def dense_silu_residual_forward_tiles(
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rResidual = load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
     return (rResidual,)

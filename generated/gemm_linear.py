@@ -39,6 +39,7 @@ bench:
 def gemm_linear_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -51,9 +52,7 @@ def gemm_linear_columns(
         mBeta,  # (1) beta
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
@@ -81,7 +80,7 @@ def gemm_linear_tiles(
         mBeta,  # (1) beta
         mY,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
     return (rC,)
@@ -269,6 +268,7 @@ def gemm_linear_forward_chain(acc, c, bias, alpha, beta):
 def gemm_linear_forward_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -282,9 +282,7 @@ def gemm_linear_forward_columns(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
         rBias.fill(0.0)
@@ -313,7 +311,7 @@ def gemm_linear_forward_tiles(
         mY,  # (rows, N) T
         mAccKept,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
     return (rC,)

@@ -66,7 +66,7 @@ def logits_logsumexp_tiles(
         mLabel,  # (rows) int32
         mLogits,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mLogits.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
     rLabel.fill(mLabel[row])
     return (rLabel,)

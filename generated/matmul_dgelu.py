@@ -56,7 +56,7 @@ def matmul_dgelu_tiles(
         mZ,  # (rows, N) T
         mDz,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rZ = load(mZ, cute.crd2idx((row, iN), mZ.layout), valid, vec, ragged)
     return (rZ,)

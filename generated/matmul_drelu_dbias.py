@@ -59,7 +59,7 @@ def matmul_drelu_dbias_tiles(
         mY,  # (rows, N) T
         mDz,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rY = load(mY, cute.crd2idx((row, iN), mY.layout), valid, vec, ragged)
     return (rY,)

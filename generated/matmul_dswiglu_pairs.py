@@ -56,7 +56,7 @@ def matmul_dswiglu_pairs_tiles(
         mZ,  # (rows, N, 2) T
         mDz,  # (rows, N, 2) T
     ) = tensors
-    row = cutlass.min(row, mDz.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
     rZ = load(mZ, cute.crd2idx((row, iN, 0), mZ.layout), 2 * valid, 2 * vec, ragged)
     rZ = cute.make_tensor(rZ.iterator, cute.make_layout((2, vec)))

@@ -41,6 +41,7 @@ bench:
 def scaled_matmul_fp8_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -52,9 +53,7 @@ def scaled_matmul_fp8_columns(
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    N = mY.shape[1]
     iN = column
-    valid = N - column
     rScaleB = vectors.load(mScaleB, cute.crd2idx((iN,), mScaleB.layout), valid, vec, ragged)
     if cutlass.const_expr(mBias is None):
         rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
@@ -82,7 +81,7 @@ def scaled_matmul_fp8_tiles(
         mBias,  # (N) T
         mY,  # (rows, N) T
     ) = tensors
-    row = cutlass.min(row, mY.shape[0] - 1)  # of rows outside, nothing is stored
+    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rScaleA = cute.make_rmem_tensor((vec,), mScaleA.element_type)
     rScaleA.fill(mScaleA[row])
     return (rScaleA,)

@@ -41,6 +41,7 @@ domain:
 def scaled_matmul_fp8_gelu_columns(
     column: cutlass.Int32,
     batch: cutlass.Int32,
+    valid: cutlass.Int32,  # how many columns there are from there on
     tensors: tuple,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],

@@ -47,9 +47,8 @@ Static = cutlass.Constexpr
 
 
 @cute.jit
-def read_row(column, batch, tensors: tuple, vec: Static, ragged: Static):
-    mX = tensors[0]
-    return (vectors.load(mX, column, mX.shape[0] - column, vec, ragged),)
+def read_row(column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    return (vectors.load(tensors[0], column, valid, vec, ragged),)
 
 
 @cute.jit

@@ -157,7 +157,7 @@ class TileContext(ElementwiseContext):
     def chain(self) -> dict:
         found = super().chain()
         more = dict.fromkeys(f.value for f in self.tile_plan.folds)
-        return found | {key: ", ".join([found[key], *more]) for key in ("returns", "results")}
+        return found | {key: ", ".join([*filter(None, [found[key]]), *more]) for key in ("returns", "results")}
 
     def vector_names(self) -> list[str]:
         return [*dict.fromkeys(a.name for a in self.accs), *super().vector_names()]
@@ -184,20 +184,24 @@ class TileContext(ElementwiseContext):
             *chain["arguments"],
             *(line for lines in (*self.writes(), *map(self.made, self.indices())) for line in lines),
         ]
-        clamped = f"row = cutlass.min(row, {self.row_count()} - 1)  # of rows outside, nothing is stored"
-        valid = f"valid = {self.groups[-1].name} - column"
+        clamped = "row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored"
         return {
-            "columns": _needed([*extents, *self.coordinates(), valid], [line for r in columns for line in r["lines"]]),
+            "columns": _needed([*extents, *self.coordinates()], [line for r in columns for line in r["lines"]]),
             "tiles": _needed([*extents, clamped, *self.coordinates()], [line for r in tiles for line in r["lines"]]),
             "tile": _needed([*extents, *self.coordinates()], own),
         }
 
+    def extent_source(self, group: int) -> str:
+        """Where the kernel reads a group's extent; nowhere, if nothing but registers has it."""
+        held = {*self.gemm.accs, *(f.value for f in self.tile_plan.folds)}
+        for array in (*self.spec.outputs, *self.spec.inputs):
+            tokens = self.plan.view(array.name).tokens
+            if group in tokens and array.default is None and array.name not in held:
+                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
+        return ""
+
     def indices(self) -> list[Access]:
         return [a for a in self.plan.loads if a.mode == "index"]
-
-    def row_count(self) -> str:
-        _, rows = self.split_groups()
-        return " * ".join(self.extent_source(i) for i in rows)
 
     def coordinates(self) -> list[str]:
         lines = []

@@ -145,8 +145,8 @@ def finish(
     extents: rows and columns of the output.
     pieces: where row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one tensor for each fold, take what
         this warp's columns, and these warps' rows, come to.
-    reads: two functions, or None each, that read operands before they are needed: columns(column, batch, tensors, vec,
-        ragged), called once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged, load), which reads
+    reads: two functions, or None each, that read operands before they are needed: columns(column, batch, valid, tensors,
+        vec, ragged), called once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged, load), which reads
         vectors by `load`, a function like `vectors.load`. The epilogue's last argument is what they return, one tuple,
         where there is one of them.
     operands: `staged` bytes of shared memory for each of `ahead` pieces, 16-byte aligned, this warp's own.
@@ -277,7 +277,7 @@ def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, reads: tuple, ten
     if slab + part > 0:  # the columns are as before
         fixed = before[0][0]
     else:
-        fixed = () if columns is None else tuple(columns(c, walk.batch, tensors, form.vec, form.ragged))
+        fixed = () if columns is None else tuple(columns(c, walk.batch, walk.N - c, tensors, form.vec, form.ragged))
     found = []
     for step in range(walk.steps):
         r, _, valid = walk.place(slab, part, step, lane, c)

@@ -27,6 +27,7 @@ DEFAULT_ARCH = "sm_90a"
 _mode = jax.make_user_context(False)  # part of jax.jit's cache keys
 # Kernels run in a thread of their own: XLA's threads flush denormals to zero, and NumPy in them would too.
 _thread = ThreadPoolExecutor(1, "interpret")
+_thread.submit(int).result()  # begun here: a thread inherits that from whoever begins it
 
 
 @contextlib.contextmanager

@@ -125,3 +125,16 @@ def test_small_exponentials_keep_their_digits():
     normal = np.abs(exact) > float(jnp.finfo(jnp.bfloat16).smallest_normal)
     np.testing.assert_allclose(made[normal], exact[normal], rtol=2**-8)
     assert normal.sum() > 5
+
+
+def test_numbers_that_are_not_normal_are_kept_whoever_comes_first():
+    """A thread takes over how another one that begins it treats them; under jit, that would be one of XLA's."""
+    code = """
+import jax, jax.numpy as jnp, numpy as np, generated
+from codegen.runtime import interpreted
+relu = jax.jit(lambda x: generated.relu(x @ x, implementation="interpret"))
+relu(jnp.ones((512, 512), jnp.bfloat16)).block_until_ready()
+print(interpreted._thread.submit(lambda: np.float32(1e-38) * np.float32(0.1)).result() > 0)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.stdout.split() == ["True"], found.stderr

@@ -69,7 +69,13 @@ REASONS = {
     "of two types": ("x: T[..., K]; w: float32[K, N]", "y = x @ w"),
     "a product of vectors": ("x: T[..., K]; w: T[K]", "y = x @ w", "y: T[...]"),
     "axes in an order": ("x: T[M, B, K]; w: T[B, K, N]", "y = x @ w", "y: T[M, B, N]"),
-    "no output is a tile": ("x: T[..., K]; w: T[K, N]", "y = max(x @ w, axis=N)", "y: T[...]"),
+    "no output is a tile": ("x: T[M, K]; w: T[K, N]", "y = x @ w", "y: T[N, M]"),
+    "has (S), but rows count it": (
+        "x: T[B, S, K]; w: T[K, N]; b: T[B]",
+        "y = max(x @ w + b, axis=N)",
+        "y: T[B, S]",
+    ),
+    "has the axis whose size is": ("x: T[..., K]; w: T[K, N]", "y = max((x @ w) * size(N), axis=N)", "y: T[...]"),
     "needs what all of its tiles come to": ("x: T[..., K]; w: T[K, N]", "z = x @ w; y = z / max(z, axis=N)"),
     "nor made of what its tiles come to": (
         "x: T[..., K]; w: T[K, N]; s: T[...]",
@@ -100,6 +106,11 @@ def test_what_no_tile_can_do_is_two_kernels(reason):
     tile = plan(*REASONS[reason]).tile
     assert isinstance(tile, Mistake)
     assert reason in tile.message
+
+
+def test_what_is_folded_may_be_all_that_there_is():
+    tile = plan("x: T[..., K]; w: T[K, N]; b: T[N]", "y = max(x @ w + b, axis=N)", "y: T[...]").tile
+    assert tile.outputs == () and tile.plan.stores == () and [f.op for f in tile.folds] == ["max"]
 
 
 def backward(*args: str) -> Derived:

@@ -123,6 +123,7 @@ EXCEPTIONS = {
     "a product of vectors": "the same",
     "is a tile of": "the same",
     "its tiles come to": "the same",
+    "that is there in every call": "the same",
     "another one has to give first": "the same",
     "no tile is folded by": "the same",
     "a reduction along": "the same",

@@ -254,17 +254,32 @@ class _Reverse:
     def saved(self, assigned: list[Statement]) -> dict[str, Node]:
         """The outputs that the backward takes rather than compute them again: where it then reads fewer arrays or has fewer
         reductions. An output is rounded to its type, so where a few operations give it again it is computed: 1 - y * y of
-        a rounded tanh near 1 is worth little. Those of `save` are taken in any case."""
+        a rounded tanh near 1 is worth little. So is one that elements are compared with, as with their maximum, where rounding
+        changes it. Those of `save` are taken in any case."""
+        compared = {id(a) for n in topological(s.value for s in assigned) if n.op == "eq" for a in n.args}
         values = {s.name: s.value for s in self.statements if s.part is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
         chosen = {name: v for name, v in values.items() if name in self.spec.save}
         for name, value in values.items():
-            if name not in self.cotangents:
+            if name not in self.cotangents or (id(value) in compared and not self.exact(name, value)):
                 continue
             more = {**chosen, name: value}
             if self.cost(assigned, more) < self.cost(assigned, chosen):
                 chosen = more
         return chosen
+
+    def exact(self, name: str, value: Node) -> bool:
+        """Whether an output holds its value unrounded: as float32, or as one of an input's elements in its type."""
+        dtypes = {d for a in self.spec.inputs for d in self.spec.dtypes(a)}
+        output = self.spec.array(name)
+        if set(self.spec.dtypes(output)) == {"float32"} and "float64" not in dtypes:
+            return True
+        if value.op not in ("max", "min"):
+            return False
+        (source,) = value.args
+        while source.op in ("float", "abs", "neg"):  # which do not round
+            (source,) = source.args
+        return isinstance(source.attr, Leaf) and self.spec.array(source.attr.name).dtype == output.dtype
 
     def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:
         """The arrays of what is saved and no output already. Raises `Mistake` where float64 would be lost."""

@@ -132,10 +132,9 @@ class _Splitter:
         dims = {d.names: d for array in (first, second) for d in array.dims if axis not in d.names}
         order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
         kinds = {"float": "float32", "int": "int32"}
-        named = next((s.name for s in self.statements if s.value is node and s.part is None), "acc")
-        name = (
-            named if named not in {o.name for o in self.spec.outputs} and b.part is None else fresh(self.taken, "acc")
-        )
+        named = next((s.name for s in self.statements if s.value is node and s.part is None), None)
+        taken = named is None or b.part is not None or named in {o.name for o in self.spec.outputs}
+        name = fresh(self.taken, "acc") if named is None or taken else named
         return Product(first, second, axis, Array(name, kinds[node.kind], tuple(order)))
 
     def straight(self, assigned: list[Statement], leaves: Mapping[int, str]) -> list[Node]:
@@ -211,6 +210,27 @@ def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
     """The backward of an op's epilogue. Of the products and the tiles that the chain names after them, it takes those with
     which it reads least. Raises `Mistake` where no kernel can do it."""
     dtype = kept_dtype(spec, products)
+    pulled = _pull(spec, products, epilogue, dtype)
+    if dtype != "float32" and _compares(pulled.how, spec):
+        return _pull(spec, products, epilogue, "float32")
+    return pulled
+
+
+def _compares(how: Backward, spec: Spec) -> bool:
+    """Whether a backward looks for an output, such as a maximum, among the products that it came from: what is kept of them
+    in fewer bits equals it nowhere."""
+    saved = {a.name for a in spec.outputs} & set(how.saved)
+    compared = (
+        a.args[0] if a.op == "float" else a
+        for n in topological(s.value for s in read_chain(how.spec, whole=False))
+        if n.op == "eq"
+        for a in n.args
+    )
+    return any(isinstance(a.attr, Leaf) and a.attr.name in saved for a in compared)
+
+
+def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str) -> Pulled:
+    """The same, products kept in this type."""
     accs = {p.acc.name: replace(p.acc, dtype=dtype) for p in products}
     own = replace(epilogue, op=spec.op, inputs=tuple(accs.get(a.name, a) for a in epilogue.inputs))
     axes = products[0].acc.axes

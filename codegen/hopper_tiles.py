@@ -116,17 +116,17 @@ TABLE = (
 def choose(
     M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
     paired: str = "", multiprocessors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
-    folds: bool = False, keeps: bool = False,
+    folds: bool = False, keeps: bool = False, over_rows: int = 0,
 ) -> Tiles | None:  # fmt: skip
     """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
     the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
     whether their rows are no whole vectors; `folds`: whether it reduces rows or columns; `keeps`: whether many registers
-    hold what it has of them."""
+    hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
     found: dict[Tiles, float] = {}
     for tiles in TABLE:
-        if keeps and tiles == WIDE:
+        if (keeps and tiles == WIDE) or over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
             continue
         if reads and not ragged and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
             tiles = staged

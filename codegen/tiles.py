@@ -89,7 +89,7 @@ class Tile:
         `hopper` it is the main loop that every architecture has. Raises `Mistake` where there is none."""
         factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
-        vec = min(8, 16 // max(widths, default=2))
+        vec = max(4, min(8, 16 // max(widths, default=2)))
         ragged = extents["N"] % vec != 0
         halved = 2 if self.paired else 1
         if arch == "sm_90a" and hopper and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
@@ -122,14 +122,26 @@ class Tile:
         factor = dtypes["a"]
         L, M, N, K = (extents[name] for name in "LMNK")
         paired = "halves" if self.paired == "two" else self.paired
-        read = [a.array for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
-        tiles = [array for array in read if self.column in array.axes and set(self.rows) & set(array.axes)]
+        read = [a for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
+        # A vector of each part; parts that lie side by side come together
+        tiles = {
+            (a.array, None if a.mode == "flat" else a.part)
+            for a in read
+            if a.array is not None and self._tiled(a.array)
+        }
         return hopper_tiles.choose(
             M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
             work=self.work + sum(10 if f.rescaled else 3 for f in self.folds),
-            reads=sum(DTYPES[dtypes[array.name]].size for array in tiles),
+            reads=sum(
+                DTYPES[dtypes[array.name]].size * (1 if part is not None else array.parts or 1) for array, part in tiles
+            ),
             folds=bool(self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
+            over_rows=sum(not f.along for f in self.folds),
         )  # fmt: skip
+
+    def _tiled(self, array: Array) -> bool:
+        """Whether an array has its own elements for each row and column."""
+        return self.column in array.axes and bool(set(self.rows) & set(array.axes))
 
     @property
     def folds_dear(self) -> bool:

@@ -179,7 +179,7 @@ class TileContext(ElementwiseContext):
 
     def heads(self, chain: dict, columns: list[dict], tiles: list[dict]) -> dict[str, list[str]]:
         """The first lines of each function: the coordinates and extents that it needs."""
-        extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups) if i]
+        extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups)]
         own = [
             *chain["arguments"],
             *(line for lines in (*self.writes(), *map(self.made, self.indices())) for line in lines),

@@ -220,6 +220,20 @@ def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path
     np.testing.assert_allclose(second(x), theirs(x), rtol=2e-4, atol=2e-5)
 
 
+def test_the_gradient_of_a_rounded_maximum(tmp_path):
+    """No element equals what the output holds: its maximum is computed again."""
+    op = make_op(
+        tmp_path,
+        "op: made\nsummary: Made here.\ntypes: {T: [float32, bfloat16]}\ninputs: {x: 'T[..., N]', w: 'T[N]'}\n"
+        "outputs: {y: 'T[...]'}\nchain: y = max(x * w, axis=N)\nreference: y = 0\n",
+    )
+    x, w = (jax.random.normal(jax.random.key(i), shape).astype("bfloat16") for i, shape in enumerate([(7, 40), (40,)]))
+    for implementation in ("interpret", "xla"):
+        dx = jax.grad(lambda x, i=implementation: op(x, w, implementation=i).astype("float32").sum())(x)
+        wanted = jax.grad(lambda x: jnp.max(x * w.astype("float32"), axis=-1).sum())(x.astype("float32"))
+        np.testing.assert_array_equal(dx, wanted.astype("bfloat16"))
+
+
 def test_a_gradient_that_a_spec_rules_out_is_refused():
     with pytest.raises(TypeError, match=r"drmsnorm has no gradient.*`grad: none`"):
         jax.grad(lambda v: generated.drmsnorm(v, v, v[0]).dx.sum())(jnp.ones((2, 3)))

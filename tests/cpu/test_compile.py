@@ -50,12 +50,12 @@ PRODUCTS = {name: k for name, k in EVERYTHING.items() if isinstance(k, GemmOp)}
 KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
 
 
-@pytest.mark.parametrize("name", list(PRODUCTS)[::3])
+@pytest.mark.parametrize("name", list(PRODUCTS)[::4])
 def test_products_compile_for_hopper_and_elsewhere(name):
     """With whole rows for Hopper's tensor cores; with ragged ones, or elsewhere, for those of all: the one or the other, and
     one of the types, in turns."""
     op, turn = PRODUCTS[name], list(PRODUCTS).index(name)
-    for ragged, archs in [((False, ("sm_90a",)), (True, ARCHITECTURES))[turn // 3 % 2]]:
+    for ragged, archs in [((False, ("sm_90a",)), (True, ARCHITECTURES))[turn // 4 % 2]]:
         whole = [v for v in variants(op) if v.ragged == ragged]
         found = [(v, a) for v in whole for a in archs if not lacks(op, v.types, a)]
         variant, arch = found[turn % len(found)]
@@ -71,8 +71,8 @@ def test_products_compile_for_hopper_and_elsewhere(name):
         assert compiled.spills <= most_spills, (variant, arch)
 
 
-# Every op's own, and of those that belong to an op every sixth one
-@pytest.mark.parametrize("name", [n for i, n in enumerate(KERNELS) if n in generated.__all__ or i % 6 == 0])
+# Every second op's own, and of those that belong to an op every twelfth one
+@pytest.mark.parametrize("name", [n for i, n in enumerate(KERNELS) if i % (2 if n in generated.__all__ else 12) == 0])
 def test_kernels_compile_with_wide_accesses_and_without_spills(name):
     op = KERNELS[name]
     count, problems = 0, []

@@ -37,8 +37,8 @@ def test_exponentials_of_what_is_below_zero(tmp_path):
     got = evaluate(tmp_path, "exp(-abs(x))", NEGATIVE)
     exact = np.exp(NEGATIVE.astype(np.float64))
     check(got, exact, 2.0**-17)
-    near = NEGATIVE > -20
-    check(got[near], exact[near], 2.0**-20)
+    near = NEGATIVE > -1
+    check(got[near], exact[near], 2.0**-22)  # what is left of one is right, too
     assert (got[exact > 2 * LEAST] > 0).all() and (exact < SMALLEST).sum() > 30  # denormal results are kept
 
 

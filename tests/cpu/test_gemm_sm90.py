@@ -9,10 +9,11 @@ import cutlass.cute as cute
 import pytest
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from gemm_running import Product
+from making import make_op
 
-from codegen.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, refusal
+from codegen.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
 from codegen.ir import DTYPES
-from codegen.runtime.compile import read_cubin
+from codegen.runtime.compile import compile_kernel, read_cubin, variants
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 
 SPILLS = 32  # bytes of stack: a value or two, of those that are needed between tiles
@@ -77,3 +78,23 @@ def test_tiles_of_the_table_compile(tiles):
     ptx, stack, _ = compiled(product)
     assert ptx.count("wgmma") > 4 and stack <= SPILLS
     assert tiles.shared("bfloat16", "bfloat16") <= SHARED
+
+
+def test_parts_of_pairs_come_together(tmp_path):
+    """An epilogue that reads one of two columns that lie side by side has both brought to shared memory."""
+    op = make_op(
+        tmp_path,
+        "op: made\nsummary: Made here.\ninputs: {x: 'bfloat16[..., K]', w: 'bfloat16[K, (N 2)]', r: 'bfloat16[..., (N 2)]'}\n"
+        "outputs: {y: 'bfloat16[..., N]'}\nchain: y = (x @ w[0]) * (x @ w[1]) + r[1]\nreference: y = 0\n",
+    )
+    kernel = op.kernels[0]
+    (whole,) = [v for v in variants(kernel) if not v.ragged]
+    assert "cp.async.cg.shared" in compile_kernel(kernel, whole, "sm_90a").ptx
+
+
+def test_statistics_of_columns_pass_through_shared_memory():
+    """There is room for those of the columns of some tiles."""
+    for count in range(1, 9):
+        tiles = choose(4096, 4096, 4096, folds=True, keeps=True, over_rows=count)
+        assert tiles is None or count * tiles.tile_n <= 16 * tiles.piece
+    assert choose(4096, 4096, 4096, folds=True, keeps=True, over_rows=5) is not None

@@ -1,5 +1,6 @@
 """Reductions of a product that begin within its tiles, interpreted or on a GPU: each against a reference of its own."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,6 +44,15 @@ OPS: dict[str, tuple[str, str, str, str]] = {
         "z = x @ w; top = max(z, axis=N); total = sum(exp2(3 * (z - top)), axis=N)",
         "z = x @ w.T; top = z.max(-1); total = jnp.exp2(3 * (z - top[..., None])).sum(-1)",
     ),
+    # no output is a tile, and nothing but the factors is read
+    "nothing_else": (
+        "x: T[..., K]; w: T[K, N]", "lse: float32[...]", "lse = logsumexp(x @ w, axis=N)",
+        "lse = jax.nn.logsumexp(x @ w, axis=-1)",
+    ),
+    "two_products": (
+        "x: T[..., K]; w: T[K, N]; v: T[K, N]", "s: float32[...]", "s = sum(silu(x @ w) * (x @ v), axis=N)",
+        "s = jnp.sum(jax.nn.silu(x @ w) * (x @ v), axis=-1)",
+    ),
 }  # fmt: skip
 
 
@@ -57,6 +67,22 @@ def test_parts_of_tiles_agree_with_the_reference(name, tmp_path):
     op = made(tmp_path, name)
     assert isinstance(op.plan.tile, Tile) and op.plan.tile.folds
     testing.check_op(op, testing.IMPLEMENTATIONS[1])
+
+
+@pytest.mark.parametrize("dtype", ["float32[...]", "T[...]"])
+def test_the_gradient_of_a_maximum_finds_it_among_what_is_kept(dtype, tmp_path):
+    """Not among products that were rounded, where nothing equals it."""
+    text = spec_text(
+        "x: T[..., K]; w: T[K, N]", f"top: {dtype}", "top = max(x @ w, axis=N)", "top = jnp.max(x @ w, axis=-1)",
+        types="{T: [float32, bfloat16]}",
+    )  # fmt: skip
+    op = make_op(tmp_path, text)
+    x, w = (
+        jax.random.normal(jax.random.key(i), shape).astype("bfloat16") for i, shape in enumerate([(5, 16), (16, 24)])
+    )
+    dx = jax.grad(lambda x: op(x, w, implementation="interpret").astype("float32").sum())(x)
+    wanted = jax.grad(lambda x: jnp.max(x @ w.astype("float32"), axis=-1).sum())(x.astype("float32"))
+    np.testing.assert_allclose(dx.astype("float32"), wanted, rtol=2**-7)
 
 
 def test_one_kernel_leaves_the_parts(tmp_path):

@@ -99,7 +99,8 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _nearest(word: str, names: tuple[str, ...]) -> list[str]:
-    return difflib.get_close_matches(word, names, n=1)
+    letters = set(word)  # a name without any of them is not close, which takes long to find out otherwise
+    return difflib.get_close_matches(word, [name for name in names if not letters.isdisjoint(name)], n=1)
 
 
 def known(word: str, names: Iterable[str], what: str = "known here") -> str:

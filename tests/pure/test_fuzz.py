@@ -477,7 +477,7 @@ NASTY_FILES: dict[str, bytes | str] = {
     "long line": "op: " + "a" * 60_000,
     "long key": "a" * 60_000 + ": b",
     "long quoted": 'summary: "' + "a " * 30_000 + '"',
-    "many keys": "".join(f"k{i}: v\n" for i in range(3000)),
+    "many keys": "".join(f"k{i}: v\n" for i in range(6000)),
     "many repeated keys": "op: f\n" * 8000,
     "many items": "bench: [" + "{N: 1}, " * 7000 + "]",
     "many inputs": spec(inputs="".join(f"\n  x{i}: T[N]" for i in range(3000))),

@@ -141,6 +141,7 @@ class Context:
                 texts[i] = flags[read] = flags.get(read) or fresh(taken, "approx_terms")
         return texts, {name: arrays for arrays, name in flags.items()}
 
+    @functools.lru_cache(maxsize=1)  # noqa: B019
     def cheaper(self) -> dict[int, str]:
         """How operations are written that the bounds of their arguments make cheaper, where they are approximate."""
         known, found = ranges.ranges(self.nodes), {}

@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
-from codegen.runtime import tensorcore
+from codegen.runtime import tensorcore, vectors
 from codegen.runtime.device import WARP
 
 
@@ -32,9 +32,9 @@ class Slots:
         """Start `vec` elements on their way, zeros where none are `valid`. What is returned holds nothing yet."""
         assert not ragged, "cp.async copies whole words"
         address = (src.iterator + place).toint()
-        for first, width in _accesses(vec * src.element_type.width // 8):
-            there = cutlass.select_(valid > 0, Int32(width), Int32(0))
-            tensorcore.copy_async(self._place(width), address + first, width, there)
+        for first, count in vectors.accesses(vec * src.element_type.width // 32):
+            there = cutlass.select_(valid > 0, Int32(4 * count), Int32(0))
+            tensorcore.copy_async(self._place(4 * count), address + 4 * first, 4 * count, there)
         return cute.make_rmem_tensor((vec,), src.element_type)
 
     def load(self, src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool) -> cute.Tensor:
@@ -42,9 +42,9 @@ class Slots:
         del place, valid, ragged
         dst = cute.make_rmem_tensor((vec,), src.element_type)
         words = cute.recast_tensor(dst, Uint32)
-        for first, width in _accesses(vec * src.element_type.width // 8):
-            for i, word in enumerate(tensorcore.load_words(self._place(width), width // 4)):
-                words[first // 4 + i] = word
+        for first, count in vectors.accesses(cute.size(words)):
+            for i, word in enumerate(tensorcore.load_words(self._place(4 * count), count)):
+                words[first + i] = word
         return dst
 
     def _place(self, width: int) -> Int32:
@@ -53,9 +53,3 @@ class Slots:
         self.used += self.steps * WARP * width
         assert self.used <= self.size, f"the operands of a piece need more than {self.size} bytes"
         return self.start + at + (self.step * WARP + self.lane) * width
-
-
-def _accesses(size: int) -> list[tuple[int, int]]:
-    """The first byte and the width of each access, 16 bytes where possible."""
-    widest = next(width for width in (16, 8, 4) if size % width == 0)
-    return [(first, widest) for first in range(0, size, widest)]

@@ -25,7 +25,7 @@ def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged:
         _load_some(src, place, valid, dst)
     else:
         address, words = (src.iterator + place).toint(), cute.recast_tensor(dst, Uint32)
-        for first, count in _accesses(cute.size(words)):
+        for first, count in accesses(cute.size(words)):
             for i, word in enumerate(_load_words(address + 4 * first, count, valid > 0)):
                 words[first + i] = word
     return dst
@@ -37,7 +37,7 @@ def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32
         _store_some(src, dst, place, valid)
     else:
         address, words = (dst.iterator + place).toint(), cute.recast_tensor(src, Uint32)
-        for first, count in _accesses(cute.size(words)):
+        for first, count in accesses(cute.size(words)):
             _store_words(address + 4 * first, [words[first + i] for i in range(count)], valid > 0)
 
 
@@ -45,7 +45,7 @@ def _whole_words(registers: cute.Tensor) -> bool:
     return cute.size(registers) * registers.element_type.width % 32 == 0
 
 
-def _accesses(words: int) -> list[tuple[int, int]]:
+def accesses(words: int) -> list[tuple[int, int]]:
     """The first word and the count of each access, 16 bytes where possible."""
     widest = next(count for count in (4, 2, 1) if words % count == 0)
     return [(first, widest) for first in range(0, words, widest)]

@@ -23,6 +23,7 @@ from codegen.runtime.bench import machine, measure
 
 SHAPES = (
     (8192, 8192, 8192), (8192, 4096, 14336), (8192, 1024, 8192), (8192, 256, 8192), (4096, 4096, 4096), (16, 4096, 14336),
+    (16, 14336, 4096),
 )  # fmt: skip
 CALLS, GROUPS = 20, 5
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.arch import lacks
+from codegen.errors import Mistake
 from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, Node, axes_text, dims_text, topological
 from codegen.ops import REDUCTIONS
@@ -25,7 +26,7 @@ from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch, axes_of
 from codegen.sizes import Shape, array_bytes, elements, extents
 from codegen.spec import Array, Spec
-from codegen.tiles import Product
+from codegen.tiles import Product, read_config
 from codegen.words import words
 
 
@@ -309,6 +310,22 @@ def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:
     return [(p, 2 * elements((*p.acc.axes, p.axis), shape) * (p.acc.parts or 1)) for p in op.plan.products]
 
 
+def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> dict[str, Any] | None:
+    """How the products are made, of an op that contracts: by which main loop and its tiles, or by XLA."""
+    if not isinstance(op.plan, Gemm):
+        return None
+    tile, (first, *_) = op.plan.tile, op.plan.products
+    if isinstance(tile, Mistake):
+        return {"arch": arch, "one_kernel": False, "why": tile.message, "tiles": {}}
+    dtypes = {a.name: binding.dtype(a) for a in op.plan.epilogue.spec.arrays} | {"a": binding.dtype(first.a)}
+    axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": (first.axis,)}
+    try:
+        how = tile.launch(dtypes, {n: elements(a, shape) for n, a in axes.items()}, op.spec.math == "precise", arch)
+    except Mistake as mistake:
+        return {"arch": arch, "one_kernel": False, "why": mistake.message, "tiles": {}}
+    return {"arch": arch, "one_kernel": how.fast, "why": how.why, "tiles": read_config(how.config)[1]}
+
+
 def _roofline(op: Op, binding: Binding, moved: int, found: list[tuple[Product, int]], gpu: Gpu) -> float | None:
     """Microseconds to move the bytes, or to do the products where that takes longer; None where the architecture lacks a
     dtype. Tensor cores do twice as many operations on half as many bits."""
@@ -336,6 +353,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "types": dict(binding.types),
                 "launch": facts,
                 "launch_in_clusters": None if clustered == facts else clustered,
+                "main_loop": main_loop(op, binding, shape),
                 "bytes": {
                     "fused": fused,
                     "unfused": unfused_bytes(op, binding, shape),

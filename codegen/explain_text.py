@@ -16,6 +16,8 @@ def as_text(report: dict[str, Any]) -> Group:
     """The report as a person reads it."""
     title = Text.assemble((report["op"], "bold"), "  ", report["summary"])
     parts: list[Table | Group] = [_facts(report), _steps(report), _arrays(report), _costs(report), _rooflines(report)]
+    if report["products"]:
+        parts.insert(4, _main_loops(report))
     if report["backward"]:
         parts.append(_backward(report["backward"]))
     if "interpreted" in report:
@@ -105,6 +107,32 @@ _LAUNCH_OF_ROWS = {
     "vector": "elements a vector", "vectors_a_thread": "vectors a thread", "threads_a_row": "threads a row",
     "cluster": "blocks a row", "rows_read": "times read", "threads": "threads", "blocks": "blocks", "ragged": "ragged",
 }  # fmt: skip
+
+
+def _main_loops(report: dict[str, Any]) -> Table:
+    """What multiplies."""
+    table = _table("types", report["costs"][0]["main_loop"]["arch"])
+    for cost in report["costs"]:
+        found = cost["main_loop"]
+        text = (
+            _tiles_text(found["tiles"]) if found["one_kernel"] else f"XLA's matmul, then the epilogue: {found['why']}"
+        )
+        table.add_row(_types_text(cost["types"]), escape(text))
+    return table
+
+
+def _tiles_text(tiles: dict[str, Any]) -> str:
+    """Of the main loop for Hopper."""
+    words = [
+        f"one kernel: tiles of {tiles['tile_m']} x {tiles['tile_n']}, {tiles['tile_k']} along K, {tiles['stages']} stages"
+    ]
+    if tiles["splits"] == 1:
+        words += ["two warpgroups take turns" if tiles["pingpong"] else "two warpgroups share a tile"]
+    words += [f"clusters of {tiles['cluster_m']} x {tiles['cluster_n']}"] * (
+        tiles["cluster_m"] * tiles["cluster_n"] > 1
+    )
+    words += [f"{tiles['splits']} blocks of a cluster share out K"] * (tiles["splits"] > 1)
+    return ", ".join(words)
 
 
 def _rooflines(report: dict[str, Any]) -> Table:

@@ -7,8 +7,10 @@ chain makes of the whole comes after.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from codegen import hopper_tiles, online
 from codegen.errors import Mistake
@@ -38,9 +40,14 @@ class GemmLaunch:
     ragged: bool
     config: str  # "sm_80(tile_m=128, ...)"
     rows: int  # of a tile, each of whose columns leaves a part of every fold over rows
-    columns: int  # of the outputs in a tile
+    columns: int  # of the outputs in what a block finishes: a tile's, or where K is split, its share of them
     side: int  # parts that a row of a tile leaves of every fold along it
-    fast: bool  # whether it is known to take less time than XLA's matmul and a kernel for the epilogue
+    why: str  # XLA's matmul and then a kernel for the epilogue should take less time; empty where they should not
+
+    @property
+    def fast(self) -> bool:
+        """Whether it should take less time than XLA's matmul and a kernel for the epilogue."""
+        return not self.why
 
     @property
     def constants(self) -> dict[str, int | bool | str]:
@@ -95,7 +102,8 @@ class Tile:
         if arch == "sm_90a" and hopper and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
             options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
             config = _config("sm_90a", options)
-            return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved, 1, fast=not self.folds_dear)
+            why = self.slower(tiles, extents, factor)
+            return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved // tiles.splits, 1, why)
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
             raise Mistake(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
@@ -105,7 +113,8 @@ class Tile:
             options["precise"] = precise
             options["tile_n"] = min(64, options["tile_n"])
         rows, columns, side = options["tile_m"], options["tile_n"] // halved, options["warps_n"]
-        return GemmLaunch(vec, ragged, _config("sm_80", options), rows, columns, side, fast=False)
+        why = self.refused(dtypes, extents, arch)
+        return GemmLaunch(vec, ragged, _config("sm_80", options), rows, columns, side, why)
 
     @property
     def outputs(self) -> tuple[Array, ...]:
@@ -131,13 +140,40 @@ class Tile:
         }
         return hopper_tiles.choose(
             M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
-            work=self.work + sum(10 if f.rescaled else 3 for f in self.folds),
+            work=self.all_work,
             reads=sum(
                 DTYPES[dtypes[array.name]].size * (1 if part is not None else array.parts or 1) for array, part in tiles
             ),
             folds=bool(self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
             over_rows=sum(not f.along for f in self.folds),
         )  # fmt: skip
+
+    @property
+    def all_work(self) -> int:
+        """About how many instructions the epilogue and its folds take for an accumulator."""
+        return self.work + sum(10 if f.rescaled else 3 for f in self.folds)
+
+    def slower(self, tiles: Tiles, extents: Mapping[str, int], factor: str) -> str:
+        """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; empty where they should not."""
+        L, M, N, K = (extents[name] for name in "LMNK")
+        if self.folds_dear:
+            return "what is folded is so costly that another pass over the product takes less"
+        if hopper_tiles.loses(tiles, M, N, K, L, a=factor, paired=self.paired, work=self.all_work):
+            return f"{M} x {N} outputs are few tiles for all multiprocessors, and K = {K} is long"
+        return ""
+
+    def refused(self, dtypes: Mapping[str, str], extents: Mapping[str, int], arch: str) -> str:
+        """Why the main loop for Hopper is not taken."""
+        if arch != "sm_90a":
+            return f"no main loop of {arch}'s own"
+        paired = "halves" if self.paired == "two" else self.paired
+        N = extents["N"] * (2 if paired == "interleaved" else 1)
+        factor = dtypes["a"]
+        tiles = replace(hopper_tiles.SQUARE, tile_k=128 // DTYPES[factor].size)
+        found = hopper_tiles.refusal(
+            tiles, factor, factor, b_is_nk=self.b_is_nk, paired=paired, K=extents["K"], N=N
+        )  # fmt: skip
+        return found or "no tiles leave room for what the epilogue folds"
 
     def _tiled(self, array: Array) -> bool:
         """Whether an array has its own elements for each row and column."""
@@ -158,6 +194,13 @@ COSTS = {
 }  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
 LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
+
+
+def read_config(config: str) -> tuple[str, dict[str, Any]]:
+    """The main loop, and its options: "sm_80(tile_m=128, ...)"."""
+    call = ast.parse(config, mode="eval").body
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    return call.func.id, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
 
 
 def _config(name: str, options: Mapping[str, int | bool]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from cutlass import Int32, Int64
 
 from codegen.runtime import gemm_sm80, gemm_sm90
 from codegen.runtime.gemm_epilogue import Follows
+from codegen.tiles import read_config
 
 
 @cute.jit
@@ -64,13 +64,6 @@ def launch(
             vec=vec, ragged=ragged, reads=reads, row_ops=row_ops, column_ops=column_ops, rescaled=rescaled,
             row_parts=row_parts, column_parts=column_parts, **options,
         )  # fmt: skip
-
-
-def read_config(config: str) -> tuple[str, dict[str, Any]]:
-    """The main loop, and its options: "sm_80(tile_m=128, ...)"."""
-    call = ast.parse(config, mode="eval").body
-    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    return call.func.id, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
 
 
 def _part(mB: cute.Tensor, mode: int, part: int) -> cute.Tensor:

@@ -5,7 +5,8 @@ tiles of a and b. The first two are consumers: they multiply by WGMMA and hand a
 They share one tile (cooperative: 64 rows each, alternately), or have a tile each and take turns with the tensor cores
 (pingpong: the epilogue of the one runs while the other multiplies). Blocks are persistent: each walks over the tiles of
 the product, in an order that keeps what its neighbours read in the L2 cache. In a cluster of two, what both blocks read is
-loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide.
+loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide. Or a cluster shares one tile:
+each of its blocks has a part of the contracted axis (`gemm_split`), and blocks are as many as there are parts.
 
 What lies outside of a and b is zero to TMA, and what lies outside of the product is never stored.
 """
@@ -25,7 +26,8 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from codegen.hopper_tiles import WARPS, Tiles
-from codegen.runtime import gemm_epilogue
+from codegen.runtime import gemm_epilogue, gemm_split
+from codegen.runtime.device import WARP
 from codegen.runtime.gemm_epilogue import Follows, Form, may_loop
 
 WARPGROUP = 128  # threads
@@ -65,7 +67,7 @@ def launch(
     WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
     """
     tiles = Tiles(**config)
-    staged = 0 if ragged or reads[1] is None else tiles.staged
+    staged = 0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
         vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
@@ -107,14 +109,16 @@ def _launch(
     epilogue: cutlass.Constexpr, reads: cutlass.Constexpr, tiles: cutlass.Constexpr, form: cutlass.Constexpr,
 ):  # fmt: skip
     """The kernel, where there is something to do."""
-    count = cutlass.min(clusters[0] * clusters[1] * clusters[2], tiles.blocks // tiles.cluster)
+    count = clusters[0] * clusters[1] * clusters[2]
+    if cutlass.const_expr(tiles.splits == 1):
+        count = cutlass.min(count, tiles.blocks // tiles.cluster)
     if count > 0:
         _kernel(
             load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents,
             tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
         ).launch(
-            grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
-            cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
+            grid=(tiles.together * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+            cluster=(tiles.together, 1, 1), min_blocks_per_mp=1, stream=stream,
         )  # fmt: skip
 
 
@@ -150,7 +154,7 @@ def _kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    k_tiles = cute.ceil_div(extents[2], tiles.tile_k)
+    k_tiles = cute.ceil_div(cute.ceil_div(extents[2], tiles.tile_k), tiles.splits)  # of this block's part of K
     a_type, b_type = tiled_mma.op.a_dtype, tiled_mma.op.b_dtype
 
     allocator = SmemAllocator()
@@ -237,7 +241,8 @@ def _produce(
     size = (tiles.tile_m * sA.element_type.width + tiles.tile_n * sB.element_type.width) * tiles.tile_k // 8
 
     filled = Int32(0)  # stages so far
-    index = cute.arch.block_idx()[0] // tiles.cluster
+    first = rank * k_tiles if cutlass.const_expr(tiles.splits > 1) else 0
+    index = cute.arch.block_idx()[0] // tiles.together
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
         b_batch = cutlass.min(batch, b_batches - 1)
@@ -247,13 +252,13 @@ def _produce(
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
             dst, src = a_copy
-            cute.copy(load_a, src[None, row, k, batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=a_mask)
+            cute.copy(load_a, src[None, row, first + k, batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=a_mask)
             for i in cutlass.range_constexpr(len(tBs)):
                 dst, src = b_copies[i]
-                src = src[None, column, k, b_batch]
+                src = src[None, column, first + k, b_batch]
                 cute.copy(load_bs[i], src, dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask)
             filled += 1
-        index += cute.arch.grid_dim()[0] // tiles.cluster
+        index += cute.arch.grid_dim()[0] // tiles.together
     # The other block of a cluster signals this one's barriers: they must be there until it has
     for _ in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
@@ -308,8 +313,8 @@ def _consume(
     tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
     peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
     mine = operands + warp * (form.ahead * form.staged)
-    step = cute.arch.grid_dim()[0] // tiles.cluster
-    index = cute.arch.block_idx()[0] // tiles.cluster
+    step = cute.arch.grid_dim()[0] // tiles.together
+    index = cute.arch.block_idx()[0] // tiles.together
     used = Int32(0)  # stages so far, by both consumers
     if cutlass.const_expr(tiles.pingpong):
         if consumer == 1:
@@ -347,11 +352,22 @@ def _consume(
         if signals & (k_tiles > 0):
             cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
 
+        share = accumulators
+        if cutlass.const_expr(tiles.splits > 1):
+            share = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8 // tiles.splits, slabs), tiled_mma.op.acc_dtype)
+            gemm_split.add_up(
+                accumulators, share, sB.iterator, rank, tiles.splits, 2 if form.paired == "halves" else 1,
+                peer * WARP + lane, form.threads, MEET + warp // form.warps,
+            )  # fmt: skip
+            column = column * tiles.splits + rank
+            column0 = column * (tiles.tile_n // form.accumulators // tiles.splits)
         if (row * tiles.tile_m < M) & (column0 < N):
             gemm_epilogue.finish(
-                accumulators, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
+                share, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
                 (column, row), epilogue, tensors, row_parts, column_parts, form, reads, mine,
             )  # fmt: skip
+        if cutlass.const_expr(tiles.splits > 1):
+            cute.arch.cluster_wait()  # the others have read this block's shared memory
         index += step
         if cutlass.const_expr(tiles.pingpong):
             used += k_tiles

@@ -51,6 +51,9 @@ SHAPES = [
     dataclasses.replace(GELU, name="swiglu", paired="halves", tiles=Tiles(128, 256, 64, 4, 2)),
     dataclasses.replace(GELU, name="swiglu", paired="interleaved"),
     dataclasses.replace(GELU, name="sums", tiles=Tiles(128, 256, 64, 4, 2)),
+    dataclasses.replace(GELU, name="sums", tiles=dataclasses.replace(SQUARE, cluster_m=1, splits=4)),
+    dataclasses.replace(GELU, name="sums", tiles=Tiles(128, 256, 64, 4, splits=8), b_is_nk=True),
+    dataclasses.replace(GELU, name="swiglu", paired="halves", tiles=dataclasses.replace(TABLE[-2], splits=4)),
     dataclasses.replace(GELU, name="plain", dtype="int8", out="int32", b_is_nk=True, tiles=WHOLE),
     dataclasses.replace(GELU, dtype="float8_e4m3fn", b_is_nk=True, tiles=dataclasses.replace(WIDE, tile_k=128)),
 ]
@@ -67,6 +70,7 @@ def test_the_tensor_cores_are_fed_by_tma(product):
     assert ptx.count("cp.async.bulk.tensor") >= 1 + parts
     assert (".multicast::cluster" in ptx) == (tiles.cluster > 1)
     assert ("cp.async.cg.shared" in ptx) == (tiles.staged > 0)  # the epilogue's operands
+    assert ("ld.shared::cluster.v4" in ptx) == (tiles.splits > 1)  # the other blocks' accumulators
     assert stack <= SPILLS
     assert "bytes spill" in remarks  # the assembler spoke
     assert "serializ" not in remarks and "setmaxnreg" not in remarks

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from gemm_running import Product
 
+import generated
+from codegen import sizes
 from codegen.hopper_tiles import SQUARE, TABLE, WIDE, Tiles, choose
 from codegen.runtime.platform import current_arch
 
@@ -19,6 +21,7 @@ IN_A_LOOP = dataclasses.replace(WIDE, rolled=True)
 # What the epilogue reads by way of shared memory: bytes of 16 rows of 64, or 32, columns
 STAGED = dataclasses.replace(IN_A_LOOP, ahead=2, staged=16 * 64 * 2)
 SMALL_STAGES = dataclasses.replace(SQUARE, stages=5, rolled=True, piece=32, staged=16 * 32 * 2)
+UNSHARED = Tiles(128, 256, 64, 4, ahead=2)  # no cluster multicasts
 KINDS = [
     BASE,
     dataclasses.replace(BASE, b_is_nk=True),
@@ -45,6 +48,22 @@ KINDS = [
     dataclasses.replace(BASE, name="swiglu", paired="halves", b_is_nk=True),
     dataclasses.replace(BASE, name="sums", tiles=SQUARE, L=2),
     dataclasses.replace(BASE, name="sums", tiles=Tiles(128, 256, 64, 4, 2), b_is_nk=True),
+    # K shared out: by one warpgroup a tile, by two; pairs of columns; bytes
+    *(
+        dataclasses.replace(BASE, name="sums", L=2, tiles=dataclasses.replace(tiles, splits=splits, cluster_m=1))
+        for tiles, splits in ((SQUARE, 2), (UNSHARED, 8), (TABLE[-2], 8), (TABLE[-1], 4))
+    ),
+    dataclasses.replace(BASE, name="residual", tiles=dataclasses.replace(TABLE[-1], splits=2)),
+    dataclasses.replace(BASE, name="swiglu", paired="interleaved", tiles=dataclasses.replace(UNSHARED, splits=4)),
+    dataclasses.replace(BASE, name="swiglu", paired="halves", tiles=dataclasses.replace(TABLE[-2], splits=4)),
+    dataclasses.replace(
+        BASE,
+        name="plain",
+        dtype="int8",
+        out="int32",
+        b_is_nk=True,
+        tiles=dataclasses.replace(TABLE[-1], tile_k=128, splits=2),
+    ),
     dataclasses.replace(BASE, name="plain", dtype="int8", out="int32", b_is_nk=True, tiles=WHOLE_INT8),
     dataclasses.replace(BASE, dtype="float8_e4m3fn", b_is_nk=True, tiles=WIDE_FP8),
     dataclasses.replace(BASE, dtype="float8_e5m2", out="float8_e5m2", b_is_nk=True, tiles=WIDE_FP8),
@@ -93,3 +112,24 @@ def test_more_tiles_than_multiprocessors(extents):
     m, k, n = extents
     for tiles in (WIDE, SQUARE, choose(m, n, k)):
         check(dataclasses.replace(BASE, name="plain", M=m, K=k, N=n, out="float32", tiles=tiles), 0)
+
+
+@pytest.mark.parametrize("name", ["dense_relu", "dense_swiglu_pairs", "dense_silu_residual", "logits_logsumexp"])
+def test_few_rows_of_many_terms(name):
+    """Ops, whose plan shares K out among the blocks of a cluster: against the products by XLA, twice the same."""
+    op = getattr(generated, name)
+    extents = {axis: {"K": 14336, "N": 4096}.get(axis, 16) for axis in op.spec.axes if axis != "..."}
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for array in op.spec.inputs:
+        shape = sizes.extents(array, extents | {"...": 16})
+        scale = 14336**-0.5 if array.name == "w" else 1.0
+        values = rng.standard_normal(shape, np.float32) * scale
+        arrays[array.name] = jax.numpy.asarray(values, "bfloat16" if array.dtype == "T" else array.dtype)
+    key, operands = op.bind((), {**arrays, "implementation": "cute"})
+    assert "splits=1" not in op._kernel_call(key, operands).how.config
+    first, again, wanted = (op(**arrays, implementation=i) for i in ("cute", "cute", "xla"))
+    for got, same, want in zip(*map(jax.tree.leaves, (first, again, wanted)), strict=True):
+        assert bool((got == same).all())
+        got, want = (np.asarray(x.astype("float32")) for x in (got, want))
+        np.testing.assert_allclose(got, want, rtol=2.0**-7, atol=2.0**-7)

@@ -166,7 +166,7 @@ def test_what_is_saved():
     assert explain(library("rmsnorm"), {"...": 1, "N": 1})["saved"]["names"] == ["x", "weight"]
     assert explain(library("softmax"), {"...": 1, "N": 1})["saved"]["names"] == ["y"]
     assert explain(library("add_rmsnorm"), {"...": 1, "N": 1})["saved"]["names"] == ["residual_out", "weight"]
-    assert explain(library("row_prod"), {"...": 1, "N": 1})["backward"]["kernel"] is False
+    assert explain(library("column_max"), {"...": 1, "N": 1})["backward"]["kernel"] is False
     integers = made("y = x + 1", "x: int32[N]", "y: int32[N]")
     assert explain(integers, {"N": 1})["saved"]["names"] == []
 
@@ -372,3 +372,43 @@ def test_explain_prints_what_rows_do(monkeypatch, capsys, tmp_path):
     text = capsys.readouterr().out
     assert "sum along N" in text and "row_sum = sum(x, axis=N)" in text and "threads a row" in text
     assert "sum(x, axis=N)" in drawing.read_text()
+
+
+# Main loops
+
+
+LARGE = {"...": 4096, "K": 4096, "N": 4096}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "more", "words"),
+    [
+        ("dense_relu", "bfloat16", {}, ""),
+        ("dense_relu", "bfloat16", {"K": 4095}, "TMA loads rows of whole 16 bytes; a row of a has 4095 of bfloat16"),
+        ("dense_relu", "bfloat16", {"N": 4}, "TMA loads rows of whole 16 bytes; a row of b has 4 of bfloat16"),
+        ("dense_swiglu_pairs", "bfloat16", {"N": 4}, ""),  # in pairs
+        ("dense_relu", "bfloat16", {"...": 128, "N": 128, "K": 65536}, "128 x 128 outputs are few tiles for all multiproc"),
+        ("dense_relu", "float32", {}, "WGMMA multiplies float16, bfloat16, and, b of shape (N, K), float8 or int8"),
+        ("matmul_dgelu_dbias", "bfloat16", {}, "what is folded is so costly that another pass over the product takes less"),
+    ],
+)  # fmt: skip
+def test_what_multiplies(name, dtype, more, words):
+    """On Hopper: one kernel and its tiles, or XLA, and why."""
+    _, cost = costs(library(name), LARGE | more, T=dtype)
+    found = cost["main_loop"]
+    assert found["one_kernel"] == (not words) and found["why"].startswith(words)
+    if found["one_kernel"]:
+        assert {"tile_m", "tile_n", "stages", "splits"} <= found["tiles"].keys()
+
+
+def test_what_multiplies_is_printed(monkeypatch, capsys):
+    run(monkeypatch, "explain", "dense_relu", "--shape", "...=4096,K=4096,N=4096")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "one kernel: tiles of 128 x 256, 64 along K" in text
+    assert "XLA's matmul, then the epilogue: WGMMA multiplies" in text
+    run(monkeypatch, "explain", "dense_relu", "--shape", "...=16,K=14336,N=4096")
+    assert "2 blocks of a cluster share out K" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_does_not_contract_has_no_main_loop():
+    assert all(c["main_loop"] is None for c in explain(library("rmsnorm"), {"...": 8, "N": 64})["costs"])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.hopper_tiles import MOST_ACCUMULATORS, SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
+from codegen.hopper_tiles import MOST_ACCUMULATORS, SHARED, SQUARE, TABLE, WIDE, Tiles, choose, loses, refusal
 
 TILES = Tiles(128, 128, 64, 4)
 
@@ -37,6 +37,17 @@ def test_every_tile_of_the_table_fits(tiles):
         (replace(TILES, tile_k=8), "float16", "float16", {"b_is_nk": True}, "16 bytes wide"),
         (replace(TILES, tile_n=256, pingpong=True), "float16", "float16", {"b_is_nk": True}, "256 accumulators"),
         (replace(TILES, stages=7), "float16", "float16", {"b_is_nk": True}, "7 stages need 262256 bytes"),
+        (replace(TILES, splits=3), "float16", "float16", {"b_is_nk": True}, "share out K; got 3"),
+        (replace(TILES, splits=2, cluster_m=2), "float16", "float16", {"b_is_nk": True}, "a cluster of their own"),
+        (replace(TABLE[-1], splits=8), "int8", "int8", {"b_is_nk": True}, "would finish 8 columns; 16 are the fewest"),
+        (
+            replace(TABLE[-1], splits=4),
+            "int8",
+            "int8",
+            {"b_is_nk": True, "paired": "interleaved"},
+            "would finish 16 columns; 32 are the fewest",
+        ),
+        (Tiles(256, 128, 64, 4, splits=2), "float16", "float16", {"b_is_nk": True}, "256 rows do not fit"),
     ],
 )
 def test_refusals_say_why(tiles, a, b, more, words):
@@ -56,6 +67,29 @@ def test_refusals_say_why(tiles, a, b, more, words):
 def test_choices_that_measured_best(shape, work, reads, expected):
     tiles = choose(*shape, work=work, reads=reads)
     assert tiles is not None and (tiles.tile_m, tiles.tile_n) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits"),
+    [((16, 4096, 14336), 2), ((1, 4096, 4096), 2), ((128, 1024, 8192), 8), ((16, 14336, 4096), 1), ((8192, 8192, 8192), 1),
+     ((8192, 8192, 65536), 1), ((64, 64, 64), 1), ((16, 128, 512), 1)],
+)  # fmt: skip
+def test_few_tiles_share_out_a_long_axis(shape, splits):
+    tiles = choose(*shape)
+    assert tiles is not None and tiles.splits == splits
+
+
+@pytest.mark.parametrize(
+    ("shape", "loses_there"),
+    [((128, 128, 65536), True), ((1024, 1024, 16384), True), ((16, 4096, 14336), False), ((8192, 8192, 8192), False),
+     ((8192, 8192, 256), False), ((64, 64, 64), False), ((0, 64, 64), False), ((64, 64, 0), False)],
+)  # fmt: skip
+def test_where_a_library_is_faster(shape, loses_there):
+    """As measured: few outputs of very many terms each."""
+    for L in (1, 3):
+        tiles = choose(*shape, L, work=22)
+        assert tiles is not None
+        assert loses(tiles, *shape, L, a="bfloat16", paired="", work=22) == loses_there or (L > 1 and loses_there)
 
 
 def test_the_epilogue_decides_how_registers_are_used():

@@ -1,0 +1,60 @@
+"""Products whose contracted axis is shared out among the blocks of a cluster: how their parts come together.
+
+Each block leaves its accumulators in its shared memory; then each adds up what all blocks of the cluster have for its own
+share of the tile's columns, in the order of the blocks, so that two runs agree to the bit, and goes on with that share.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+
+@cute.jit
+def add_up(
+    acc: cute.Tensor,
+    mine: cute.Tensor,
+    buffer: cute.Pointer,
+    rank: cutlass.Int32,
+    splits: cutlass.Constexpr[int],
+    halves: cutlass.Constexpr[int],
+    thread: cutlass.Int32,
+    threads: cutlass.Constexpr[int],
+    barrier: cutlass.Int32,
+):
+    """Sum the accumulators of a cluster's blocks. All threads that have some take part; they must wait for the cluster
+    (`cluster_wait`) before they exit, as others may be reading.
+
+    acc: (2, 2, J, I) registers, blocks of 8 columns by slabs, as `gemm_epilogue.finish` takes them; mine: the sums of the
+        rank-th share of the columns, (2, 2, J // splits, I).
+    buffer: J * I * threads * 16 bytes of shared memory, which the tensor cores of this block may still be reading.
+    halves: 2 where the columns are those of two accumulators, one after the other; a share has as many of each.
+    thread, threads: which of those that share the tile in a block, and meet at `barrier`.
+    """
+    columns, slabs = cute.size(acc, mode=[2]), cute.size(acc, mode=[3])
+    of_half, share = columns // halves, columns // splits // halves
+    words = cute.recast_ptr(buffer, dtype=acc.element_type)
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
+    for at in cutlass.range_constexpr(columns * slabs):
+        cute.autovec_copy(
+            cute.make_tensor(acc.iterator + 4 * at, cute.make_layout((4,))), _four(words, at, thread, threads)
+        )
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    mine.fill(0)
+    held = cute.make_rmem_tensor((4, halves * share * slabs), acc.element_type)
+    total = cute.make_tensor(mine.iterator, held.layout)
+    for other in cutlass.range(splits, unroll=1):
+        there = cute.arch.map_dsmem_ptr(words, other)
+        for i in cutlass.range_constexpr(halves * share * slabs):
+            slab, half, j = i // (halves * share), i // share % halves, i % share
+            at = slab * columns + half * of_half + rank * share + j
+            cute.autovec_copy(_four(there, at, thread, threads), held[None, i])
+        total.store(total.load() + held.load())
+    cute.arch.cluster_arrive()
+
+
+def _four(words: cute.Pointer, at: cutlass.Int32, thread: cutlass.Int32, threads: int) -> cute.Tensor:
+    """Where a thread's accumulators of a block of columns lie, beside those of all others."""
+    place = cute.assume((at * threads + thread) * 4, divby=4)
+    return cute.make_tensor(words + place, cute.make_layout((4,)))

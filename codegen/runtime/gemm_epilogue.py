@@ -31,17 +31,24 @@ PIECE = 64  # columns that pass through shared memory at once, at most
 STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
 
 
-def may_loop(
-    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None], ops: tuple[str, ...], staged: int
-) -> bool:
+def may_loop(tiles: Callable[..., tuple] | None, ops: tuple[str, ...], staged: int) -> bool:
     """Whether a loop may run an epilogue: nothing that is folded, or read ahead for each vector, lies in registers."""
-    return (reads[1] is None or staged > 0) and not ops
+    return (tiles is None or staged > 0) and not ops
 
 
 @dataclass(frozen=True)
 class Form:
-    """What an epilogue takes and gives, and how a tile's warps share its columns."""
+    """An epilogue, what it takes and gives, and how a tile's warps share its columns.
 
+    run(acc, row, column, batch, valid, tensors, vec, ragged) is called for each vector, with what was read ahead for it, one
+    tuple, as its last argument where there are functions for that: columns(column, batch, valid, tensors, vec, ragged), called
+    once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged, load), which reads vectors by `load`, a
+    function like `vectors.load`.
+    """
+
+    run: Callable[..., tuple]
+    columns: Callable[..., tuple] | None
+    tiles: Callable[..., tuple] | None
     vec: int  # columns that a lane handles at once: 4, 8 or 16
     ragged: bool = False  # whether N is no multiple of vec
     paired: str = ""  # "halves": a warp's columns are those of two accumulators, one after the other; "interleaved": column by column
@@ -64,6 +71,11 @@ class Form:
     def stage(self) -> int:
         """Words of shared memory that a warp needs, aligned to 16 bytes."""
         return ROWS * self.piece
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything is read ahead."""
+        return self.columns is not None or self.tiles is not None
 
     @property
     def accumulators(self) -> int:
@@ -126,12 +138,8 @@ def finish(
     slab_step: cutlass.Constexpr[int],
     extents: tuple[cutlass.Int32, cutlass.Int32],
     pieces: tuple[cutlass.Int32, cutlass.Int32],
-    epilogue: cutlass.Constexpr[Callable],
-    tensors: tuple,
-    row_parts: tuple,
-    column_parts: tuple,
+    memory: tuple,
     form: cutlass.Constexpr[Form],
-    reads: cutlass.Constexpr[tuple] = (None, None),
     operands: cute.Pointer | None = None,
 ):
     """Run an epilogue over what a warp holds of a tile; all its lanes take part. If `staged`, `begin` has begun it.
@@ -143,14 +151,11 @@ def finish(
     peer: which of the `form.warps` that share its columns it is.
     place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
     extents: rows and columns of the output.
-    pieces: where row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one tensor for each fold, take what
-        this warp's columns, and these warps' rows, come to.
-    reads: two functions, or None each, that read operands before they are needed: columns(column, batch, valid, tensors,
-        vec, ragged), called once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged, load), which reads
-        vectors by `load`, a function like `vectors.load`. The epilogue's last argument is what they return, one tuple,
-        where there is one of them.
+    memory: the epilogue's tensors; row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one for each fold.
+    pieces: where in these what this warp's columns, and these warps' rows, come to is written.
     operands: `staged` bytes of shared memory for each of `ahead` pieces, 16-byte aligned, this warp's own.
     """
+    tensors, row_parts, column_parts = memory
     lane = cute.arch.lane_idx()
     walk = _walk(acc, place, extents, slab_step, form)
     words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * form.stage
@@ -164,7 +169,7 @@ def finish(
     _write(acc, words, lane, order[0], 0, walk, form)
     read: list[Any] = [None]  # of the pieces that come next, the one before first
     for i in cutlass.range_constexpr(min(form.ahead, len(order))):
-        read.append(_operands(walk, i, lane, read[-1], reads, tensors, form))
+        read.append(_operands(walk, i, lane, read[-1], tensors, form))
     cute.arch.sync_warp()
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
@@ -172,7 +177,7 @@ def finish(
         if cutlass.const_expr(form.rolled):
             lane = lane & (WARP - 1)  # or it would divide as negative numbers need it
         if cutlass.const_expr(form.ahead == 0):
-            read.append(_operands(walk, i, lane, read[-1], reads, tensors, form))
+            read.append(_operands(walk, i, lane, read[-1], tensors, form))
         read.pop(0)
         now = read[0]
         c = walk.first_column(turn, lane)
@@ -182,22 +187,20 @@ def finish(
             for step in cutlass.range(walk.steps, unroll=2):
                 vector = _read(words, lane, 0, step, walk, acc.element_type, form)
                 r, _, valid = walk.place(slab, part, step, lane, c)
-                given = _given(
-                    now[0][0], (r, c, walk.batch, valid), i, step, lane, walk, reads, tensors, form, operands
-                )
-                epilogue(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+                given = _given(now[0][0], (r, c, walk.batch, valid), i, step, lane, walk, tensors, form, operands)
+                form.run(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
             if cutlass.const_expr(form.staged > 0):
-                _copy_operands(i + form.ahead, lane, walk, reads, tensors, form, operands)
-            _bring_next(acc, words, lane, i, walk, read, reads, tensors, form)
+                _copy_operands(i + form.ahead, lane, walk, tensors, form, operands)
+            _bring_next(acc, words, lane, i, walk, read, tensors, form)
         else:
             values = [
                 _read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)
             ]
-            _bring_next(acc, words, lane, i, walk, read, reads, tensors, form)
+            _bring_next(acc, words, lane, i, walk, read, tensors, form)
             for step in cutlass.range_constexpr(walk.steps):
                 r, limit, valid = walk.place(slab, part, step, lane, c)
-                given = (now[step][0] + now[step][1],) if cutlass.const_expr(any(reads)) else ()
-                found = epilogue(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+                given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
+                found = form.run(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
                 if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                     inside = reduce.inside(c, limit, form.vec, form.ragged, False)
                     at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
@@ -206,20 +209,7 @@ def finish(
     if cutlass.const_expr(len(form.row_ops) > 0):
         _store_rows(rRows, walk, lane, pieces[0], row_parts, form)
     if cutlass.const_expr(len(form.column_ops) > 0):
-        _store_columns(
-            rColumns,
-            stage,
-            warp,
-            peer,
-            lane,
-            walk.per_row,
-            walk.column,
-            walk.N,
-            walk.batch,
-            pieces[1],
-            column_parts,
-            form,
-        )
+        _store_columns(rColumns, stage, warp, peer, walk, lane, pieces[1], column_parts, form)
 
 
 def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
@@ -228,23 +218,9 @@ def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: 
     per_row = width // (count * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
     rows = ROWS if form.rolled else max(ROWS // 2, WARP // per_row)
-    row, column, batch = place
-    M, N = extents
-    return _Pieces(
-        row,
-        column,
-        batch,
-        M,
-        N,
-        slab_step,
-        slabs,
-        columns // width,
-        width,
-        rows,
-        per_row,
-        form.vec,
-        width // count,
-    )
+    (row, column, batch), (M, N) = place, extents
+    turns, own = columns // width, width // count
+    return _Pieces(row, column, batch, M, N, slab_step, slabs, turns, width, rows, per_row, form.vec, own)
 
 
 def _bring_next(
@@ -254,7 +230,6 @@ def _bring_next(
     i: int,
     walk: _Pieces,
     read: list,
-    reads: tuple,
     tensors: tuple,
     form: Form,
 ) -> None:
@@ -265,26 +240,29 @@ def _bring_next(
         cute.arch.sync_warp()
     _write(acc, words, lane, walk.order[i + 1], (i + 1) % walk.buffers, walk, form)
     if form.ahead > 0 and i + form.ahead < len(walk.order):
-        read.append(_operands(walk, i + form.ahead, lane, read[-1], reads, tensors, form))
+        read.append(_operands(walk, i + form.ahead, lane, read[-1], tensors, form))
     cute.arch.sync_warp()
 
 
-def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, reads: tuple, tensors: tuple, form: Form) -> list[tuple]:
+def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, tensors: tuple, form: Form) -> list[tuple]:
     """What the epilogue reads for the vectors of the i-th piece, given what it read for those of the piece before."""
-    columns, tiles = reads
     turn, slab, part = walk.order[i]
     c = walk.first_column(turn, lane)
     if slab + part > 0:  # the columns are as before
         fixed = before[0][0]
     else:
-        fixed = () if columns is None else tuple(columns(c, walk.batch, walk.N - c, tensors, form.vec, form.ragged))
+        fixed = (
+            ()
+            if form.columns is None
+            else tuple(form.columns(c, walk.batch, walk.N - c, tensors, form.vec, form.ragged))
+        )
     found = []
     for step in range(walk.steps):
         r, _, valid = walk.place(slab, part, step, lane, c)
-        if tiles is None or form.staged:
+        if form.tiles is None or form.staged:
             own: tuple = ()
         else:
-            own = tuple(tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
+            own = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
         found.append((fixed, own))
     return found
 
@@ -297,7 +275,6 @@ def begin(
     extents: tuple[cutlass.Int32, cutlass.Int32],
     tensors: tuple,
     form: cutlass.Constexpr[Form],
-    reads: cutlass.Constexpr[tuple],
     operands: cute.Pointer,
 ):
     """Before the products of a tile, where `form.staged`: start what its first pieces need on its way. `finish` must follow,
@@ -305,7 +282,7 @@ def begin(
     walk = _walk(acc, place, extents, slab_step, form)
     lane = device.unseen(cute.arch.lane_idx()) & (WARP - 1)
     for i in cutlass.range_constexpr(form.ahead):
-        _copy_operands(i, lane, walk, reads, tensors, form, operands)
+        _copy_operands(i, lane, walk, tensors, form, operands)
 
 
 @cute.jit
@@ -313,7 +290,6 @@ def _copy_operands(
     i: cutlass.Constexpr[int],
     lane: cutlass.Int32,
     walk: cutlass.Constexpr[_Pieces],
-    reads: cutlass.Constexpr[tuple],
     tensors: tuple,
     form: cutlass.Constexpr[Form],
     operands: cute.Pointer,
@@ -325,7 +301,7 @@ def _copy_operands(
         for step in cutlass.range(walk.steps, unroll=1):
             r, _, valid = walk.place(slab, part, step, lane, c)
             slots = _slots(i, step, lane, walk, form, operands)
-            reads[1](r, c, walk.batch, valid, tensors, form.vec, form.ragged, slots.copy)
+            form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, slots.copy)
     cute.arch.cp_async_commit_group()
 
 
@@ -335,16 +311,16 @@ def _slots(i: int, step: Int32 | int, lane: Int32, walk: _Pieces, form: Form, op
 
 
 def _given(
-    fixed: tuple, place: tuple, i: int, step: Int32, lane: Int32, walk: _Pieces, reads: tuple, tensors: tuple,
+    fixed: tuple, place: tuple, i: int, step: Int32, lane: Int32, walk: _Pieces, tensors: tuple,
     form: Form, operands: Any,
 ) -> tuple:  # fmt: skip
     """The epilogue's last argument for a step of the i-th piece, in a loop."""
-    if not any(reads):
+    if not form.reads:
         return ()
-    if not form.staged:
+    if form.tiles is None or not form.staged:
         return (fixed,)
     slots = _slots(i, step, lane, walk, form, operands)
-    return (fixed + tuple(reads[1](*place, tensors, form.vec, form.ragged, slots.load)),)
+    return (fixed + tuple(form.tiles(*place, tensors, form.vec, form.ragged, slots.load)),)
 
 
 def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:
@@ -455,18 +431,15 @@ def _store_columns(
     stage: cute.Tensor,
     warp: cutlass.Int32,
     peer: cutlass.Int32,
+    walk: cutlass.Constexpr[_Pieces],
     lane: cutlass.Int32,
-    per_row: cutlass.Constexpr[int],
-    column: cutlass.Int32,
-    N: cutlass.Int32,
-    batch: cutlass.Int32,
     piece: cutlass.Int32,
     column_parts: tuple,
     form: cutlass.Constexpr[Form],
 ):
     """Columns' statistics, folded over a warp's rows, then, in shared memory, over those of its peers, to memory."""
     words = cute.recast_ptr(stage.iterator, dtype=Float32)
-    vec, turns = form.vec, cute.size(rColumns[0], mode=[1])
+    vec, turns, per_row, column = form.vec, cute.size(rColumns[0], mode=[1]), walk.per_row, walk.column
     span = turns * per_row * vec  # columns of the output
     assert len(form.column_ops) * span <= form.stage, (
         f"{len(form.column_ops)} statistics of {span} columns are too many"
@@ -483,9 +456,9 @@ def _store_columns(
         for k in cutlass.range_constexpr(len(form.column_ops)):
             for c in cutlass.range_constexpr(0, span, WARP):
                 at = c + lane
-                if (at < span) & (column + at < N):
+                if (at < span) & (column + at < walk.N):
                     first = words + (warp * form.stage + k * span + at)
-                    column_parts[k][batch, piece, column + at] = _over_peers(first, form.column_ops[k], form)
+                    column_parts[k][walk.batch, piece, column + at] = _over_peers(first, form.column_ops[k], form)
     _meet(warp, form)  # the next tile may overwrite them
 
 

@@ -141,14 +141,14 @@ def launch(
     """
     tiling = Tiling(tile_m, tile_n, tile_k, warps_m, warps_n, stages, group, precise)
     form = Form(
-        vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mA.element_type.width == 8,
-        rolled=may_loop(reads, row_ops + column_ops, 0), warps=warps_m, step=1, barrier=1, threads=tiling.threads,
+        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mA.element_type.width == 8,
+        rolled=may_loop(reads[1], row_ops + column_ops, 0), warps=warps_m, step=1, barrier=1, threads=tiling.threads,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
     tiling.check(mA.element_type.width // 8, len(mBs))
     L, M, _ = mA.shape
     tiles = cute.ceil_div(M, tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tile_n // len(mBs)) * L
-    _kernel(mA, mBs, tensors, row_parts, column_parts, epilogue, reads, b_is_nk, tiling, form).launch(
+    _kernel(mA, mBs, (tensors, row_parts, column_parts), b_is_nk, tiling, form).launch(
         grid=(cutlass.max(tiles, 1), 1, 1), block=(tiling.threads, 1, 1), stream=stream, min_blocks_per_mp=blocks,
         preferred_smem_carveout=-1,  # as much as the driver sees fit
     )  # fmt: skip
@@ -163,11 +163,7 @@ def _columns(mBs: tuple[cute.Tensor, ...], b_is_nk: bool) -> Int32:
 def _kernel(
     mA: cute.Tensor,  # (L, M, K)
     mBs: tuple[cute.Tensor, ...],  # each (L or 1, N, K) or (L or 1, K, N)
-    tensors: tuple,
-    row_parts: tuple,
-    column_parts: tuple,
-    epilogue: cutlass.Constexpr[Callable],
-    reads: cutlass.Constexpr[tuple],
+    memory: tuple,  # the epilogue's tensors, row parts and column parts
     b_is_nk: cutlass.Constexpr[bool],
     tiling: cutlass.Constexpr[Tiling],
     form: cutlass.Constexpr[Form],
@@ -246,7 +242,7 @@ def _kernel(
     column = (n * tiling.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
     gemm_epilogue.finish(
         _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tile_m + warp_m * warp_rows, column, batch), 16, extents,
-        (n * tiling.warps_n + warp_n, m), epilogue, tensors, row_parts, column_parts, form, reads,
+        (n * tiling.warps_n + warp_n, m), memory, form,
     )  # fmt: skip
 
 

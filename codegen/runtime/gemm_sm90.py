@@ -61,7 +61,7 @@ def launch(
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
-    reads: what the epilogue reads ahead (`gemm_epilogue.finish`).
+    reads: what the epilogue reads ahead: columns and tiles of `Form`.
     config: the fields of `Tiles`; `hopper_tiles.refusal` says of which products they cannot be.
 
     WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
@@ -70,8 +70,8 @@ def launch(
     staged = 0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged
     together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
-        vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
-        rolled=tiles.rolled and may_loop(reads, row_ops + column_ops, staged), staged=staged,
+        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
+        rolled=tiles.rolled and may_loop(reads[1], row_ops + column_ops, staged), staged=staged,
         warps=together, step=1, barrier=MEET, threads=32 * together,
     )  # fmt: skip
     parts = len(mBs)
@@ -98,15 +98,14 @@ def launch(
     N = columns // 2 if paired == "interleaved" else columns
     _launch(
         stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
-        tensors, row_parts, column_parts, (high, wide, L), (M, N, K),
-        tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
+        (tensors, row_parts, column_parts), (high, wide, L), (M, N, K), tiled_mma, a_layout, b_layout, tiles, form,
     )  # fmt: skip
 
 
 @cute.jit
 def _launch(
-    stream, load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents, tiled_mma, a_layout, b_layout,
-    epilogue: cutlass.Constexpr, reads: cutlass.Constexpr, tiles: cutlass.Constexpr, form: cutlass.Constexpr,
+    stream, load_a, tA, load_bs, tBs, memory, clusters, extents, tiled_mma, a_layout, b_layout,
+    tiles: cutlass.Constexpr, form: cutlass.Constexpr,
 ):  # fmt: skip
     """The kernel, where there is something to do."""
     count = clusters[0] * clusters[1] * clusters[2]
@@ -114,8 +113,7 @@ def _launch(
         count = cutlass.min(count, tiles.blocks // tiles.cluster)
     if count > 0:
         _kernel(
-            load_a, tA, load_bs, tBs, tensors, row_parts, column_parts, clusters, extents,
-            tiled_mma, a_layout, b_layout, epilogue, reads, tiles, form,
+            load_a, tA, load_bs, tBs, memory, clusters, extents, tiled_mma, a_layout, b_layout, tiles, form,
         ).launch(
             grid=(tiles.together * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
             cluster=(tiles.together, 1, 1), min_blocks_per_mp=1, stream=stream,
@@ -138,16 +136,12 @@ def _kernel(
     tA: cute.Tensor,  # (M, K, L), coordinates
     load_bs: tuple,
     tBs: tuple,  # (N, K, L or 1), coordinates
-    tensors: tuple,
-    row_parts: tuple,
-    column_parts: tuple,
+    memory: tuple,  # the epilogue's tensors, row parts and column parts
     clusters: tuple,  # rows and columns of clusters, batches
     extents: tuple,  # rows and columns of the output, K
     tiled_mma: cute.TiledMma,
     a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
     b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
-    epilogue: cutlass.Constexpr,
-    reads: cutlass.Constexpr,
     tiles: cutlass.Constexpr,
     form: cutlass.Constexpr,
 ):
@@ -187,7 +181,7 @@ def _kernel(
         cute.arch.setmaxregister_increase(tiles.registers[1])
         _consume(
             sA, sB, stage, operands, full, empty, clusters, rank, k_tiles, consumer, extents,
-            tensors, row_parts, column_parts, tiled_mma, epilogue, reads, tiles, form,
+            memory, tiled_mma, tiles, form,
         )  # fmt: skip
 
 
@@ -288,12 +282,8 @@ def _consume(
     k_tiles: cutlass.Int32,
     consumer: cutlass.Int32,
     extents: tuple,
-    tensors: tuple,
-    row_parts: tuple,
-    column_parts: tuple,
+    memory: tuple,
     tiled_mma: cute.TiledMma,
-    epilogue: cutlass.Constexpr,
-    reads: cutlass.Constexpr,
     tiles: cutlass.Constexpr,
     form: cutlass.Constexpr,
 ):
@@ -328,9 +318,7 @@ def _consume(
         row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
         if cutlass.const_expr(form.staged > 0):
             if (row * tiles.tile_m < M) & (column0 < N):
-                gemm_epilogue.begin(
-                    accumulators, (row0, column0, batch), 64 * groups, (M, N), tensors, form, reads, mine
-                )
+                gemm_epilogue.begin(accumulators, (row0, column0, batch), 64 * groups, (M, N), memory[0], form, mine)
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
         for k in cutlass.range(k_tiles, unroll=1):
@@ -364,7 +352,7 @@ def _consume(
         if (row * tiles.tile_m < M) & (column0 < N):
             gemm_epilogue.finish(
                 share, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
-                (column, row), epilogue, tensors, row_parts, column_parts, form, reads, mine,
+                (column, row), memory, form, mine,
             )  # fmt: skip
         if cutlass.const_expr(tiles.splits > 1):
             cute.arch.cluster_wait()  # the others have read this block's shared memory

@@ -215,7 +215,7 @@ def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int
         turns = _up(clusters, max(CLUSTERS[tiles.splits] * tiles.blocks // CLUSTERS[1], 1))
         return _beside(turns * main, memory) + turns * (500 + epilogue)
     turns = _up(clusters, max(tiles.blocks // tiles.cluster, 1))
-    return _beside(turns * each, memory) + epilogue
+    return _beside(turns * each, memory) + 0.6 * epilogue  # the last one, alone
 
 
 def cycles_of_two(M: int, columns: int, row_bytes: int, L: int) -> float:
@@ -227,7 +227,7 @@ def cycles_of_two(M: int, columns: int, row_bytes: int, L: int) -> float:
 
 def _beside(a: float, b: float) -> float:
     """What two things take that go on at once, and get into each other's way a little."""
-    return max(a, b) + min(a, b) / 3
+    return max(a, b) + min(a, b) / 2
 
 
 def _up(a: int, b: int) -> int:

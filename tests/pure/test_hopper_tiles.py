@@ -62,6 +62,7 @@ def test_refusals_say_why(tiles, a, b, more, words):
         ((8192, 8192, 256), 14, 0, (128, 192)),
         ((4096, 4096, 4096), 12, 0, (128, 256)),  # 704 tiles of 128 x 192 are 5.3 a multiprocessor, taken as 6
         ((16, 14336, 4096), 12, 0, (64, 128)),
+        ((16, 14336, 4096), 28, 0, (64, 128)),
     ],
 )
 def test_choices_that_measured_best(shape, work, reads, expected):
@@ -81,7 +82,7 @@ def test_few_tiles_share_out_a_long_axis(shape, splits):
 
 @pytest.mark.parametrize(
     ("shape", "loses_there"),
-    [((128, 128, 65536), True), ((1024, 1024, 16384), True), ((16, 4096, 14336), False), ((8192, 8192, 8192), False),
+    [((128, 128, 65536), True), ((1024, 1024, 16384), True), ((16, 4096, 14336), False), ((16, 14336, 4096), False), ((8192, 8192, 8192), False),
      ((8192, 8192, 256), False), ((64, 64, 64), False), ((0, 64, 64), False), ((64, 64, 0), False)],
 )  # fmt: skip
 def test_where_a_library_is_faster(shape, loses_there):

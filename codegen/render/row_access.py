@@ -1,0 +1,246 @@
+"""How the kernel of an op that reduces along rows reaches memory: places, registers and loads, as its templates show them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+from codegen import emit
+from codegen.pipeline import Op
+from codegen.plan import Access, Group
+from codegen.reductions import Reduction
+from codegen.render.common import Context, camel
+
+
+class RowAccess(Context):
+    """What of a row kernel's context is about memory."""
+
+    plan: Reduction
+
+    def planned(self, op: Op) -> Reduction:
+        assert isinstance(op.plan, Reduction)
+        return op.plan
+
+    # Where things are
+
+    def rows_text(self) -> str:
+        """The number of rows."""
+        names = [g.name for g in self.plan.row_groups]
+        return " * ".join(names) if names else "1"
+
+    def columns_text(self) -> str:
+        return " * ".join(g.name for g in self.plan.column_groups)
+
+    def extents(self) -> list[str]:
+        return self.extents_of(range(len(self.groups)))
+
+    def launch_extents(self) -> list[str]:
+        """What the launcher needs to count the rows."""
+        return self.extents_of(range(self.plan.kept))
+
+    def extents_of(self, groups: range) -> list[str]:
+        names, sources = [self.groups[i].name for i in groups], [self.extent_source(i) for i in groups]
+        return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
+
+    def extent_source(self, group: int) -> str:
+        needed = [a for a in (*self.spec.inputs, *self.spec.outputs) if a.default is None]
+        for array in needed:
+            tokens = self.plan.view(array.name).tokens
+            if group in tokens:
+                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
+        raise AssertionError(f"no array has group {group}")
+
+    def row_lines(self) -> list[str]:
+        """The coordinates of the row, where several groups make its place."""
+        groups = self.plan.row_groups
+        return [] if [g.coordinate for g in groups] == ["row"] else self.coordinate_lines(groups, "row")
+
+    @staticmethod
+    def coordinate_lines(groups: tuple[Group, ...], rest: str) -> list[str]:
+        """The coordinates along some groups, of a place that they make together."""
+        lines = []
+        for i in range(len(groups) - 1, -1, -1):
+            name = "iRows" if groups[i].coordinate == "row" else groups[i].coordinate
+            lines.append(f"{name} = {rest} % {groups[i].name}" if i else f"{name} = {rest}")
+            rest = f"({rest} // {groups[i].name})"
+        return lines
+
+    def coordinate(self, group: int) -> str:
+        name = self.groups[group].coordinate
+        return "iRows" if name == "row" and self.plan.kept > 1 else name
+
+    def place(self, access: Access) -> str:
+        """The coordinates of a row in an array, at its first column."""
+        words: list[str] = []
+        for mode, token in enumerate(access.tokens):
+            taken = access.index_of[1] if access.index_of else None
+            if token == "parts":
+                words.append("0" if self.interleaved(access) else str(access.part or 0))
+            elif isinstance(token, int) and taken not in self.groups[token].axes:
+                words.append(self.coordinate(token) if token < self.plan.kept else "0")
+            else:
+                assert access.index_of and access.array
+                table = self.tensors[access.array.name]
+                words.append(f"device.clip_index(r{camel(access.name)}At[0], {table}.shape[{mode}])")
+        return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
+
+    def start(self, access: Access) -> str:
+        """The place of a row's first column in an array."""
+        assert access.array is not None
+        return f"cute.crd2idx({self.place(access)}, {self.tensors[access.array.name]}.layout)"
+
+    def columns_of(self, access: Access) -> str:
+        """A row's place in an array that has some of the column axes, which mode has which, and these axes' extents."""
+        kept, extents = self.plan.kept, ", ".join(g.name for g in self.plan.column_groups)
+        modes = tuple(t - kept if isinstance(t, int) and t >= kept else None for t in access.tokens)
+        return f"{self.place(access)}, {modes}, ({extents},)"
+
+    def group_of(self, access: Access) -> int:
+        """How many columns share a value of an output that lacks the last column axes."""
+        axes = [a for g in self.plan.column_groups for a in g.axes]
+        assert access.array is not None
+        return math.prod(self.spec.extents[a] for a in axes if a not in access.array.axes)
+
+    # Registers
+
+    def one_vector(self, access: Access) -> bool:
+        """Whether registers hold a single vector of what all rows share: it is read when it is needed."""
+        return access.mode == "flat" and not self.plan.of_row(access) and access.array in self.spec.inputs
+
+    def of_row(self, access: Access) -> str:
+        """The mode of the row in the registers of an array that each row has its own values in."""
+        return self.one_row(access) if access.array is not None and self.plan.of_row(access) else ""
+
+    def one_row(self, access: Access) -> str:
+        """What stands for one of the rows that a thread holds: here it has no other."""
+        del access
+        return ""
+
+    def interleaved(self, access: Access) -> bool:
+        return access.mode == "flat" and access.tokens[-1:] == ("parts",)
+
+    def fragment(self, access: Access) -> str:
+        if access.array is not None and self.interleaved(access):
+            return f"r{camel(access.array.name)}"
+        return f"r{camel(access.name)}"
+
+    def registers(self, access: Access) -> str:
+        """The registers that a load fills."""
+        if not self.of_row(access):
+            return self.fragment(access)
+        modes = ["None"] * (1 if access.mode == "row" else 3 if self.interleaved(access) else 2)
+        return f"{self.fragment(access)}[{', '.join(modes)}, u]"
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def vector_loads(self) -> list[Access]:
+        """What is read in vectors; interleaved parts, which come together, once."""
+        found: dict[str, Access] = {}
+        for access in self.plan.loads:
+            indexed = access.mode == "index" and access.group is not None and access.group >= self.plan.kept
+            if access.mode in ("flat", "gather") or (indexed and len(self.plan.column_groups) > 1):
+                found.setdefault(self.fragment(access), access)
+        return list(found.values())
+
+    def vector_stores(self) -> list[Access]:
+        """What is written along a row; "gather" is one value for a group of columns."""
+        return [a for a in self.plan.stores if a.mode != "row"]
+
+    def row_stores(self) -> list[Access]:
+        return [a for a in self.plan.stores if a.mode == "row"]
+
+    def kernel_fragments(self) -> list[dict]:
+        rows = [self.fragment_row(access, "vec, vectors") for access in self.vector_loads()]
+        for access in self.plan.loads:
+            if access.mode == "row":
+                rows.append(self.fragment_row(access, "1,"))
+            if access.index_of:
+                index = self.tensors[access.index_of[0]]
+                rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
+                             "tensor": index, "default": None, "default_type": ""})  # fmt: skip
+        for access in (*self.vector_stores(), *self.row_stores()):
+            row = self.fragment_row(access, "1," if access.mode == "row" else "vec,")
+            if all(row["name"] != other["name"] for other in rows):
+                rows.append(row)
+        return rows
+
+    def fragment_row(self, access: Access, shape: str) -> dict:
+        if access.array is None:
+            return {"name": self.fragment(access), "shape": f"({shape})", "dtype": "cutlass.Int32", "tensor": "",
+                    "default": None, "default_type": ""}  # fmt: skip
+        tensor = self.tensors[access.array.name]
+        shape = shape.replace("vectors", "1") if self.one_vector(access) else shape
+        words = [str(access.array.parts)] if self.interleaved(access) else []
+        words += [w for w in shape.replace(" ", "").split(",") if w]
+        if self.of_row(access) and access.array in self.spec.inputs:
+            words.append({", k": "held", ", u": "at_once"}[self.of_row(access)])
+        shape = f"({', '.join(words)})" if len(words) > 1 else f"({words[0]},)"
+        default = access.array.default if access.array in self.spec.inputs else None
+        kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
+        types = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}
+        return {
+            "name": self.fragment(access), "shape": shape, "dtype": f"{tensor}.element_type", "tensor": tensor,
+            "default": None if default is None else emit.literal(default), "default_type": types[kind],
+        }  # fmt: skip
+
+    # Loads
+
+    def there(self) -> str:
+        """Whether there is such a row."""
+        return "columns > 0" if self.plan.collapsed else f"row < {self.rows_text()}"
+
+    def row_loads(self) -> list[dict]:
+        """One value a row: loads at the row's place, indices of tables before them. Those that the row's own loads need
+        come `first`."""
+        there, rows = self.there(), []
+        for access in self.plan.loads:
+            if access.index_of:
+                index = self.plan.view(access.index_of[0])
+                own = replace(access, array=index.array, tokens=index.tokens, index_of=None, mode="row", part=None)
+                text = f"access.load_one({self.tensors[index.array.name]}, {self.place(own)}, {there}, r{camel(access.name)}At)"
+                rows.append({"guard": "", "text": text, "of_row": True, "first": access.mode != "row"})
+            if access.mode == "row":
+                assert access.array is not None
+                tensor = self.tensors[access.array.name]
+                text = f"access.load_one({tensor}, {self.place(access)}, {there}, {self.registers(access)})"
+                of_row = self.plan.of_row(access)
+                rows.append({"guard": self.guard(access), "text": text, "of_row": of_row, "first": False})
+        return rows
+
+    def load_row(self, access: Access) -> dict:
+        name = self.fragment(access)
+        row = {
+            "name": name,
+            "registers": self.registers(access),
+            "guard": self.guard(access),
+            "values": self.loaded_by(access),
+            "of_row": self.plan.of_row(access),
+            "one_vector": self.one_vector(access),
+        }
+        if access.mode == "flat":
+            assert access.array is not None
+            tensor = self.tensors[access.array.name]
+            parts = access.array.parts if self.interleaved(access) else 1
+            aligned = self.plan.shifts and self.plan.aligned(access)
+            into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
+            first = "c" if self.one_vector(access) else "column"
+            return row | {"text": f"access.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"}
+        extents = ", ".join(g.name for g in self.plan.column_groups)
+        if access.mode == "index":
+            assert access.group is not None
+            mode = access.group - self.plan.kept
+            return row | {"text": f"access.load_index({mode}, ({extents},), column, step, {name})"}
+        assert access.array is not None
+        tensor, where = self.tensors[access.array.name], self.columns_of(access)
+        return row | {
+            "text": f"access.gather_row({tensor}, {where}, column, step, columns, {self.registers(access)}, ragged)"
+        }
+
+    def once(self, access: Access) -> str:
+        """Whether a row's vectors are read but once."""
+        return "kept" if self.plan.of_row(access) else "False"
+
+    def loaded_by(self, access: Access) -> set[str]:
+        """The names in the chain of what one load brings."""
+        name = self.fragment(access)
+        return {a.name for a in self.plan.loads if a.mode == access.mode and self.fragment(a) == name}

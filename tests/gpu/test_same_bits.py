@@ -9,13 +9,9 @@ import pytest
 import generated
 from codegen.runtime import draw
 from codegen.runtime.compile import bindings
+from tests.pulling import with_gradients
 
 ROWS = (3001,)  # rows for many blocks, and no whole number of them
-
-
-def cotangent(y):
-    floating = jax.numpy.issubdtype(y.dtype, jax.numpy.floating)
-    return jax.numpy.ones_like(y) if floating else np.zeros(y.shape, jax.dtypes.float0)
 
 
 def evaluate(op):
@@ -32,23 +28,9 @@ def evaluate(op):
     params = tuple((p.name, 1 if p.default is None else p.default) for p in spec.params)
     case = draw.Case(list(bindings(spec))[-1], rows, tuple(extents.items()), (), params, False, 1.0, 7)
     with jax.enable_x64(True):
-        args, keywords = draw.operands(op, case, draw.arrays(op, case))
-        floating = [i for i, x in enumerate(args) if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)]
-
-        def run(*xs):
-            full = list(args)
-            for i, x in zip(floating, xs, strict=True):
-                full[i] = x
-            return op(*full, **keywords, implementation="cute")
-
-        def both():
-            if len(op.kernels) == 1 or spec.grad == "none" or not floating:
-                return run(*(args[i] for i in floating))
-            made, pull = jax.vjp(run, *(args[i] for i in floating))
-            return made, pull(jax.tree.map(cotangent, made))
-
-        got = [jax.tree.map(np.asarray, both()) for _ in range(3)]
-    return [[x.tobytes() for x in jax.tree.leaves(g)] for g in got]
+        both = with_gradients(op, case)
+        got = [list(map(np.asarray, both())) for _ in range(3)]
+    return [[x.tobytes() for x in one] for one in got]
 
 
 @pytest.mark.parametrize("name", generated.__all__)

@@ -311,7 +311,7 @@ def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:
 
 
 def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> dict[str, Any] | None:
-    """How the products are made, of an op that contracts: by which main loop and its tiles, or by XLA."""
+    """How the products are made, of an op that contracts: in one kernel with the epilogue, and its tiles, or by XLA, and why."""
     if not isinstance(op.plan, Gemm):
         return None
     tile, (first, *_) = op.plan.tile, op.plan.products
@@ -323,7 +323,12 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
         how = tile.launch(dtypes, {n: elements(a, shape) for n, a in axes.items()}, op.spec.math == "precise", arch)
     except Mistake as mistake:
         return {"arch": arch, "one_kernel": False, "why": mistake.message, "tiles": {}}
-    return {"arch": arch, "one_kernel": how.fast, "why": how.why, "tiles": read_config(how.config)[1]}
+    return {
+        "arch": arch,
+        "one_kernel": how.fast,
+        "why": how.why,
+        "tiles": read_config(how.config)[1] if how.fast else {},
+    }
 
 
 def _roofline(op: Op, binding: Binding, moved: int, found: list[tuple[Product, int]], gpu: Gpu) -> float | None:

@@ -4,8 +4,8 @@ Times are in cycles of a multiprocessor, fitted to what one H100 took. For 32 by
 for tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, as power allows
 no more. Small tiles wait for shared memory, which in 128 bytes a cycle takes what TMA writes, (tile_m + tile_n) * 32 bytes,
 and gives what WGMMA reads: for each 64 rows a's part and all of b's; or for the L2 cache, which gives each multiprocessor
-35 bytes a cycle; and memory gives all of them 1450, if enough is on its way. A warp that runs an epilogue beside another's main loop issues an
-instruction every four or five cycles: part of that is fetching code that it runs once a tile.
+35 bytes a cycle; and memory gives all of them 1450, if enough is on its way. A warp that runs an epilogue beside another's
+main loop issues an instruction every four or five cycles: part of that is fetching code that it runs once a tile.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ SHARED = 227 * 1024  # bytes of shared memory that a block may have
 ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
 WARPS = 8  # that multiply
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
+MOST_BESIDE_OTHERS = 128  # and where it adds up those of other blocks
 HALVES = {"float16", "bfloat16"}
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
 MEMORY = 1450  # bytes a cycle that all multiprocessors together read or write
 LATENCY = 5000  # cycles until bytes that are asked for have come, where all ask for many
+CYCLES = 1755  # in a microsecond
 SLOWDOWN = 1.15  # of tensor cores in large products: as power allows no more
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many blocks that fit on 132 multiprocessors at once, one block each
+DEEP = 512  # bytes along K that a block multiplies at least, where several share K out
+DOUBT = 1.1  # how much faster, by these estimates, another way must be than the usual one to be taken
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,14 @@ class Tiles:
     splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
 
     @property
-    def cluster(self) -> int:
-        """Blocks in a cluster."""
+    def multicast(self) -> int:
+        """Blocks that load for each other."""
         return self.cluster_m * self.cluster_n
 
     @property
-    def together(self) -> int:
-        """Blocks in a cluster, as it is launched."""
-        return self.cluster * self.splits
+    def cluster(self) -> int:
+        """Blocks in a cluster."""
+        return self.multicast * self.splits
 
     @property
     def accumulators(self) -> int:
@@ -92,9 +96,9 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
     step = 8 * tiles.cluster_m if b_is_nk else 64 if paired == "halves" else 32  # columns that lie together
     if own % step:
         return f"a tile's {own} columns of each b are no multiple of {step}"
-    if tiles.cluster > 2:
-        return f"clusters are of two blocks at most; got {tiles.cluster_m} x {tiles.cluster_n}"
-    if tiles.splits > 1 and (why := _unsplit(tiles, paired)):
+    if tiles.multicast > 2:
+        return f"two blocks at most load for each other; got {tiles.cluster_m} x {tiles.cluster_n}"
+    if tiles.splits > 1 and (why := _unsplit(tiles, b, paired)):
         return why
     if tiles.tile_m % (64 if tiles.pingpong else 128) or not 16 <= tiles.tile_n <= 256 or tiles.tile_n % 16:
         return f"WGMMA cannot make tiles of {tiles.tile_m} x {tiles.tile_n}{' (pingpong)' if tiles.pingpong else ''}"
@@ -109,21 +113,19 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
     return ""
 
 
-def _unsplit(tiles: Tiles, paired: str) -> str:
+def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
     """Why K cannot be shared out so."""
     least = 32 if paired else 16
-    if tiles.cluster > 1 or tiles.splits not in (2, 4, 8):
+    if tiles.multicast > 1 or tiles.splits not in (2, 4, 8):
         return f"two, four or eight blocks of a cluster of their own share out K; got {tiles.splits}"
-    if tiles.tile_n // tiles.splits < least:
-        return (
-            f"each of {tiles.splits} blocks would finish {tiles.tile_n // tiles.splits} columns; {least} are the fewest"
-        )
-    if tiles.stages * 32 < tiles.tile_m:
+    if tiles.tile_n % (least * tiles.splits):
+        return f"{tiles.splits} blocks cannot finish {least} columns each, or a multiple of them, of {tiles.tile_n}"
+    if tiles.accumulators > MOST_BESIDE_OTHERS:
+        return f"a thread would add up others' accumulators beside {tiles.accumulators} of its own; {MOST_BESIDE_OTHERS} leave room"
+    if tiles.stages * tiles.tile_k * DTYPES[b].size < 4 * tiles.tile_m:
         return f"the accumulators of {tiles.tile_m} rows do not fit into what held {tiles.stages} stages of b"
     return ""
 
-
-DEEP = 512  # bytes along K that a block multiplies at least
 
 # What measured best somewhere. Tiles of 128 x 192 load the least a product; those of 128 x 128 divide small products better
 # and leave registers to long epilogues; where an epilogue reads tiles, reading far ahead needs smaller pieces or those.
@@ -153,7 +155,8 @@ def choose(
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
     found: dict[Tiles, float] = {}
-    for tiles in TABLE:
+    for row in TABLE:
+        tiles = row
         if (keeps and tiles == WIDE) or over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
             continue
         if reads and not ragged and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
@@ -162,14 +165,12 @@ def choose(
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
         elif tiles == WIDE and not folds:
             tiles = replace(tiles, rolled=True)
-        tiles = replace(tiles, tile_k=tiles.tile_k * 2 // size, blocks=multiprocessors)
         held = 2 * N if paired == "interleaved" else N
-        alone = replace(tiles, cluster_m=1, cluster_n=1, rolled=False, staged=0)
+        alone = replace(row, cluster_m=1, cluster_n=1)
         for one in (tiles, *(replace(alone, splits=s) for s in (2, 4, 8) if K * size >= s * DEEP)):
+            one = replace(one, tile_k=row.tile_k * 2 // size, blocks=multiprocessors)
             if not refusal(one, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
-                found[one] = cycles(one, M, columns, K * size, L, work) * (
-                    1.1 if one.splits > 1 else 1
-                )  # where in doubt, none
+                found[one] = cycles(one, M, columns, K * size, L, work) * (1 if one.splits == 1 else DOUBT)
     return min(found, key=lambda t: found[t], default=None)
 
 
@@ -189,16 +190,21 @@ def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:
     return None
 
 
-def loses(tiles: Tiles, M: int, N: int, K: int, L: int, *, a: str, paired: str, work: int) -> bool:
-    """Whether XLA's product, and a kernel for the epilogue, should be faster by a tenth than these tiles: where they are few,
-    and K is so long that a cluster's blocks, or what they read, are too few or too much."""
+def loses(tiles: Tiles, M: int, N: int, K: int, L: int, *, a: str, paired: str, work: int) -> str:
+    """Why XLA's product, and then a kernel for the epilogue, should be faster than these tiles; empty where they should not.
+    It is where tiles are few and K is so long that the blocks of a cluster are few, or read too much."""
     columns, row_bytes = N * (2 if paired else 1), K * DTYPES[a].size
-    return cycles(tiles, M, columns, row_bytes, L, work) > 1.1 * cycles_of_two(M, columns, row_bytes, L)
+    one, two = cycles(tiles, M, columns, row_bytes, L, work), cycles_of_two(M, columns, row_bytes, L, work)
+    if one <= DOUBT * two:
+        return ""
+    return f"by estimate {two / CYCLES:.0f} us, and {one / CYCLES:.0f} as one kernel"
 
 
 def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
     """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
-    slabs, steps = tiles.tile_m // 64, _up(_up(row_bytes, 32), tiles.splits)
+    slabs, steps = tiles.tile_m // 64, _up(row_bytes, 32)
+    if tiles.splits > 1:  # whole tiles along K, each of 128 bytes
+        steps = 4 * _up(_up(row_bytes, 128), tiles.splits)
     tensor_cores = slabs * tiles.tile_n / 2 * SLOWDOWN
     shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128
     cache = (min(tiles.tile_m, M) / tiles.cluster_n + tiles.tile_n / tiles.cluster_m) * 32 / 35
@@ -208,21 +214,22 @@ def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int
     # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer
     each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + 500 + epilogue
     clusters = _up(M, tiles.tile_m * tiles.cluster_m) * _up(columns, tiles.tile_n * tiles.cluster_n) * L
-    resident = max(min(clusters * tiles.together, CLUSTERS[tiles.splits] * tiles.splits), 1)
+    resident = max(min(clusters * tiles.cluster, CLUSTERS[tiles.splits] * tiles.splits), 1)
     memory = (M + columns) * row_bytes * L / min(MEMORY, resident * tiles.stages * tiles.tile_n * 128 / LATENCY)
     if tiles.splits > 1:  # to meet, and to write and read the others' parts
         epilogue += 2500 + tiles.tile_m * tiles.tile_n * 4 / 25
         turns = _up(clusters, max(CLUSTERS[tiles.splits] * tiles.blocks // CLUSTERS[1], 1))
         return _beside(turns * main, memory) + turns * (500 + epilogue)
-    turns = _up(clusters, max(tiles.blocks // tiles.cluster, 1))
+    turns = _up(clusters, max(tiles.blocks // tiles.multicast, 1))
     return _beside(turns * each, memory) + 0.6 * epilogue  # the last one, alone
 
 
-def cycles_of_two(M: int, columns: int, row_bytes: int, L: int) -> float:
+def cycles_of_two(M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
     """About how long a library's product takes, whose tiles and parts of K are always right, and a kernel for the epilogue."""
     tensor_cores = M / 64 * columns / 2 * _up(row_bytes, 32) / CLUSTERS[1] * SLOWDOWN
     memory = (M + columns) * row_bytes / MEMORY
-    return 1.1 * L * _beside(tensor_cores, memory) + L * M * columns * 6 / MEMORY + 11_000
+    epilogue = M * columns * max(6 / MEMORY, work / (64 * CLUSTERS[1]))  # bytes, or instructions of lanes
+    return L * (1.1 * _beside(tensor_cores, memory) + epilogue) + 11_000
 
 
 def _beside(a: float, b: float) -> float:

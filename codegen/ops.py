@@ -131,20 +131,14 @@ COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq"
 OPERATORS = {"add", "sub", "mul", "div", "neg", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 
 # Reductions: what they take, the identity that masked lanes hold, the jnp function, the derivative, in terms of the
-# argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient; a product's is that of all
-# others: where one of them is zero, nothing but for that one.
+# argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. "" has none here: what a
+# formula can say of a product's (it, divided by the element) overflows where the product of the others does not.
 REDUCTIONS = {
     "sum": ("arith", 0, "jnp.sum", "g"),
     "mean": ("float", 0, "jnp.mean", "g / size(axis)"),
     "max": ("arith", "lowest", "jnp.max", "where(a == y, g, 0) / sum(where(a == y, 1.0, 0.0), axis=axis)"),
     "min": ("arith", "highest", "jnp.min", "where(a == y, g, 0) / sum(where(a == y, 1.0, 0.0), axis=axis)"),
-    "prod": (
-        "arith",
-        1,
-        "jnp.prod",
-        "where(sum(where(a == 0, 1.0, 0.0), axis=axis) == where(a == 0, 1.0, 0.0), "
-        "g * (prod(where(a == 0, 1.0, a), axis=axis) / where(a == 0, 1.0, a)), 0)",
-    ),
+    "prod": ("arith", 1, "jnp.prod", ""),
     "any": ("logic", False, "jnp.any", "0"),
     "all": ("logic", True, "jnp.all", "0"),
 }

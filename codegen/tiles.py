@@ -113,7 +113,7 @@ class Tile:
             options["precise"] = precise
             options["tile_n"] = min(64, options["tile_n"])
         rows, columns, side = options["tile_m"], options["tile_n"] // halved, options["warps_n"]
-        why = self.refused(dtypes, extents, arch)
+        why = self.refused(dtypes, extents, arch) if hopper else "the main loop of every architecture was asked for"
         return GemmLaunch(vec, ragged, _config("sm_80", options), rows, columns, side, why)
 
     @property
@@ -158,12 +158,10 @@ class Tile:
         L, M, N, K = (extents[name] for name in "LMNK")
         if self.folds_dear:
             return "what is folded is so costly that another pass over the product takes less"
-        if hopper_tiles.loses(tiles, M, N, K, L, a=factor, paired=self.paired, work=self.all_work):
-            return f"{M} x {N} outputs are few tiles for all multiprocessors, and K = {K} is long"
-        return ""
+        return hopper_tiles.loses(tiles, M, N, K, L, a=factor, paired=self.paired, work=self.all_work)
 
     def refused(self, dtypes: Mapping[str, str], extents: Mapping[str, int], arch: str) -> str:
-        """Why the main loop for Hopper is not taken."""
+        """Why the main loop for Hopper cannot be taken."""
         if arch != "sm_90a":
             return f"no main loop of {arch}'s own"
         paired = "halves" if self.paired == "two" else self.paired

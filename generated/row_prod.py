@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import access, device, reduce
+from codegen.runtime import access, reduce
 
 SPEC = """\
 op: row_prod
@@ -138,147 +138,11 @@ def row_prod_reference(x):
     return jnp.prod(x, axis=-1)
 
 
-def row_prod_backward_stage0(x):
-    """What is folded into row_sum (sum), row_prod (prod), on one vector of each operand."""
-    t0 = x == 0.0
-    t1 = device.where(t0, 1.0, 0.0)
-    t2 = device.where(t0, 1.0, x)
-    return t1, t2
-
-
-def row_prod_backward_chain(dy, x, row_sum, row_prod, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
-    t0 = x == 0.0
-    t1 = device.where(t0, 1.0, 0.0)
-    t2 = device.where(t0, 1.0, x)
-    dx = device.where(row_sum == t1, dy * device.divide(row_prod, t2, approx), 0.0)
-    return dx
-
-
-@cute.kernel
-def row_prod_backward_kernel(
-    mDy: cute.Tensor,  # (rows) float32
-    mX: cute.Tensor,  # (rows, N) T
-    mDx: cute.Tensor,  # (rows, N) T
-    vec: cutlass.Constexpr[int],  # columns of a vector
-    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
-    threads: cutlass.Constexpr[int],  # of a block
-    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
-    vectors: cutlass.Constexpr[int],  # of a thread
-    cluster: cutlass.Constexpr[int],  # blocks that share a row
-    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
-    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDy.shape[0], mX.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-    approx = device.narrow(mDx)
-
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rDy = cute.make_rmem_tensor((1,), mDy.element_type)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    access.load_one(mDy, (row,), row < rows, rDy)
-    reduce.meet([*sStage0], cluster)
-
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowProd = reduce.accumulator(vec, "prod", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = row_prod_backward_stage0(
-                rX[None, v].load().to(cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum, rRowProd], ("sum", "prod"), values, inside)
-    row_sum, row_prod = reduce.over_row([rRowSum, rRowProd], ("sum", "prod"), sStage0, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            dx = row_prod_backward_chain(
-                cute.full((vec,), rDy[0], rDy.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), row_sum, cutlass.Float32),
-                cute.full((vec,), row_prod, cutlass.Float32),
-                approx,
-            )
-            rDx.store(dx.to(mDx.element_type))
-            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-
-
-@cute.jit
-def row_prod_backward_launch(
-    stream: cuda.CUstream,
-    mDy: cute.Tensor,
-    mX: cute.Tensor,
-    mDx: cute.Tensor,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    threads: cutlass.Constexpr[int],
-    per_row: cutlass.Constexpr[int],
-    vectors: cutlass.Constexpr[int],
-    cluster: cutlass.Constexpr[int],
-    kept: cutlass.Constexpr[bool],
-    exact: cutlass.Constexpr[bool],
-    carried: cutlass.Constexpr[bool],
-    lean: cutlass.Constexpr[bool],
-    resident: cutlass.Constexpr[int],
-):
-    rows = mDy.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
-    row_prod_backward_kernel(
-        mDy, mX, mDx,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
-    ).launch(
-        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
-        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
-    )
-
-
-def row_prod_backward_xla(dy, x):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x == 0.0
-    t1 = jnp.where(t0, 1.0, 0.0)
-    t2 = jnp.where(t0, 1.0, x)
-    dx = jnp.where(jnp.sum(t1, axis=-1, keepdims=True) == t1, dy * (jnp.prod(t2, axis=-1, keepdims=True) / t2), 0.0)
-    return dx
-
-
 @runtime.op(
     SPEC,
     launch=row_prod_launch,
     xla=row_prod_xla,
     reference=row_prod_reference,
-    backward_launch=row_prod_backward_launch,
-    backward_xla=row_prod_backward_xla,
 )
 def row_prod(
     x: jax.Array,

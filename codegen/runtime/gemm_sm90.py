@@ -5,8 +5,8 @@ tiles of a and b. The first two are consumers: they multiply by WGMMA and hand a
 They share one tile (cooperative: 64 rows each, alternately), or have a tile each and take turns with the tensor cores
 (pingpong: the epilogue of the one runs while the other multiplies). Blocks are persistent: each walks over the tiles of
 the product, in an order that keeps what its neighbours read in the L2 cache. In a cluster of two, what both blocks read is
-loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide. Or a cluster shares one tile:
-each of its blocks has a part of the contracted axis (`gemm_split`), and blocks are as many as there are parts.
+loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide. Or a cluster shares one tile,
+each of its blocks with a part of the contracted axis (`gemm_split`): such clusters are as many as tiles, one tile each.
 
 What lies outside of a and b is zero to TMA, and what lies outside of the product is never stored.
 """
@@ -68,11 +68,11 @@ def launch(
     """
     tiles = Tiles(**config)
     staged = 0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged
-    together = 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
+    warps = 4 if tiles.pingpong else 4 * CONSUMERS  # that share a tile
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
         rolled=tiles.rolled and may_loop(reads[1], row_ops + column_ops, staged), staged=staged,
-        warps=together, step=1, barrier=MEET, threads=32 * together,
+        warps=warps, step=1, barrier=MEET, threads=32 * warps,
     )  # fmt: skip
     parts = len(mBs)
     assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"
@@ -110,13 +110,13 @@ def _launch(
     """The kernel, where there is something to do."""
     count = clusters[0] * clusters[1] * clusters[2]
     if cutlass.const_expr(tiles.splits == 1):
-        count = cutlass.min(count, tiles.blocks // tiles.cluster)
+        count = cutlass.min(count, tiles.blocks // tiles.multicast)
     if count > 0:
         _kernel(
             load_a, tA, load_bs, tBs, memory, clusters, extents, tiled_mma, a_layout, b_layout, tiles, form,
         ).launch(
-            grid=(tiles.together * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
-            cluster=(tiles.together, 1, 1), min_blocks_per_mp=1, stream=stream,
+            grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+            cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
         )  # fmt: skip
 
 
@@ -162,12 +162,12 @@ def _kernel(
 
     if warp == 0:
         with cute.arch.elect_one():
-            readers = (4 if tiles.pingpong else 4 * CONSUMERS) * tiles.cluster  # warps
+            readers = (4 if tiles.pingpong else 4 * CONSUMERS) * tiles.multicast  # warps
             for i in cutlass.range_constexpr(tiles.stages):
                 cute.arch.mbarrier_init(full + i, 1)
                 cute.arch.mbarrier_init(empty + i, readers)
         cute.arch.mbarrier_init_fence()
-    if cutlass.const_expr(tiles.cluster > 1):
+    if cutlass.const_expr(tiles.multicast > 1):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
     else:
@@ -236,7 +236,7 @@ def _produce(
 
     filled = Int32(0)  # stages so far
     first = rank * k_tiles if cutlass.const_expr(tiles.splits > 1) else 0
-    index = cute.arch.block_idx()[0] // tiles.together
+    index = cute.arch.block_idx()[0] // tiles.cluster
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
         b_batch = cutlass.min(batch, b_batches - 1)
@@ -252,7 +252,7 @@ def _produce(
                 src = src[None, column, first + k, b_batch]
                 cute.copy(load_bs[i], src, dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask)
             filled += 1
-        index += cute.arch.grid_dim()[0] // tiles.together
+        index += cute.arch.grid_dim()[0] // tiles.cluster
     # The other block of a cluster signals this one's barriers: they must be there until it has
     for _ in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
@@ -291,7 +291,7 @@ def _consume(
     M, N, _ = extents
     stages, lane = tiles.stages, cute.arch.lane_idx()
     # A lane tells a block of the cluster, since both fill this one's stages, that this warp has read one
-    signals, target = lane < tiles.cluster, lane if cutlass.const_expr(tiles.cluster > 1) else None
+    signals, target = lane < tiles.multicast, lane if cutlass.const_expr(tiles.multicast > 1) else None
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
     slabs = tiles.tile_m // 64 // groups
@@ -303,8 +303,8 @@ def _consume(
     tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
     peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
     mine = operands + warp * (form.ahead * form.staged)
-    step = cute.arch.grid_dim()[0] // tiles.together
-    index = cute.arch.block_idx()[0] // tiles.together
+    step = cute.arch.grid_dim()[0] // tiles.cluster
+    index = cute.arch.block_idx()[0] // tiles.cluster
     used = Int32(0)  # stages so far, by both consumers
     if cutlass.const_expr(tiles.pingpong):
         if consumer == 1:

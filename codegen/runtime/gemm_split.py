@@ -33,6 +33,7 @@ def add_up(
     """
     columns, slabs = cute.size(acc, mode=[2]), cute.size(acc, mode=[3])
     of_half, share = columns // halves, columns // splits // halves
+    assert columns == splits * halves * share, f"{splits} blocks cannot share {columns} columns"
     words = cute.recast_ptr(buffer, dtype=acc.element_type)
     cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
     for at in cutlass.range_constexpr(columns * slabs):

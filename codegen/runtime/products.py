@@ -16,7 +16,7 @@ from codegen.spec import Array
 from codegen.tiles import Product
 
 BYTES_TOGETHER = 16
-EXACT = 1024  # products of two bytes, 2**14 at most, whose sum float32 holds exactly
+EXACT = {"int8": 1024, "uint8": 256}  # products of two, 2**14 or nearly 2**16 at most, whose sum float32 holds exactly
 
 
 def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False) -> jax.Array:
@@ -32,7 +32,7 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
     _, result = _split(found.acc, None, axes, names)
     if DTYPES[a.dtype.name].kind == "int" and a.dtype.itemsize == 1:
         axis = names[found.axis]
-        if not _tuned():
+        if not _checked():
             made = _in_pieces(left, own, right, other, result, axis)
             return made.astype(dtype).reshape(user_shape(found.acc, axes))
         left, right = (_filled(x, own.index(axis), BYTES_TOGETHER) for x, own in ((left, own), (right, other)))
@@ -47,11 +47,11 @@ def _operand(x: Any) -> jax.Array:
     return x.astype(jnp.bfloat16) if narrow else x
 
 
-def _tuned() -> bool:
-    """Whether XLA tries its kernels for products of bytes before it takes one, as it does unless it is told not to. The one
-    that it takes untried (that of JAX 0.11.2 on an H100) gives twice the sum."""
-    level = re.search(r"--xla_gpu_autotune_level=(\d)", os.environ.get("XLA_FLAGS", ""))
-    return level is None or int(level[1]) >= 4
+def _checked() -> bool:
+    """Whether XLA compares what its kernels for products of bytes give before it takes one, as it does unless told not to.
+    Its first choice (that of JAX 0.11.2 on an H100) gives twice the sum."""
+    levels = re.findall(r"--xla_gpu_autotune_level=(\d)", os.environ.get("XLA_FLAGS", ""))
+    return not levels or int(levels[-1]) >= 4
 
 
 def _in_pieces(left: jax.Array, own: list[int], right: jax.Array, other: list[int], result: list[int], axis: int):
@@ -59,8 +59,9 @@ def _in_pieces(left: jax.Array, own: list[int], right: jax.Array, other: list[in
     piece = max(own + other) + 1
     operands: list[Any] = []
     for x, numbers in ((left, own), (right, other)):
-        place = numbers.index(axis)
-        size = max(1, min(EXACT, x.shape[place]))
+        place, size = numbers.index(axis), EXACT[x.dtype.name]
+        if isinstance(x.shape[place], int):
+            size = max(1, min(size, x.shape[place]))
         x = _filled(x, place, size).astype(jnp.bfloat16)
         shape = (*x.shape[:place], x.shape[place] // size, size, *x.shape[place + 1 :])
         operands += [x.reshape(shape), [*numbers[:place], piece, *numbers[place:]]]

@@ -18,9 +18,8 @@ from codegen import __main__ as command_line
 from codegen.errors import Mistake
 from codegen.pipeline import read_op
 from codegen.runtime import interpreted, kernels
-from codegen.runtime.export import export, read_params, read_wanted
+from codegen.runtime.export import read_params
 from tests.gpu import run_exported
-from tests.making import make_op
 
 ROOT = Path(__file__).parent.parent.parent
 CUDA = 190  # EM_CUDA
@@ -322,6 +321,12 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
             {"--shape": "...=rows,N=4294967296"},
             "bias_relu: 4294967296 N are more than the 2147483583 that a kernel's coordinate holds; split the array\n",
         ),
+        (
+            "row_prod",
+            {"--vjp": None},
+            "JAX cannot export the jnp form or the VJP of row_prod for open extents\n"
+            "  give a number for each of rows, or leave out --vjp and the platform cpu\n",
+        ),
         ("bias_grad", {"--out": "missing/a"}, "--out missing/a: missing is no folder\n"),
         ("bias_grad", {"--out": "generated"}, "--out generated: it is a folder\n"),
     ],
@@ -359,17 +364,6 @@ def test_params_are_read_as_their_kinds_and_those_without_a_default_asked_for():
         with pytest.raises(Mistake) as caught:
             read_params(spec, words)
         assert caught.value.message == message
-
-
-def test_a_jnp_form_that_asks_for_an_extent(tmp_path):
-    """As JAX's gradient of a product does."""
-    text = "op: made\nsummary: S.\ninputs: {x: 'float32[..., N]'}\noutputs: {y: 'float32[N]'}\nchain: y = prod(x, axis=...)\n"
-    op = make_op(tmp_path, f"{text}reference: jnp.prod(x, axis=0)\n")
-    wanted = read_wanted(op.spec, "...=rows,N=8", {}, [], [], "sm_90a", "cuda", True)
-    with pytest.raises(Mistake) as caught:
-        export(op, wanted)
-    assert caught.value.message == "JAX cannot export the jnp form or the VJP of made for open extents"
-    assert caught.value.hint == "give a number for each of rows, or leave out --vjp and the platform cpu"
 
 
 def test_a_vjp_needs_a_gradient(tmp_path, monkeypatch, capsys):

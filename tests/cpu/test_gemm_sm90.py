@@ -68,7 +68,7 @@ def test_the_tensor_cores_are_fed_by_tma(product):
     slabs = tiles.tile_m // 64 // (1 if tiles.pingpong else 2)
     assert ptx.count("wgmma.mma_async.sync.aligned") == slabs * tiles.tile_k * kind.size // 32
     assert ptx.count("cp.async.bulk.tensor") >= 1 + parts
-    assert (".multicast::cluster" in ptx) == (tiles.cluster > 1)
+    assert (".multicast::cluster" in ptx) == (tiles.multicast > 1)
     assert ("cp.async.cg.shared" in ptx) == (tiles.staged > 0)  # the epilogue's operands
     assert ("ld.shared::cluster.v4" in ptx) == (tiles.splits > 1)  # the other blocks' accumulators
     assert stack <= SPILLS
@@ -82,6 +82,20 @@ def test_tiles_of_the_table_compile(tiles):
     ptx, stack, _ = compiled(product)
     assert ptx.count("wgmma") > 4 and stack <= SPILLS
     assert tiles.shared("bfloat16", "bfloat16") <= SHARED
+
+
+SHARED_OUT = [
+    tiles
+    for row in TABLE
+    for tiles in (dataclasses.replace(row, cluster_m=1, splits=splits) for splits in (2, 4, 8))
+    if not refusal(tiles, "bfloat16", "bfloat16", b_is_nk=False)
+]
+
+
+@pytest.mark.parametrize("tiles", SHARED_OUT[::3], ids=lambda t: f"{t.tile_m}x{t.tile_n}-{t.splits}")  # for time's sake
+def test_tiles_whose_blocks_share_k_out_compile(tiles):
+    ptx, stack, _ = compiled(dataclasses.replace(GELU, tiles=tiles))
+    assert "ld.shared::cluster.v4" in ptx and stack <= SPILLS
 
 
 def test_parts_of_pairs_come_together(tmp_path):

@@ -51,7 +51,7 @@ KINDS = [
     # K shared out: by one warpgroup a tile, by two; pairs of columns; bytes
     *(
         dataclasses.replace(BASE, name="sums", L=2, tiles=dataclasses.replace(tiles, splits=splits, cluster_m=1))
-        for tiles, splits in ((SQUARE, 2), (UNSHARED, 8), (TABLE[-2], 8), (TABLE[-1], 4))
+        for tiles, splits in ((SQUARE, 2), (UNSHARED, 8), (TABLE[5], 4), (TABLE[-2], 8), (TABLE[-1], 4))
     ),
     dataclasses.replace(BASE, name="residual", tiles=dataclasses.replace(TABLE[-1], splits=2)),
     dataclasses.replace(BASE, name="swiglu", paired="interleaved", tiles=dataclasses.replace(UNSHARED, splits=4)),

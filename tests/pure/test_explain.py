@@ -166,7 +166,7 @@ def test_what_is_saved():
     assert explain(library("rmsnorm"), {"...": 1, "N": 1})["saved"]["names"] == ["x", "weight"]
     assert explain(library("softmax"), {"...": 1, "N": 1})["saved"]["names"] == ["y"]
     assert explain(library("add_rmsnorm"), {"...": 1, "N": 1})["saved"]["names"] == ["residual_out", "weight"]
-    assert explain(library("column_max"), {"...": 1, "N": 1})["backward"]["kernel"] is False
+    assert explain(library("row_prod"), {"...": 1, "N": 1})["backward"]["kernel"] is False
     integers = made("y = x + 1", "x: int32[N]", "y: int32[N]")
     assert explain(integers, {"N": 1})["saved"]["names"] == []
 
@@ -387,7 +387,7 @@ LARGE = {"...": 4096, "K": 4096, "N": 4096}
         ("dense_relu", "bfloat16", {"K": 4095}, "TMA loads rows of whole 16 bytes; a row of a has 4095 of bfloat16"),
         ("dense_relu", "bfloat16", {"N": 4}, "TMA loads rows of whole 16 bytes; a row of b has 4 of bfloat16"),
         ("dense_swiglu_pairs", "bfloat16", {"N": 4}, ""),  # in pairs
-        ("dense_relu", "bfloat16", {"...": 128, "N": 128, "K": 65536}, "128 x 128 outputs are few tiles for all multiproc"),
+        ("dense_relu", "bfloat16", {"...": 128, "N": 128, "K": 65536}, "by estimate "),
         ("dense_relu", "float32", {}, "WGMMA multiplies float16, bfloat16, and, b of shape (N, K), float8 or int8"),
         ("matmul_dgelu_dbias", "bfloat16", {}, "what is folded is so costly that another pass over the product takes less"),
     ],
@@ -397,8 +397,8 @@ def test_what_multiplies(name, dtype, more, words):
     _, cost = costs(library(name), LARGE | more, T=dtype)
     found = cost["main_loop"]
     assert found["one_kernel"] == (not words) and found["why"].startswith(words)
-    if found["one_kernel"]:
-        assert {"tile_m", "tile_n", "stages", "splits"} <= found["tiles"].keys()
+    assert {"tile_m", "tile_n", "stages", "splits"} <= found["tiles"].keys() or not found["one_kernel"]
+    assert found["one_kernel"] or not found["tiles"]
 
 
 def test_what_multiplies_is_printed(monkeypatch, capsys):

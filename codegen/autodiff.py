@@ -26,6 +26,7 @@ from codegen.statements import MAX_STATEMENTS, read_lines
 from codegen.text import Scalar, Source
 from codegen.unparse import unparse
 
+_TIMES_SIZE = ast.parse("g * size(axis)", mode="eval").body
 _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 
@@ -135,8 +136,14 @@ class _Reverse:
                 found[str(node.attr), None] = total
             else:
                 for argument, value in self.pulled(node, total):
-                    contributions.setdefault(id(argument), []).append(value)
+                    contributions.setdefault(id(argument), []).append(self.counted(node, argument, value))
         return found
+
+    def counted(self, node: Node, argument: Node, value: Node) -> Node:
+        """What a node's adjoint adds to an argument's: as often as the argument is taken along an axis that it lacks, where
+        the adjoint is the same all along it. (Where it is not, `collected` sums it.)"""
+        repeated = tuple(a for a in node.dims if a not in value.dims and a not in argument.dims)
+        return self.evaluated(_TIMES_SIZE, {"g": value, "axis": repeated}) if repeated else value
 
     def collected(self, node: Node, values: list[Node]) -> Node:
         """The sum of all contributions to a node's adjoint, each kind of broadcast undone once."""
@@ -254,12 +261,16 @@ class _Reverse:
     def saved(self, assigned: list[Statement]) -> dict[str, Node]:
         """The outputs that the backward takes rather than compute them again: where it then reads fewer arrays or has fewer
         reductions. An output is rounded to its type, so where a few operations give it again it is computed: 1 - y * y of
-        a rounded tanh near 1 is worth little. So is one that elements are compared with, as with their maximum, where rounding
-        changes it. Those of `save` are taken in any case."""
+        a rounded tanh near 1 is worth little. So is one that elements are compared with, as with their maximum, unless it is an
+        input's element. Those of `save` are taken in any case; raises `Mistake` where one of them is compared so."""
         compared = {id(a) for n in topological(s.value for s in assigned) if n.op == "eq" for a in n.args}
         values = {s.name: s.value for s in self.statements if s.part is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
         chosen = {name: v for name, v in values.items() if name in self.spec.save}
+        for name, value in chosen.items():
+            if id(value) in compared and value.op in ("max", "min") and not self.exact(name, value):
+                what = f"elements that are computed again are compared with {name!r}, and may differ in the last bit"
+                raise Mistake(f"it cannot be saved: {what}")
         for name, value in values.items():
             if name not in self.cotangents or (id(value) in compared and not self.exact(name, value)):
                 continue
@@ -269,17 +280,16 @@ class _Reverse:
         return chosen
 
     def exact(self, name: str, value: Node) -> bool:
-        """Whether an output holds its value unrounded: as float32, or as one of an input's elements in its type."""
+        """Whether an output holds one of an input's elements as it is: what is computed again may differ in its last bit."""
         dtypes = {d for a in self.spec.inputs for d in self.spec.dtypes(a)}
-        output = self.spec.array(name)
-        if set(self.spec.dtypes(output)) == {"float32"} and "float64" not in dtypes:
-            return True
+        kept = self.spec.array(name).dtype if name in self.made else self.kept
         if value.op not in ("max", "min"):
             return False
         (source,) = value.args
         while source.op in ("float", "abs", "neg"):  # which do not round
             (source,) = source.args
-        return isinstance(source.attr, Leaf) and self.spec.array(source.attr.name).dtype == output.dtype
+        wide = kept == "float32" and "float64" not in dtypes
+        return isinstance(source.attr, Leaf) and (wide or self.spec.array(source.attr.name).dtype == kept)
 
     def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:
         """The arrays of what is saved and no output already. Raises `Mistake` where float64 would be lost."""

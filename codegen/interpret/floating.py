@@ -51,17 +51,22 @@ def float_arithmetic(scalar: Callable[..., np.ndarray], words, operands: tuple[O
     if kind in ("bf16x2", "f16x2", "bf16", "f16"):
         if mode != "rn" or ftz or sat:
             raise Unknown("." + (mode if mode != "rn" else "ftz" if ftz else "sat"))
-        exact = ar.fma_odd if scalar is fma else partial(scalar, "rn")
-        narrow = kind.removesuffix("x2")
-
-        def halves(m: Machine) -> None:
-            args = [half(a.view(np.uint16), narrow) for a in wide([m.read(s, kind) for s in sources])]
-            result = exact(*(a.astype(np.float64) for a in args))
-            bits = ar.wide_to_bf16(result) if narrow == "bf16" else wide_to_f16(result)
-            m.write(target, bits.view(DTYPES[kind]) if kind != "f16" else bits.view(np.float16))
-
-        return halves
+        return in_halves(kind, ar.fma_odd if scalar is fma else partial(scalar, "rn"), operands)
     raise Unknown("." + kind)
+
+
+def in_halves(kind: str, exact: Callable[..., np.ndarray], operands: tuple[Operand, ...]) -> Execute:
+    """An instruction on f16 or bf16, or on pairs of them: `exact` works on float64, and what it gives is rounded once."""
+    narrow = kind.removesuffix("x2")
+    target, *sources = operands
+
+    def run(m: Machine) -> None:
+        args = [half(a.view(np.uint16), narrow) for a in wide([m.read(s, kind) for s in sources])]
+        result = exact(*(a.astype(np.float64) for a in args))
+        bits = ar.wide_to_bf16(result) if narrow == "bf16" else wide_to_f16(result)
+        m.write(target, bits.view(DTYPES[kind]) if kind != "f16" else bits.view(np.float16))
+
+    return run
 
 
 def wide(values: list[np.ndarray]) -> list[np.ndarray]:
@@ -195,17 +200,21 @@ def extreme(scalar: Callable, integer: Callable, words, operands) -> Execute:
     if not kind.startswith(("f", "bf")):
         return integer_arithmetic(integer, words, operands)
     flags = only(words[:-1], ("NaN", "ftz"))
+
+    def among(*values: np.ndarray) -> np.ndarray:
+        result = values[0]
+        for value in values[1:]:
+            result = scalar(result, value, "NaN" in flags)
+        return result
+
+    if kind in ("f16", "bf16", "f16x2", "bf16x2") and "ftz" not in flags:
+        return in_halves(kind, among, operands)
     if kind not in ("f32", "f64"):
         raise Unknown("." + kind)
 
     def run(m: Machine) -> None:
         values = [m.read(s, kind) for s in sources]
-        if "ftz" in flags:
-            values = [ar.flush(v) for v in values]
-        result = values[0]
-        for value in values[1:]:
-            result = scalar(result, value, "NaN" in flags)
-        m.write(target, ar.canonical(result))
+        m.write(target, ar.canonical(among(*(ar.flush(v) if "ftz" in flags else v for v in values))))
 
     return run
 

@@ -11,6 +11,7 @@ import pytest
 from making import make_op
 
 import generated
+from codegen.errors import SpecError
 from codegen.formula import functions
 from codegen.ops import OPS, REDUCTIONS
 from codegen.pipeline import Derived
@@ -110,6 +111,97 @@ def test_the_derivative_of_every_reduction(name, axis, tmp_path):
     out = "..., N" if whole else "..." if axis == "N" else "N"
     op = op_of(tmp_path, f"y = {name}(a, axis={axis})", out=out)
     check_differences(op, np.random.default_rng(0).standard_normal((3, 5)))
+
+
+def made_of(folder, inputs: str, outputs: str, chain: str):
+    """An op whose reference is of no interest."""
+
+    def braced(arrays):
+        return ", ".join(f"{n}: '{t}'" for n, t in (a.split(": ") for a in arrays.split("; ")))
+
+    lines, names = chain.replace("; ", "\n  "), [a.split(":")[0] for a in outputs.split("; ")]
+    rows = "\n".join(f"  {name} = 0" for name in names)
+    return make_op(
+        folder, f"op: made\nsummary: Made here.\ninputs: {{{braced(inputs)}}}\noutputs: {{{braced(outputs)}}}\n"
+        f"chain: |\n  {lines}\nreference: |\n{rows}\n",
+    )  # fmt: skip
+
+
+COUNTED = {  # what is summed lacks the axis that it is summed along: each element counts
+    "in_a_logarithm": (
+        "x: float32[..., N]; r: float32[...]", "y: float32[...]", "y = log(sum(exp(x) + r, axis=N))",
+        lambda x, r: jnp.log(jnp.sum(jnp.exp(x) + r[:, None], 1)),
+    ),
+    "beside_another_use": (
+        "x: float32[..., N]; r: float32[...]", "y: float32[...]; z: float32[..., N]",
+        "y = sum(x - r, axis=N); z = square(x) * r", lambda x, r: (jnp.sum(x - r[:, None], 1), x * x * r[:, None]),
+    ),
+    "in_a_mean": (
+        "x: float32[..., N]; r: float32[...]", "y: float32[...]; z: float32[..., N]",
+        "y = mean(3 * r + x, axis=N); z = x * r", lambda x, r: (jnp.mean(3 * r[:, None] + x, 1), x * r[:, None]),
+    ),
+    "over_everything": (
+        "x: float32[..., N]; r: float32[...]", "y: float32[]; z: float32[..., N]",
+        "y = sum(x + r, axis=(..., N)); z = x * r", lambda x, r: (jnp.sum(x + r[:, None]), x * r[:, None]),
+    ),
+    "over_rows": (
+        "x: float32[..., N]; b: float32[N]", "y: float32[N]; z: float32[..., N]",
+        "y = sum(x + b, axis=...); z = x * b", lambda x, b: (jnp.sum(x + b, 0), x * b),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_lacks_an_axis_counts_for_each_place_along_it(name, implementation, tmp_path):
+    inputs, outputs, chain, reference = COUNTED[name]
+    op = made_of(tmp_path, inputs, outputs, chain)
+    assert isinstance(op.backward, Derived)
+    x = jax.random.normal(jax.random.key(0), (4, 3))
+    other = jnp.abs(jax.random.normal(jax.random.key(1), (3,) if "b:" in inputs else (4,)))
+
+    def total(f):
+        return lambda *args: sum((leaf * jnp.cos(leaf)).sum() for leaf in jax.tree.leaves(f(*args)))
+
+    got = jax.grad(total(lambda *args: op(*args, implementation=implementation)), (0, 1))(x, other)
+    for g, want in zip(got, jax.grad(total(reference), (0, 1))(x, other), strict=True):
+        np.testing.assert_allclose(g, want, rtol=1e-5, atol=1e-6)
+
+
+EXTREMES = {
+    "of_a_norm": ("m: float32[...]", "m = max(x / norm(x, axis=N) * w, axis=N)"),
+    "of_an_output": ("y: float32[..., N]; m: float32[...]", "v = x * rsqrt(mean(square(x), axis=N) + 1e-6) * w; y = v; m = max(abs(v), axis=N)"),
+    "of_a_softmax": ("m: float32[...]", "m = max(softmax(x, axis=N) * w, axis=N)"),
+    "least": ("y: float32[..., N]; m: float32[...]", "v = (x - mean(x, axis=N)) * rsqrt(var(x, axis=N) + 1e-5) * w; y = v; m = min(v, axis=N)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_an_extreme_of_what_is_computed_is_found_again(name, implementation, tmp_path):
+    """By the kernel that computes the elements once more: what another one made of them may differ in the last bit."""
+    outputs, chain = EXTREMES[name]
+    op = made_of(tmp_path, "x: float32[..., N]; w: float32[N]", outputs, chain)
+    assert isinstance(op.backward, Derived) and "m" not in op.backward.how.saved
+    for columns in (8, 33, 257) if implementation == "interpret" else (5, 8, 33, 64, 100, 257, 1000):
+        x, w = (
+            jax.random.normal(jax.random.key(columns), (32, columns)),
+            jax.random.normal(jax.random.key(1), (columns,)),
+        )
+        dx, dw = jax.grad(lambda x, w: jax.tree.leaves(op(x, w, implementation=implementation))[-1].sum(), (0, 1))(x, w)
+        assert bool(jnp.isfinite(dx).all() & jnp.isfinite(dw).all())
+        assert bool((jnp.abs(dx).max(1) > 0).all())
+
+
+def test_an_extreme_of_what_is_computed_cannot_be_saved(tmp_path):
+    text = "op: made\nsummary: Made here.\ninputs: {x: 'float32[..., N]'}\noutputs: {y: 'float32[..., N]'}\n{more}"
+    text += "chain: |\n  m = max({of}, axis=N)\n  y = x / m\nreference: y = 0\n"
+    made = [text.replace("{more}", "save: [m]\n").replace("{of}", of) for of in ("abs(x)", "x * x")]
+    assert make_op(tmp_path, made[0]).backward.how.saved == ("m",)
+    with pytest.raises(SpecError) as error:
+        make_op(tmp_path, made[1])
+    (found,) = error.value.diagnostics
+    assert "elements that are computed again are compared with 'm', and may differ in the last bit" in found.message
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def test_division_and_roots_to_nearest(kind, f):
 
 
 @pytest.mark.parametrize("name", ["min", "max"])
-@pytest.mark.parametrize("kind", ["f32", "f64"])
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])
 @pytest.mark.parametrize("nan", [False, True], ids=["number", "NaN"])
 def test_minimum_and_maximum(name, kind, nan):
     f = FORMATS[kind]

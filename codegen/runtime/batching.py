@@ -47,7 +47,8 @@ def batch(
     outputs = call(*(join(*each) for each in zip(within, operands, mapped, strict=True)))
     if axis == ROWS:
         return outputs
-    return tuple(y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in outputs)
+    extent = next(x.shape[1] for a, x, m in zip(within, operands, mapped, strict=True) if m and a is not None)
+    return tuple(y.reshape(size, extent, *y.shape[1:]) for y in outputs)
 
 
 def joined_axis(op: Op, mapped: Sequence[Array | None]) -> str | None:

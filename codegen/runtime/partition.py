@@ -139,11 +139,14 @@ class Call:
         made = [self.spec(i, shards) for i in range(len(self.shapes))]
         return tuple(made[: self.operands]), tuple(made[self.operands :])
 
-    def folded(self, shards: Shards) -> tuple[str, ...]:
-        """The mesh axes that what a kernel folds over rows is split along."""
-        lost = {axis for s in self.op.plan.columns for axis in s.node.attr}
-        names = [f for f in shards if (ROWS if f.startswith(ROWS) else f) in lost]
-        return tuple(axis for name in names for axis in shards[name])
+    def folded(self, shards: Shards) -> tuple[tuple[str, ...], ...]:
+        """For each statistic that a kernel folds over rows, the mesh axes that it is split along."""
+
+        def lost(axes: tuple[str, ...]) -> tuple[str, ...]:
+            names = [f for f in shards if (ROWS if f.startswith(ROWS) else f) in axes]
+            return tuple(axis for name in names for axis in shards[name])
+
+        return tuple(lost(s.node.attr) for s in self.op.plan.columns)
 
     def sized(self, shards: Shards) -> bool:
         """Whether a shard is shorter along an axis than the chain must know."""
@@ -237,7 +240,7 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
 
         def shard(*local):
             over = call.summed(shards)
-            if over or (op.plan.kind == "gemm" and call.folded(shards)):
+            if over or (op.plan.kind == "gemm" and any(call.folded(shards))):
                 return op.after_products(key, local, over, run)
             if call.sized(shards):
                 return op.jnp_form(key, *local, sizes=call.axes)
@@ -263,28 +266,32 @@ def _spec(array: Any, mesh: Mesh) -> PartitionSpec:
 
 
 def on_shard(
-    op: Op, key: Key, kernel: Callable[..., tuple], operands: Sequence[jax.Array], over: tuple[str, ...], mesh: Mapping
-) -> tuple[jax.Array, ...]:
-    """The outputs of `kernel` on one shard; what it folds over rows is folded over the mesh axes `over` as well."""
+    op: Op, key: Key, kernel: Callable[..., tuple], operands: Sequence[jax.Array], over: Sequence[tuple[str, ...]],
+    mesh: Mapping[str, int],
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """The outputs of `kernel` on one shard; each statistic that it folds over rows is folded over its mesh axes of `over` as
+    well."""
     results = kernel(*operands)
     outputs = dict(zip(op.spec.outputs, results, strict=False))
-    if over:
+    if any(over):
         with op.wide():
             parts = results[len(outputs) :][: len(op.plan.columns)]
-            outputs |= _finish(op, key, operands, parts, over, math.prod(mesh[axis] for axis in over))
+            outputs |= _finish(op, key, operands, parts, over, mesh)
     return tuple(outputs.values())
 
 
-def _finish(op: Op, key: Key, operands, parts, over: tuple[str, ...], shards: int) -> dict[Array, jax.Array]:
+def _finish(
+    op: Op, key: Key, operands, parts, over: Sequence[tuple[str, ...]], mesh: Mapping[str, int]
+) -> dict[Array, jax.Array]:
     """The outputs made of column statistics, from the parts of all shards."""
     plan, arrays = op.plan, dict(zip(key.present, operands, strict=False))
     axes = arguments.bind_axes(op.spec, arrays)
     compute = op.compute(key)
     known = {}
-    for statistic, own in zip(plan.columns, parts, strict=True):
-        whole = fold(statistic.op, own, over).reshape(views.with_every_axis(plan.order, statistic.node.dims, axes))
+    for statistic, own, across in zip(plan.columns, parts, over, strict=True):
+        whole = fold(statistic.op, own, across).reshape(views.with_every_axis(plan.order, statistic.node.dims, axes))
         if statistic.op == "mean":
-            count = math.prod(axes.shape(statistic.node.attr)) * shards
+            count = math.prod(axes.shape(statistic.node.attr)) * math.prod(mesh[axis] for axis in across)
             whole = whole / jnp.asarray(count, whole.dtype)
         known[id(statistic.node)] = whole.astype(bool) if statistic.kind == "bool" else whole
     late = [a for a in op.spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
@@ -298,12 +305,17 @@ def _values(op: Op, array: Array):
 
 def fold(op: str, parts: jax.Array, over: tuple[str, ...]) -> jax.Array:
     """The parts of a reduction, along their first axis and over mesh axes, as one."""
-    if op in ("sum", "mean"):
-        return jax.lax.psum(jnp.sum(parts, axis=0, dtype=parts.dtype), over)
-    if op == "prod":
-        return jnp.prod(jax.lax.all_gather(jnp.prod(parts, axis=0, dtype=parts.dtype), over), axis=0, dtype=parts.dtype)
     largest = op in ("max", "any")
-    own = (jnp.max if largest else jnp.min)(parts, axis=0)
+    if op in ("sum", "mean", "prod"):
+        own = (jnp.prod if op == "prod" else jnp.sum)(parts, axis=0, dtype=parts.dtype)
+    else:
+        own = (jnp.max if largest else jnp.min)(parts, axis=0)
+    if not over:
+        return own
+    if op in ("sum", "mean"):
+        return jax.lax.psum(own, over)
+    if op == "prod":
+        return jnp.prod(jax.lax.all_gather(own, over), axis=0, dtype=parts.dtype)
     across = jax.lax.pmax if largest else jax.lax.pmin
     if not jnp.issubdtype(own.dtype, jnp.floating):
         return across(own, over)

@@ -91,6 +91,18 @@ def test_a_mapped_dynamic_parameter():
     np.testing.assert_allclose(got, alpha[:, None, None] * x + 2 * y, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["channel_affine", "group_norm", "rmsnorm"])
+def test_nothing_mapped_many_times(name):
+    shapes = {
+        "channel_affine": [(0, 2, 3, 4), (3,), (3,)],
+        "group_norm": [(0, 2, 2, 3, 4)],
+        "rmsnorm": [(0, 5, 8), (8,)],
+    }[name]
+    args = [normal(*shape) for shape in shapes]
+    in_axes = (0, *(None for _ in args[1:]))
+    assert jax.vmap(getattr(generated, name), in_axes)(*args).shape == args[0].shape
+
+
 def test_nested_vmap_is_one_call(kernels):
     x, w = normal(2, 5, 4, 3, 8), normal(8)
     inner = jax.vmap(generated.rmsnorm, (1, None), 1)

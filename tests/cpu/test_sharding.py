@@ -298,10 +298,14 @@ INTERPRETED = [
     ("column_mean", [((8, 24), P("a", "b"))]),
     ("full_sum_squares", [((8, 24), P("a", "b"))]),
     ("drmsnorm", [((8, 24), P("a")), ((8, 24), P("a")), ((24,), NONE)]),
+    # statistics over rows alone, and over everything
+    ("daffine", [((8, 24), P("a")), ((8, 24), P("a")), ((), NONE)]),
+    ("daffine", [((8, 24), P(None, "b")), ((8, 24), P(None, "b")), ((), NONE)]),
+    ("daffine", [((8, 24), P("a", "b")), ((8, 24), P("a", "b")), ((), NONE)]),
 ]
 
 
-@pytest.mark.parametrize(("name", "given"), INTERPRETED, ids=[r[0] for r in INTERPRETED])
+@pytest.mark.parametrize(("name", "given"), INTERPRETED, ids=[f"{r[0]}-{r[1][0][1]}" for r in INTERPRETED])
 def test_kernels_on_shards(name, given):
     op = getattr(generated, name)
     made = values(op, [shape for shape, _ in given])
@@ -441,7 +445,7 @@ def test_a_shard_for_cuda_is_a_kernel_and_one_reduction(monkeypatch):
     key, operands = op.bind((normal(8, 64), normal(8, 64), normal(64)), {})
     kernel = functools.partial(op._run_cute, key, (False,) * 3)
     run = jax.shard_map(
-        lambda *local: partition.on_shard(op, key, kernel, local, ("a", "b"), mesh.shape),
+        lambda *local: partition.on_shard(op, key, kernel, local, [("a", "b")], mesh.shape),
         mesh=mesh, in_specs=(P(("a", "b")), P(("a", "b")), P()), out_specs=(P(("a", "b")), P()), check_vma=False,
     )  # fmt: skip
     text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()

@@ -270,9 +270,9 @@ def clamp_backward_launch(
 def clamp_backward_xla(dy, x, lo, hi):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.maximum(x, lo)
-    t1 = jnp.where(t0 == hi, 0.5, 0.0)
+    t1 = jnp.where(t0 == hi, jnp.asarray(0.5, jnp.float32), 0.0)
     t2 = dy * jnp.where(t0 < hi, 1.0, t1)
-    t3 = jnp.where(x == lo, 0.5, 0.0)
+    t3 = jnp.where(x == lo, jnp.asarray(0.5, jnp.float32), 0.0)
     dx = t2 * jnp.where(x > lo, 1.0, t3)
     dlo = jnp.sum(t2 * jnp.where(lo > x, 1.0, t3), axis=None, keepdims=True)
     dhi = jnp.sum(dy * jnp.where(hi < t0, 1.0, t1), axis=None, keepdims=True)

@@ -329,8 +329,10 @@ def cosine_similarity_backward_xla(dsimilarity, similarity, x, y, eps):
     t2 = x_norm * y_norm
     t3 = dsimilarity / t2
     t4 = dsimilarity * similarity / t2
-    dx = t3 * y - t4 * y_norm * jnp.where(t0 > eps, 1.0, jnp.where(t0 == eps, 0.5, 0.0)) / t0 * x
-    dy = t3 * x - t4 * x_norm * jnp.where(t1 > eps, 1.0, jnp.where(t1 == eps, 0.5, 0.0)) / t1 * y
+    t5 = t4 * y_norm * jnp.where(t0 > eps, 1.0, jnp.where(t0 == eps, jnp.asarray(0.5, jnp.float32), 0.0)) / t0
+    dx = t3 * y - t5 * x
+    t6 = t4 * x_norm * jnp.where(t1 > eps, 1.0, jnp.where(t1 == eps, jnp.asarray(0.5, jnp.float32), 0.0)) / t1
+    dy = t3 * x - t6 * y
     return dx, dy
 
 

@@ -253,7 +253,8 @@ def cross_entropy_grad_xla(x, x_at_label, label, index_n, ignore_index, weight):
     log_total = jnp.log(jnp.sum(jnp.exp(centred), axis=-1, keepdims=True))
     ignored = label == ignore_index
     loss = jnp.where(ignored, 0.0, log_total + (top - picked))
-    dx = jnp.where(ignored, 0.0, weight * (jnp.exp(centred - log_total) - jnp.where(at_label, 1, 0).astype(jnp.float32)))
+    t0 = jnp.exp(centred - log_total) - jnp.where(at_label, jnp.asarray(1, jnp.int32), 0).astype(jnp.float32)
+    dx = jnp.where(ignored, 0.0, weight * t0)
     return loss, dx
 
 

@@ -320,7 +320,7 @@ def l2_normalize_backward_xla(dy, x, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
     t1 = jnp.maximum(t0, eps)
-    t3 = jnp.sum(dy * (x / t1), axis=-1, keepdims=True) / t1 * jnp.where(t0 > eps, 1.0, jnp.where(t0 == eps, 0.5, 0.0))
+    t3 = jnp.sum(dy * (x / t1), axis=-1, keepdims=True) / t1 * jnp.where(t0 > eps, 1.0, jnp.where(t0 == eps, jnp.asarray(0.5, jnp.float32), 0.0))
     t2 = dy / t1 - t3 / t0 * x
     dx = t2
     return dx

@@ -244,7 +244,7 @@ def lower_bound_backward_launch(
 
 def lower_bound_backward_xla(dy, x, bound):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(x == bound, 0.5, 0.0)
+    t0 = jnp.where(x == bound, jnp.asarray(0.5, jnp.float32), 0.0)
     dx = dy * jnp.where(x > bound, 1.0, t0)
     dbound = jnp.sum(dy * jnp.where(bound > x, 1.0, t0), axis=None, keepdims=True)
     return dx, dbound

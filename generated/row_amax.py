@@ -267,7 +267,8 @@ def row_amax_backward_launch(
 def row_amax_backward_xla(dy, y, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.abs(x) == y
-    dx = jnp.where(t0, dy, 0.0) / jnp.sum(jnp.where(t0, 1.0, 0.0), axis=-1, keepdims=True) * jnp.where(x >= 0.0, 1, -1).astype(jnp.float32)
+    t1 = jnp.where(t0, dy, 0.0) / jnp.sum(jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=-1, keepdims=True)
+    dx = t1 * jnp.where(x >= 0.0, jnp.asarray(1, jnp.int32), -1).astype(jnp.float32)
     return dx
 
 

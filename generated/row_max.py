@@ -267,7 +267,7 @@ def row_max_backward_launch(
 def row_max_backward_xla(dy, y, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x == y
-    dx = jnp.where(t0, dy, 0.0) / jnp.sum(jnp.where(t0, 1.0, 0.0), axis=-1, keepdims=True)
+    dx = jnp.where(t0, dy, 0.0) / jnp.sum(jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=-1, keepdims=True)
     return dx
 
 

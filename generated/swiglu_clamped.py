@@ -314,13 +314,13 @@ def swiglu_clamped_backward_xla(dy, x0, x1, limit):
     t12 = 1.0 + t11
     t13 = jnp.where(x0 >= 0.0, 1.0, t11) / t12
     t2 = x0 * t13
-    t3 = jnp.where(t2 == limit, 0.5, 0.0)
+    t3 = jnp.where(t2 == limit, jnp.asarray(0.5, jnp.float32), 0.0)
     dx0 = t1 * jnp.where(t2 < limit, 1.0, t3) * t13 * (1.0 + x0 * (jnp.where(-x0 >= 0.0, 1.0, t11) / t12))
     t4 = dy * jnp.minimum(t2, limit)
     t5 = t10
-    t6 = jnp.where(t5 == limit, 0.5, 0.0)
+    t6 = jnp.where(t5 == limit, jnp.asarray(0.5, jnp.float32), 0.0)
     t7 = t4 * jnp.where(t5 < limit, 1.0, t6)
-    t8 = jnp.where(x1 == t0, 0.5, 0.0)
+    t8 = jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0)
     dx1 = t7 * jnp.where(x1 > t0, 1.0, t8)
     t14 = jnp.sum(t4 * jnp.where(limit < t5, 1.0, t6) + t1 * jnp.where(limit < t2, 1.0, t3), axis=None, keepdims=True)
     t9 = t14 - jnp.sum(t7 * jnp.where(t0 > x1, 1.0, t8), axis=None, keepdims=True)

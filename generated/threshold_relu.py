@@ -255,7 +255,7 @@ def threshold_relu_backward_xla(dy, x, threshold, upper):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x <= threshold
     t1 = jnp.where(t0, 0.0, x)
-    t2 = jnp.where(t1 == upper, 0.5, 0.0)
+    t2 = jnp.where(t1 == upper, jnp.asarray(0.5, jnp.float32), 0.0)
     dx = jnp.where(t0, 0.0, dy * jnp.where(t1 < upper, 1.0, t2))
     dupper = jnp.sum(dy * jnp.where(upper < t1, 1.0, t2), axis=None, keepdims=True)
     return dx, dupper

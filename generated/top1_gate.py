@@ -375,7 +375,8 @@ def top1_gate_backward_xla(dgate, x):
     t1 = jnp.exp(x - top)
     t2 = jnp.sum(t1, axis=-1, keepdims=True)
     t3 = dgate * (1.0 / t2) / t2
-    dx = jnp.where(t0, t3 * t2, 0.0) / jnp.sum(jnp.where(t0, 1.0, 0.0), axis=-1, keepdims=True) - t3 * t1
+    t4 = jnp.where(t0, t3 * t2, 0.0) / jnp.sum(jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=-1, keepdims=True)
+    dx = t4 - t3 * t1
     return dx
 
 

@@ -240,7 +240,7 @@ def total_variation_backward_launch(
 
 def total_variation_backward_xla(dloss, p, q):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 0.5 * dloss * jnp.where(p - q >= 0.0, 1, -1).astype(jnp.float32)
+    t0 = 0.5 * dloss * jnp.where(p - q >= 0.0, jnp.asarray(1, jnp.int32), -1).astype(jnp.float32)
     dp = t0
     dq = -dp
     return dp, dq

@@ -180,7 +180,8 @@ def triple_split_backward_launch(
 
 def triple_split_backward_xla(dy0, dy1, dy2, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy2 * jnp.where(x >= 0.0, 1, -1).astype(jnp.float32) - jnp.where(-x <= 0.0, 0.0, dy1) + jnp.where(x <= 0.0, 0.0, dy0)
+    t0 = dy2 * jnp.where(x >= 0.0, jnp.asarray(1, jnp.int32), -1).astype(jnp.float32) - jnp.where(-x <= 0.0, 0.0, dy1)
+    dx = t0 + jnp.where(x <= 0.0, 0.0, dy0)
     return dx
 
 

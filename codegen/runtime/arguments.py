@@ -6,7 +6,8 @@ argument, what it got and what the spec says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,13 @@ class Types:
     def dtype(self, array: Array | str) -> str:
         name = array if isinstance(array, str) else array.dtype
         return dict(self.variables).get(name, name)
+
+
+def negative_zeros(values: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
+    """The names of those values that are -0.0: what is kept for one of 0.0, which equals it, is not for them."""
+    return tuple(
+        name for name, value in values if isinstance(value, float) and value == 0 and math.copysign(1, value) < 0
+    )
 
 
 @dataclass(frozen=True)

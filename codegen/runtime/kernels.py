@@ -19,7 +19,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal
@@ -28,6 +28,7 @@ import jax
 
 from codegen import cache
 from codegen.errors import Mistake
+from codegen.runtime.arguments import negative_zeros
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 
 
@@ -41,6 +42,10 @@ class Call:
     outputs: tuple[tuple[str, tuple[int, ...], int], ...]
     constants: tuple[tuple[str, Any], ...]
     arch: str
+    zeros: tuple[str, ...] = field(init=False)  # constants that are -0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "zeros", negative_zeros(self.constants))
 
 
 @dataclass(frozen=True)

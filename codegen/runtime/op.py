@@ -16,7 +16,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import jax
@@ -49,6 +49,10 @@ class Key:
     types: Types
     present: tuple[str, ...]
     static: tuple[tuple[str, Any], ...]
+    zeros: tuple[str, ...] = field(init=False)  # static parameters that are -0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "zeros", arguments.negative_zeros(self.static))
 
 
 class Tensor(NamedTuple):

@@ -337,3 +337,13 @@ def test_static_parameters_recompile_and_dynamic_ones_do_not(for_sm_90a, cold_ca
     for alpha in (1.25, 2.25, 1.25):
         exported(lambda x, y, a=alpha: generated.saxpy(x, y, alpha=a, implementation="cute"), shape, shape)
     assert len(counted) == 1 + 2
+
+
+@pytest.mark.parametrize("implementation", [None, "interpret"])
+def test_a_negative_zero_is_a_parameter_of_its_own(implementation):
+    """Though it equals zero: whichever comes first, the other is not taken for it."""
+    x = jnp.asarray([-1.0, -2.0])
+    for slopes in ((0.0, -0.0), (-0.0, 0.0)):
+        generated.leaky_relu._functions.cache_clear()
+        got = [generated.leaky_relu(x, negative_slope=s, implementation=implementation) for s in slopes]
+        assert [np.signbit(y).tolist() for y in got] == [[np.copysign(1, s) > 0] * 2 for s in slopes]

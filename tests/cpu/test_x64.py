@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import export
 
+import generated
 from codegen.runtime.testing import check_op
 from tests.making import make_op
 
@@ -160,3 +161,17 @@ def test_64_bit_arrays_are_refused_without_x64(implementation, tmp_path):
     with jax.enable_x64(True):
         if implementation != "cute":
             assert (op(x, i, O="int64", implementation=implementation).j == 2**31).all()
+
+
+@pytest.mark.parametrize("name", ["row_max", "row_min", "row_amax", "top1_gate"])
+def test_x64_widens_no_count_of_what_ties(name):
+    """Python's own numbers have no type until something gives them one."""
+    op, x = getattr(generated, name), jnp.ones((3, 4), "float32")
+
+    def total(x):
+        leaves = jax.tree.leaves(op(x, implementation="xla"))
+        return sum(y.sum() for y in leaves if jnp.issubdtype(y.dtype, jnp.floating))
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        assert jax.grad(total)(x).dtype == x.dtype
+        assert "f64[3" not in str(jax.make_jaxpr(jax.grad(total))(x))

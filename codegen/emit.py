@@ -167,9 +167,8 @@ class _Emitter:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = op.jnp
             if node.op == "where" and all(a.is_const for a in node.args[1:]) and node.kind != "bool":
-                args[1] = (
-                    f"jnp.asarray({args[1]}, {self.typed(node.kind)})"  # Python's numbers have no type: x64 would widen
-                )
+                # Python's numbers have no type of their own: x64 would widen them
+                args[1] = f"jnp.asarray({args[1]}, {self.typed(node.kind)})"
         else:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)

@@ -314,13 +314,8 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
     """How the products are made, of an op that contracts: in one kernel with the epilogue, and its tiles, or by XLA, and why."""
     if not isinstance(op.plan, Gemm):
         return None
-    tile, (first, *_) = op.plan.tile, op.plan.products
-    if isinstance(tile, Mistake):
-        return {"arch": arch, "one_kernel": False, "why": tile.message, "tiles": {}}
-    dtypes = {a.name: binding.dtype(a) for a in op.plan.epilogue.spec.arrays} | {"a": binding.dtype(first.a)}
-    axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": (first.axis,)}
     try:
-        how = tile.launch(dtypes, {n: elements(a, shape) for n, a in axes.items()}, op.spec.math == "precise", arch)
+        how = op.plan.in_one_kernel(binding, functools.partial(elements, shape=shape), arch)
     except Mistake as mistake:
         return {"arch": arch, "one_kernel": False, "why": mistake.message, "tiles": {}}
     return {

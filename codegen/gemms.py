@@ -8,10 +8,11 @@ element-wise, a GEMM kernel can do it tile by tile, before anything is written (
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from codegen.arch import Types
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
@@ -20,7 +21,7 @@ from codegen.scope import make_scope
 from codegen.spec import Array, Spec
 from codegen.statements import Placed, read_lines
 from codegen.text import Scalar, Source
-from codegen.tiles import Product, Tile, fresh
+from codegen.tiles import GemmLaunch, Product, Tile, fresh
 from codegen.unparse import unparse
 
 if TYPE_CHECKING:
@@ -50,6 +51,20 @@ class Gemm:
     @property
     def accs(self) -> tuple[str, ...]:
         return tuple(p.acc.name for p in self.products)
+
+    def in_one_kernel(
+        self, types: Types, count: Callable[[tuple[str, ...]], int], arch: str, hopper: bool = True
+    ) -> GemmLaunch:
+        """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes; with
+        `hopper` by that main loop where it can be. Raises `Mistake` where there is none."""
+        tile, (first, *_) = self.tile, self.products
+        if isinstance(tile, Mistake):
+            raise tile
+        spec = self.epilogue.spec
+        dtypes = {a.name: types.dtype(a) for a in spec.arrays} | {"a": types.dtype(first.a)}
+        axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": (first.axis,)}
+        extents = {name: count(own) for name, own in axes.items()}
+        return tile.launch(dtypes, extents, spec.math == "precise", arch, hopper)
 
 
 def contracts(statements: tuple[Statement, ...]) -> bool:

@@ -236,6 +236,14 @@ class Context:
             rows.append({"name": f"m{camel(p.name)}", "hint": "cute.Tensor", "comment": f"(1) {p.name}"})
         return rows + [self.tensor(a) for a in self.spec.outputs]
 
+    def extent_in(self, arrays: Iterable[Array], group: int) -> str:
+        """Where the kernel reads a group's extent: of the first of some arrays that has it and is always there, if any."""
+        for array in arrays:
+            tokens = self.plan.view(array.name).tokens
+            if group in tokens and array.default is None:
+                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
+        return ""
+
     def tensor(self, array: Array) -> dict:
         modes = [
             self.groups[t].name if isinstance(t, int) else str(array.parts) if t == "parts" else t

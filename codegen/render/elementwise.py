@@ -70,12 +70,9 @@ class ElementwiseContext(Context):
 
     def extent_source(self, group: int) -> str:
         """Where the kernel reads a group's extent: outputs first, then inputs that are always there."""
-        needed = [a for a in (*self.spec.outputs, *self.spec.inputs) if a.default is None]
-        for array in needed:
-            tokens = self.plan.view(array.name).tokens
-            if group in tokens:
-                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
-        raise AssertionError(f"no array has group {group}")
+        found = self.extent_in((*self.spec.outputs, *self.spec.inputs), group)
+        assert found, f"no array has group {group}"
+        return found
 
     def size_text(self) -> str:
         factors = [self.extent_source(i) for i in range(len(self.groups))]

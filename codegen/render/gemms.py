@@ -194,11 +194,7 @@ class TileContext(ElementwiseContext):
     def extent_source(self, group: int) -> str:
         """Where the kernel reads a group's extent; nowhere, if nothing but registers has it."""
         held = {*self.gemm.accs, *(f.value for f in self.tile_plan.folds)}
-        for array in (*self.spec.outputs, *self.spec.inputs):
-            tokens = self.plan.view(array.name).tokens
-            if group in tokens and array.default is None and array.name not in held:
-                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
-        return ""
+        return self.extent_in((a for a in (*self.spec.outputs, *self.spec.inputs) if a.name not in held), group)
 
     def indices(self) -> list[Access]:
         return [a for a in self.plan.loads if a.mode == "index"]

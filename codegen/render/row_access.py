@@ -44,12 +44,9 @@ class RowAccess(Context):
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
 
     def extent_source(self, group: int) -> str:
-        needed = [a for a in (*self.spec.inputs, *self.spec.outputs) if a.default is None]
-        for array in needed:
-            tokens = self.plan.view(array.name).tokens
-            if group in tokens:
-                return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
-        raise AssertionError(f"no array has group {group}")
+        found = self.extent_in((*self.spec.inputs, *self.spec.outputs), group)
+        assert found, f"no array has group {group}"
+        return found
 
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""

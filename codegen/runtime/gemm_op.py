@@ -139,15 +139,11 @@ class GemmOp(Op[P, R]):
     def launch_for(self, types: Types, axes: Axes, hopper: bool = True, arch: str | None = None) -> GemmLaunch:
         """The kernel's launch for these types and extents, `hopper` where it may take that main loop. Raises `Mistake` where
         there is none."""
-        tile, (first, *_) = self.plan.tile, self.plan.products
-        if isinstance(tile, Mistake):
-            raise tile
-        dtypes = {a.name: types.dtype(a) for a in self.plan.epilogue.spec.arrays} | {"a": types.dtype(first.a)}
-        counts = (math.prod(axes.shape(tile.batch)), math.prod(axes.shape(tile.rows)))
-        extents = dict(zip("LMNK", (*counts, axes.extents[tile.column], axes.extents[first.axis]), strict=True))
-        extents = {name: views.stands_for(n) for name, n in extents.items()}
-        arch = arch or current_arch() or interpreted.DEFAULT_ARCH
-        return tile.launch(dtypes, extents, self.spec.math == "precise", arch, hopper)
+
+        def count(names: tuple[str, ...]) -> int:
+            return views.stands_for(math.prod(axes.shape(names)))
+
+        return self.plan.in_one_kernel(types, count, arch or current_arch() or interpreted.DEFAULT_ARCH, hopper)
 
     def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
         """What the launcher is called with: the factors, the epilogue's operands, its outputs. What is interpreted takes the

@@ -17,6 +17,7 @@ from codegen.ops import OPS, REDUCTIONS
 from codegen.pipeline import Derived
 from codegen.prelude import prelude
 from codegen.runtime import testing
+from tests.cpu.test_reductions import spec_text
 
 POINTS = {
     "any": [-2.3, -0.7, 0.4, 1.9], "positive": [0.2, 0.9, 1.7, 3.1], "nonnegative": [0.1, 0.9, 1.7, 3.1],
@@ -113,20 +114,6 @@ def test_the_derivative_of_every_reduction(name, axis, tmp_path):
     check_differences(op, np.random.default_rng(0).standard_normal((3, 5)))
 
 
-def made_of(folder, inputs: str, outputs: str, chain: str):
-    """An op whose reference is of no interest."""
-
-    def braced(arrays):
-        return ", ".join(f"{n}: '{t}'" for n, t in (a.split(": ") for a in arrays.split("; ")))
-
-    lines, names = chain.replace("; ", "\n  "), [a.split(":")[0] for a in outputs.split("; ")]
-    rows = "\n".join(f"  {name} = 0" for name in names)
-    return make_op(
-        folder, f"op: made\nsummary: Made here.\ninputs: {{{braced(inputs)}}}\noutputs: {{{braced(outputs)}}}\n"
-        f"chain: |\n  {lines}\nreference: |\n{rows}\n",
-    )  # fmt: skip
-
-
 COUNTED = {  # what is summed lacks the axis that it is summed along: each element counts
     "in_a_logarithm": (
         "x: float32[..., N]; r: float32[...]", "y: float32[...]", "y = log(sum(exp(x) + r, axis=N))",
@@ -155,7 +142,7 @@ COUNTED = {  # what is summed lacks the axis that it is summed along: each eleme
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_lacks_an_axis_counts_for_each_place_along_it(name, implementation, tmp_path):
     inputs, outputs, chain, reference = COUNTED[name]
-    op = made_of(tmp_path, inputs, outputs, chain)
+    op = make_op(tmp_path, spec_text(inputs, outputs, chain))
     assert isinstance(op.backward, Derived)
     x = jax.random.normal(jax.random.key(0), (4, 3))
     other = jnp.abs(jax.random.normal(jax.random.key(1), (3,) if "b:" in inputs else (4,)))
@@ -181,7 +168,7 @@ EXTREMES = {
 def test_an_extreme_of_what_is_computed_is_found_again(name, implementation, tmp_path):
     """By the kernel that computes the elements once more: what another one made of them may differ in the last bit."""
     outputs, chain = EXTREMES[name]
-    op = made_of(tmp_path, "x: float32[..., N]; w: float32[N]", outputs, chain)
+    op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", outputs, chain))
     assert isinstance(op.backward, Derived) and "m" not in op.backward.how.saved
     for columns in (8, 33, 257) if implementation == "interpret" else (5, 8, 33, 64, 100, 257, 1000):
         x, w = (

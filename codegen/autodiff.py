@@ -45,6 +45,9 @@ class Backward:
     saved: tuple[str, ...]  # outputs, and values of the chain, it takes
     inputs: tuple[str, ...]  # inputs it takes
     gradients: tuple[tuple[str, str], ...]  # (x, dx)
+    scattered: tuple[
+        tuple[str, str], ...
+    ] = ()  # (a table, the indices by which dx, of rows taken from it, is added up)
 
 
 def differentiate(spec: Spec, kept: str = "float32") -> Backward:
@@ -71,6 +74,7 @@ class _Reverse:
         self.algebra = Algebra(self.graph, [s.value for s in self.statements])
         self.formulas = dict(spec.grad) if not isinstance(spec.grad, str) else {}
         self.active = self.find_active()
+        self.scattered: dict[str, tuple[str, Node]] = {}  # of a table: the indices, and the gradient of what they take
 
     def fresh(self, name: str) -> str:
         while name in self.taken:
@@ -137,6 +141,12 @@ class _Reverse:
             else:
                 for argument, value in self.pulled(node, total):
                     contributions.setdefault(id(argument), []).append(self.counted(node, argument, value))
+        for table, (_, taken) in self.scattered.items():
+            if (table, None) in found:
+                raise Mistake(
+                    f"no kernel for the gradient of {table!r}, from which rows are taken and which is read whole"
+                )
+            found[table, None] = taken
         return found
 
     def counted(self, node: Node, argument: Node, value: Node) -> Node:
@@ -171,6 +181,9 @@ class _Reverse:
             rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
             picked: dict[str, Node | tuple[str, ...]] = {"i": node.args[1], "g": g}
             return [(node.args[0], self.evaluated(ast.parse(rule, mode="eval").body, picked))]
+        if node.op == "take":
+            self.scatter(node, g)
+            return []
         rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
         if node.op in REDUCTIONS:
             rules = (REDUCTIONS[node.op][3],)
@@ -181,6 +194,19 @@ class _Reverse:
             known["axis"] = node.attr
         return [(a, self.evaluated(ast.parse(rule, mode="eval").body, known))
                 for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
+
+    def scatter(self, node: Node, g: Node) -> None:
+        """Two indices may meet in one row of a table, so what its rows get is added up by index after the kernel."""
+        table, index = node.args
+        arrays = [a.attr.name for a in (table, index) if isinstance(a.attr, Leaf) and a.attr.part is None]
+        first = table.dims[:1] == (node.attr,) and node.dims == (*index.dims, *table.dims[1:])
+        if len(arrays) < 2 or arrays[0] in self.scattered or not first:
+            raise Mistake(
+                "no kernel for the gradient of 'take' but of a table whose first axis indices pick from, once"
+            )
+        if "float64" in self.spec.dtypes(self.spec.array(arrays[0])):
+            raise Mistake("what rows of a table get is added up in float32, which float64 would lose")
+        self.scattered[arrays[0]] = arrays[1], g
 
     def evaluated(self, formula: ast.expr, names: Mapping[str, Node | tuple[str, ...]]) -> Node:
         return self.algebra.simplified(Reader(self.scope, dict(names), _SITE).read(formula))
@@ -196,6 +222,7 @@ class _Reverse:
         leaves = {id(node): name for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
+        used |= {name for table, (index, _) in self.scattered.items() for name in (table, index)}
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
         inputs = [a for a in self.cotangents.values() if a.name in used]
         more = self.extra_outputs(saved)
@@ -228,6 +255,7 @@ class _Reverse:
             tuple(a.name for a in kept),
             tuple(a.name for a in inputs if a in self.spec.inputs),
             tuple((name, output.name) for name, output in outputs),
+            tuple((table, index) for table, (index, _) in self.scattered.items()),
         )
 
     def written_formulas(self) -> dict[tuple[str, int | None], Node]:
@@ -252,6 +280,9 @@ class _Reverse:
             if not parts:
                 continue
             gradient = replace(array, name=self.fresh(f"d{array.name}"), default=None, span=None)
+            if array.name in self.scattered:
+                taken = self.scattered[array.name][1].dims
+                gradient = replace(gradient, dtype="float32", dims=tuple(Axis((a,), extents=(None,)) for a in taken))
             outputs.append((array.name, gradient))
             for part in output_parts(array):
                 value = found.get((array.name, part)) or self.graph.const(0.0)

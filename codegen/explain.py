@@ -295,6 +295,7 @@ def backward(op: Op) -> dict[str, Any] | None:
     spec = found.op.spec
     return {
         "kernel": True,
+        "first": None if found.first is None else found.first.spec.chain.value.splitlines(),
         "kind": found.op.plan.kind,
         "why": words(found.op.plan).kind(),
         "inputs": {a.name: str(a) for a in spec.inputs},

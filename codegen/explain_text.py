@@ -53,8 +53,9 @@ def _backward(made: dict[str, Any]) -> Table:
     table.add_row("kind", escape(made["why"]))
     for what in ("inputs", "outputs"):
         table.add_row(what, escape(", ".join(f"{name}: {array}" for name, array in made[what].items())))
-    for place, line in enumerate(made["chain"]):
-        table.add_row("" if place else "chain", escape(line))
+    for what in ("first", "chain"):
+        for place, line in enumerate(made[what] or ()):
+            table.add_row("" if place else what, escape(line))
     return table
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codegen import gemms, plan, reducing
@@ -15,11 +15,13 @@ from codegen.gemms import Gemm
 from codegen.ir import Statement, topological
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise
+from codegen.reducing import waited_for
 from codegen.reductions import Reduction
 from codegen.reference import Reference, read_reference
 from codegen.spec import Spec
 from codegen.specfile import read_spec
 from codegen.tiles import Product, tile_of
+from codegen.waiting import split
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Op:
             if isinstance(self.plan, Gemm):
                 return gemm_backward(self.spec, self.plan)
             found = differentiate(self.spec)
-            return Derived(derived(found.spec), found, derived(found.forward) if found.forward else None)
+            forward = derived(found.forward) if found.forward else None
+            return Derived(*_in_turns(found.spec), found, forward)
         except SpecError as error:
             return Mistake(error.diagnostics[0].message)
         except Mistake as mistake:
@@ -49,12 +52,30 @@ class Op:
 
 @dataclass(frozen=True)
 class Derived:
-    """An op's backward, and how it stands to the op; where the op keeps more for it than its outputs, its `forward`."""
+    """An op's backward, and how it stands to the op; where the op keeps more for it than its outputs, its `forward`; where all
+    rows need what is folded over all rows, the op that is run `first` and gives that, which `op` takes as further inputs."""
 
+    first: Op | None
     op: Op
     how: Backward
     forward: Op | None
     products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that keeps it)
+
+
+def _in_turns(spec: Spec) -> tuple[Op | None, Op]:
+    """A backward as one op, if a kernel can do that, else as two that run one after the other. Raises `SpecError`."""
+    try:
+        return None, derived(spec)
+    except SpecError:
+        statements = read_chain(spec, whole=False)
+        waited = waited_for(spec, statements)
+        if not waited:
+            raise
+        first, then = split(spec, statements, waited)
+        first = replace(
+            first, op=f"{spec.op.removesuffix('_backward')}_first", summary=f"What {spec.op} takes of all rows."
+        )
+        return derived(first), derived(then)
 
 
 def derived(spec: Spec) -> Op:
@@ -70,7 +91,7 @@ def gemm_backward(spec: Spec, plan: Gemm) -> Derived:
     if found.forward is not None:
         epilogue = derived(found.forward)
         forward = Op(found.forward, epilogue.statements, Reference(()), gemm_plan(plan.products, epilogue))
-    return Derived(derived(found.how.spec), found.how, forward, found.products)
+    return Derived(None, derived(found.how.spec), found.how, forward, found.products)
 
 
 def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:

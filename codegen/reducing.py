@@ -40,6 +40,13 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
     return planner.plan()
 
 
+def waited_for(spec: Spec, statements: tuple[Statement, ...]) -> list[Node]:
+    """The reductions that all rows of an op would wait for, if that is why it has no plan; none of them waits for another."""
+    planner = _Reductions(spec, statements)
+    found = [] if planner.refuse_axes() or planner.refuse_orders() else planner.waited
+    return [n for n in found if not any(id(n) in planner.reached_by([m]) for m in found if m is not n)]
+
+
 class _Reductions(Planner):
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         super().__init__(spec, statements)
@@ -63,6 +70,7 @@ class _Reductions(Planner):
             self.refuse_axes,
             self.refuse_orders,
             self.refuse_waiting,
+            self.refuse_late_rows,
             self.refuse_gathers,
             self.refuse_outputs,
         )
@@ -205,18 +213,35 @@ class _Reductions(Planner):
 
     def refuse_waiting(self) -> Diagnostic | None:
         """What would need every row to wait for all others."""
-        late = self.reached_by(self.over)
-        row_axes = set(self.axes[: self.place]) - self.kept_apart(self.place)
-        for node in self.nodes:
-            if id(node) not in late:
-                continue
-            if row_axes & set(node.dims) or (node.op in REDUCTIONS and id(node.args[0]) in late):
-                first = self.over[0]
-                message = f"every row would wait for all others: this needs a reduction ({first.op}) over {', '.join(axes_of(first))}"
-                return self.mistake_in_chain(
-                    {first.op}, message, "make two ops: one that reduces, one that takes its result"
-                )
+        if not self.waited:
+            return None
+        first = self.waited[0]
+        message = (
+            f"every row would wait for all others: this needs a reduction ({first.op}) over {', '.join(axes_of(first))}"
+        )
+        return self.mistake_in_chain({first.op}, message, "make two ops: one that reduces, one that takes its result")
+
+    def refuse_late_rows(self) -> Diagnostic | None:
+        """What is computed once all rows are folded has no row to fold itself."""
+        late, over = self.reached_by(self.over), {id(n) for n in self.over}
+        values = [s.value for s in self.written() if id(s.value) in late]
+        for node in topological(values, lambda n: id(n) in over):
+            if node in self.along:
+                what = f"the results of all rows need another reduction ({node.op}) over {', '.join(axes_of(node))}"
+                return self.mistake_in_chain({node.op}, what, "make it an op of its own")
         return None
+
+    @functools.cached_property
+    def waited(self) -> list[Node]:
+        """The reductions over rows whose results rows need, or other reductions."""
+        row_axes = set(self.axes[: self.place]) - self.kept_apart(self.place)
+        found = []
+        for over in self.over:
+            late = self.reached_by([over])
+            if any(row_axes & set(n.dims) or (n.op in REDUCTIONS and id(n.args[0]) in late)
+                   for n in self.nodes if id(n) in late):  # fmt: skip
+                found.append(over)
+        return found
 
     def kept_apart(self, place: int) -> set[str]:
         """The axes of a row's place that reductions over rows keep."""

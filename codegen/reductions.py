@@ -214,8 +214,16 @@ class Reduction:
         return access.mode == "flat" and tokens == tuple(range(len(self.groups)))
 
     def of_row(self, access: Access) -> bool:
-        """Whether each row has its own values in an array that is read in vectors; else all rows share them."""
-        return not self.kept or any(not isinstance(t, int) or t < self.kept for t in access.tokens if t != "parts")
+        """Whether each row has its own values in an array that is read in vectors; else all that meet share them."""
+        own = [t for t in access.tokens if t != "parts" and t not in self.apart]
+        return not self.kept or any(not isinstance(t, int) or t < self.kept for t in own)
+
+    @property
+    def shares(self) -> bool:
+        """Whether no result of columns varies along the innermost axis: neighbouring columns have one together."""
+        return bool(self.columns) and not self.collapsed and all(
+            s.over == "column" and len(self.groups) - 1 not in s.keeps for s in self.columns
+        )  # fmt: skip
 
     @property
     def shifts(self) -> bool:
@@ -377,13 +385,14 @@ class Reduction:
         if self.collapsed:
             return walking.everything(vec, ragged, width, written, self.dear, extents.total, own, arch)
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
+        each = (1 if ragged else vec) if self.shares else None
         first: RowLaunch | WalkLaunch | None = None
         if self.rows:
             if columns is not None:
-                needs = self.walking_needs(vec, width, dtypes)
+                needs = self.walking_needs(vec, width, dtypes, each or 1)
                 found = walking.whole(vec, ragged, needs, self.lanes(vec), columns, rows, apart, own, arch)
                 if found is not None:
-                    return replace(found, first=IDLE)
+                    return replace(found, each=each, first=IDLE)
             assert self.first is not None
             first = self.first.launch(dtypes, extents, {}, arch)
         assert not isinstance(first, WalkLaunch)
@@ -393,17 +402,17 @@ class Reduction:
         how = walking.tiles(
             vec, ragged, width, written, lanes, values, self.dear, waves, columns, rows, apart, own, arch
         )
-        return replace(how, first=first)
+        return replace(how, each=each, first=first)
 
-    def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str]) -> walking.Needs:
-        """What a thread that walks down whole rows keeps of each vector."""
+    def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
+        """What a thread that walks down whole rows keeps of each vector; `each` neighbouring columns have one result."""
         own = {a.array: a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")}
         sizes = {a: DTYPES[dtypes[array.name]].size for array, a in own.items()}
         wide = 8 if "float64" in dtypes.values() else 4
         return walking.Needs(
             width=width,
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
-            sums=wide * vec * sum(s.over == "column" for s in self.columns),
+            sums=wide * (vec // each) * sum(s.over == "column" for s in self.columns),
             dear=self.dear,
             stageable=all(a.mode == "flat" and vec * n >= 4 for a, n in sizes.items() if self.of_row(a)),
         )

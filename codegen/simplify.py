@@ -127,6 +127,13 @@ class Algebra:
         if outside and set(axes) <= {d for f in inside for d in f.dims}:
             product = functools.reduce(self.mul, inside)
             return self.mul(functools.reduce(self.mul, outside), self.sum_over(product, axes))
+        for place, factor in enumerate(factors):
+            others = factors[:place] + factors[place + 1 :]
+            lost = set(factor.attr) if factor.op == "sum" and isinstance(factor.attr, tuple) else set()
+            # A sum of sums is one sum, unless the forward has that within it, or other factors vary along what it is over
+            if lost and id(factor) not in self.known and not any(lost & set(f.dims) for f in others):
+                product = functools.reduce(self.mul, others, factor.args[0])
+                return self.sum_over(product, self.graph.order((*axes, *lost)))
         dims = [d for d in value.dims if d not in axes]
         return self.graph.node("sum", (value,), self.graph.order(axes), kind="float", dims=dims)
 

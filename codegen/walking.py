@@ -66,12 +66,15 @@ class WalkLaunch:
     resident: int = 0  # blocks that a processor has registers for, at least, unless 0
     staged: bool = False  # rows come to shared memory, and one of them to registers; else all to registers
     shared_sums: bool = False  # what a thread's columns come to lies in shared memory; else in registers
+    each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
     first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
 
     @property
     def constants(self) -> dict[str, int | bool]:
         names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact", "resident")
         own = {name: getattr(self, name) for name in names}
+        if self.each is not None:
+            own["each"] = self.each
         if self.first is None:
             return own
         own |= {name: getattr(self, name) for name in ("staged", "shared_sums", "lean", "whole")}

@@ -118,8 +118,8 @@ def add_rmsnorm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = add_rmsnorm_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -142,9 +142,9 @@ def add_rmsnorm_kernel(
             if cutlass.const_expr(mWeight is not None):
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             residual_out, y = add_rmsnorm_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
@@ -285,9 +285,9 @@ def add_rmsnorm_backward_rows_kernel(
             if cutlass.const_expr(mWeight is not None):
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = add_rmsnorm_backward_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                rResidualOut[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rResidualOut[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -462,14 +462,14 @@ def add_rmsnorm_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = add_rmsnorm_backward_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rResidualOut[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rResidualOut[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
                 row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(N)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
                     if cutlass.const_expr(mWeight is not None):
                         access.forget(rWeight)
@@ -482,10 +482,10 @@ def add_rmsnorm_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, dresidual, column_sum_of = add_rmsnorm_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rDresidualOut[None, v, k].load().to(cutlass.Float32),
-                    rResidualOut[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rDresidualOut[None, v, k].load(), cutlass.Float32),
+                    device.cast(rResidualOut[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -516,7 +516,7 @@ def add_rmsnorm_backward_kernel(
                 access.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -109,8 +109,8 @@ def add_rmsnorm_rounded_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = add_rmsnorm_rounded_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -132,9 +132,9 @@ def add_rmsnorm_rounded_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             residual_out, y = add_rmsnorm_rounded_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
@@ -269,9 +269,9 @@ def add_rmsnorm_rounded_backward_rows_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = add_rmsnorm_rounded_backward_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                rResidualOut[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rResidualOut[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -441,14 +441,14 @@ def add_rmsnorm_rounded_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = add_rmsnorm_rounded_backward_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rResidualOut[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rResidualOut[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
                 row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(N)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
                     access.forget(rWeight)
                     access.forget(rDy[None, None, k])
@@ -460,10 +460,10 @@ def add_rmsnorm_rounded_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, dresidual, column_sum_of = add_rmsnorm_rounded_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rDresidualOut[None, v, k].load().to(cutlass.Float32),
-                    rResidualOut[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rDresidualOut[None, v, k].load(), cutlass.Float32),
+                    device.cast(rResidualOut[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -493,7 +493,7 @@ def add_rmsnorm_rounded_backward_kernel(
                 access.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

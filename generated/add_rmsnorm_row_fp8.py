@@ -140,8 +140,8 @@ def add_rmsnorm_row_fp8_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = add_rmsnorm_row_fp8_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -163,9 +163,9 @@ def add_rmsnorm_row_fp8_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = add_rmsnorm_row_fp8_row_max(
-                rX[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
@@ -188,9 +188,9 @@ def add_rmsnorm_row_fp8_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             residual_out, q = add_rmsnorm_row_fp8_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), amax_min, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import device
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: alibi_bias
@@ -90,8 +90,8 @@ def alibi_bias_kernel(
                     iH_i, iQ_i, iK_i = device.next_coordinates((iH_i, iQ_i, iK_i), (H, Q, K))
 
         y = alibi_bias_chain(
-            rX.load().to(cutlass.Float32),
-            rSlope.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rSlope.load(), cutlass.Float32),
             rIndexK.load().to(cutlass.Int32),
             rIndexQ.load().to(cutlass.Int32),
         )
@@ -135,11 +135,169 @@ def alibi_bias_reference(x, slope):
     return y
 
 
+def alibi_bias_backward_chain(dy, index_k, index_q):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    dx = dy
+    t0 = device.cast(index_k, cutlass.Float32).to(cutlass.Float32) - device.cast(index_q, cutlass.Float32).to(cutlass.Float32)
+    return dx, t0 * dx
+
+
+def alibi_bias_backward_columns(column_sum):
+    """The results of H, from their statistics."""
+    dslope = column_sum
+    return dslope
+
+
+@cute.kernel
+def alibi_bias_backward_kernel(
+    mDy: cute.Tensor,  # (B, H, Q, K) T
+    mDx: cute.Tensor,  # (B, H, Q, K) T
+    mDslope: cute.Tensor,  # (H) float32
+    mColumnSumParts: cute.Tensor,  # (parts, H * Q * K) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, H, Q, K = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = (H * Q * K + vec * per_row - 1) // (vec * per_row)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    pace = parts * rows_a_block  # from one row of a thread to its next
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rIndexK = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
+    rIndexQ = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
+    columns, column = H * Q * K, first
+    access.load_index(2, (H, Q, K,), column, step, rIndexK)
+    access.load_index(1, (H, Q, K,), column, step, rIndexQ)
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iB = row
+        columns = cutlass.select_(row < B, H * Q * K, 0)  # past the last row nothing is accessed
+        column = first
+        access.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            iB = row
+            columns = cutlass.select_(row < B, H * Q * K, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dx, column_sum_of = alibi_bias_backward_chain(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    rIndexK[None, v].load().to(cutlass.Int32),
+                    rIndexQ[None, v].load().to(cutlass.Int32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDx.store(dx.to(mDx.element_type))
+                access.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            iB = row
+            columns = cutlass.select_(row < B, H * Q * K, 0)  # past the last row nothing is accessed
+            column = first
+            access.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * Q * K // each, per_row, ragged)
+
+
+@cute.kernel
+def alibi_bias_backward_finish(
+    mDslope: cute.Tensor,  # (H) float32
+    mColumnSumParts: cute.Tensor,  # (parts, H * Q * K) column_sum of each part
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
+    H: cutlass.Int32,
+    Q: cutlass.Int32,
+    K: cutlass.Int32,
+):
+    # All parts of each result, in a fixed order.
+    partials.await_last()
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (H, Q, K // each,), (True, False, False))
+    there = tidx == 0
+    rDslope = cute.make_rmem_tensor((1,), mDslope.element_type)
+    if there:
+        dslope = alibi_bias_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDslope.store(dslope.to(mDslope.element_type))
+        mDslope[c] = rDslope[0]
+
+
+@cute.jit
+def alibi_bias_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mDx: cute.Tensor,
+    mDslope: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    each: cutlass.Constexpr[int],
+):
+    H, Q, K = mDy.shape[1], mDy.shape[2], mDy.shape[3]
+    pieces = (H * Q * K + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        alibi_bias_backward_kernel(
+            mDy, mDx, mDslope, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
+    blocks = H
+    if blocks > 0:
+        alibi_bias_backward_finish(
+            mDslope, mColumnSumParts,
+            each, H, Q, K,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
+
+
+def alibi_bias_backward_xla(dy, index_k, index_q):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy
+    t0 = runtime.cast(index_k, jnp.float32).astype(jnp.float32) - runtime.cast(index_q, jnp.float32).astype(jnp.float32)
+    dslope = jnp.sum(t0 * dx, axis=(-4, -2, -1), keepdims=True)
+    return dx, dslope
+
+
 @runtime.op(
     SPEC,
     launch=alibi_bias_launch,
     xla=alibi_bias_xla,
     reference=alibi_bias_reference,
+    backward_launch=alibi_bias_backward_launch,
+    backward_xla=alibi_bias_backward_xla,
 )
 def alibi_bias(
     x: jax.Array,

@@ -85,7 +85,7 @@ def all_finite_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 total_all_of = all_finite_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalAll], ("all",), (total_all_of,), inside)

@@ -82,7 +82,7 @@ def attention_scores_tile(
     rBias, = operands
     scores = attention_scores_epilogue_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         cute.full((vec,), scale, cutlass.Float32),
     )
     rScores = cute.make_rmem_tensor((vec,), mScores.element_type)
@@ -179,8 +179,8 @@ def attention_scores_epilogue_kernel(
                     (iSP_i,) = device.next_coordinates((iSP_i,), (SP,))
 
         scores = attention_scores_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
             cute.full((vec,), scale, cutlass.Float32),
         )
         rScores.store(scores.to(mScores.element_type))
@@ -278,7 +278,7 @@ def attention_scores_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, column_sum_of = attention_scores_backward_chain(
-                    rDscores[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDscores[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), scale, cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -292,7 +292,7 @@ def attention_scores_backward_kernel(
             access.load_row(mDscores, cute.crd2idx((iB, 0), mDscores.layout), column, step, columns, rDscores[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, SP, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, SP, per_row, ragged)
 
 
 @cute.kernel

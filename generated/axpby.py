@@ -71,8 +71,8 @@ def axpby_kernel(
             device.copy_whole_or_part(gY, rY, valid)
 
         z = axpby_chain(
-            rX.load().to(cutlass.Float32),
-            rY.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
             cute.full((vec,), mAlpha[0], cutlass.Float32),
             cute.full((vec,), mBeta[0], cutlass.Float32),
         )
@@ -190,9 +190,9 @@ def axpby_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, dy, total_sum_of, total_sum2_of = axpby_backward_chain(
-                    rDz[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rY[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDz[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rY[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mAlpha[0], cutlass.Float32),
                     cute.full((vec,), mBeta[0], cutlass.Float32),
                 )

@@ -71,7 +71,7 @@ def batched_dense_gelu_tile(
     approx = device.narrow(mY)
     y = batched_dense_gelu_epilogue_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -164,8 +164,8 @@ def batched_dense_gelu_epilogue_kernel(
                     iE_i, iM_i, iN_i = device.next_coordinates((iE_i, iM_i, iN_i), (M, N))
 
         y = batched_dense_gelu_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -253,7 +253,7 @@ def batched_dense_gelu_forward_tile(
     approx = device.narrow(mY)
     z, y = batched_dense_gelu_forward_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
@@ -333,6 +333,7 @@ def batched_dense_gelu_backward_kernel(
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (E), part % (E)  # only rows of one place meet
+    iE = place
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -347,7 +348,6 @@ def batched_dense_gelu_backward_kernel(
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iE = place
         iM = row
         columns = cutlass.select_(row < M, N, 0)  # past the last row nothing is accessed
         column = first
@@ -357,14 +357,13 @@ def batched_dense_gelu_backward_kernel(
     for base in cutlass.range(part * rows_a_block, M, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iE = place
             iM = row
             columns = cutlass.select_(row < M, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, column_sum_of = batched_dense_gelu_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rZ[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rZ[None, v, u].load(), cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -372,7 +371,6 @@ def batched_dense_gelu_backward_kernel(
                 rDacc.store(dacc.to(mDacc.element_type))
                 access.store_row(rDacc, mDacc, cute.crd2idx((iE, iM, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
-            iE = place
             iM = row
             columns = cutlass.select_(row < M, N, 0)  # past the last row nothing is accessed
             column = first
@@ -380,7 +378,7 @@ def batched_dense_gelu_backward_kernel(
             access.load_row(mZ, cute.crd2idx((iE, iM, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

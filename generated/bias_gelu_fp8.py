@@ -84,9 +84,9 @@ def bias_gelu_fp8_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         q = bias_gelu_fp8_chain(
-            rX.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
         )
         rQ.store(q.to(mQ.element_type))
 

@@ -86,7 +86,7 @@ def bias_grad_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 column_sum_of = bias_grad_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -96,7 +96,7 @@ def bias_grad_kernel(
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel
@@ -208,7 +208,7 @@ def bias_grad_backward_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         ddy = bias_grad_backward_chain(
-            rDdbias.load().to(cutlass.Float32),
+            device.cast(rDdbias.load(), cutlass.Float32),
         )
         rDdy.store(ddy.to(mDdy.element_type))
 

@@ -82,9 +82,9 @@ def bias_relu_residual_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = bias_relu_residual_chain(
-            rX.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
-            rResidual.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
+            device.cast(rResidual.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -195,9 +195,9 @@ def bias_relu_residual_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, dresidual, column_sum_of = bias_relu_residual_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rBias[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rBias[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -212,7 +212,7 @@ def bias_relu_residual_backward_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import access, partials, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: bilinear_form
@@ -92,9 +92,9 @@ def bilinear_form_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 total_sum_of = bilinear_form_chain(
-                    cute.full((vec,), rLeft[0, u], rLeft.element_type).to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rRight[None, v].load().to(cutlass.Float32),
+                    device.cast(cute.full((vec,), rLeft[0, u], rLeft.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rRight[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
@@ -237,8 +237,8 @@ def bilinear_form_backward_rows_kernel(
             c = column + v * step
             access.load_row(mRight, cute.crd2idx((0,), mRight.layout), c, step, columns, rRight, 1, ragged, False, False)
             values = bilinear_form_backward_rows_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                rRight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rRight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -393,8 +393,8 @@ def bilinear_form_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = bilinear_form_backward_row_sum(
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rRight[None, v].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rRight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
@@ -407,10 +407,10 @@ def bilinear_form_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = bilinear_form_backward_chain(
-                    cute.full((vec,), rDy[0], rDy.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rLeft[0, u], rLeft.element_type).to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rRight[None, v].load().to(cutlass.Float32),
+                    device.cast(cute.full((vec,), rDy[0], rDy.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rLeft[0, u], rLeft.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rRight[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -418,7 +418,7 @@ def bilinear_form_backward_kernel(
                 access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 dleft = bilinear_form_backward_row(
-                    cute.full((1,), rDy[0], rDy.element_type).to(cutlass.Float32),
+                    device.cast(cute.full((1,), rDy[0], rDy.element_type), cutlass.Float32),
                     cute.full((1,), row_sum, cutlass.Float32),
                 )
                 rDleft.store(dleft.to(mDleft.element_type))
@@ -437,7 +437,7 @@ def bilinear_form_backward_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel
@@ -458,7 +458,7 @@ def bilinear_form_backward_finish(
     access.load_one(mDy, (0,), there, rDy)
     if there:
         dright = bilinear_form_backward_columns(
-            cute.full((1,), rDy[0], rDy.element_type).to(cutlass.Float32),
+            device.cast(cute.full((1,), rDy[0], rDy.element_type), cutlass.Float32),
             cute.full((1,), column_sum, cutlass.Float32),
         )
         rDright.store(dright.to(mDright.element_type))

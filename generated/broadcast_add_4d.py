@@ -78,8 +78,8 @@ def broadcast_add_4d_kernel(
                     iS_i, iH_i, iD_i = device.next_coordinates((iS_i, iH_i, iD_i), (S, H, D))
 
         y = broadcast_add_4d_chain(
-            rX.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -179,7 +179,7 @@ def broadcast_add_4d_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = broadcast_add_4d_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -192,7 +192,7 @@ def broadcast_add_4d_backward_kernel(
             access.load_row(mDy, cute.crd2idx((iB, 0, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, S * H * D, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, S * H * D, per_row, ragged)
 
 
 @cute.kernel

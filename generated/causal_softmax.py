@@ -115,7 +115,7 @@ def causal_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = causal_softmax_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
@@ -127,7 +127,7 @@ def causal_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 value = causal_softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
@@ -160,7 +160,7 @@ def causal_softmax_kernel(
                 value = rValueKept[None, v].load()
             else:
                 value = causal_softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
@@ -314,7 +314,7 @@ def causal_softmax_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = causal_softmax_backward_rows_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
@@ -326,7 +326,7 @@ def causal_softmax_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = causal_softmax_backward_rows_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
@@ -350,8 +350,8 @@ def causal_softmax_backward_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = causal_softmax_backward_rows_row_sum2(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), iQ, cutlass.Int32),
                 cute.full((vec,), mScale[0], cutlass.Float32),
@@ -539,7 +539,7 @@ def causal_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = causal_softmax_backward_row_max(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         reduce.count_up(c, vec).to(cutlass.Int32),
                         cute.full((vec,), iQ, cutlass.Int32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
@@ -554,7 +554,7 @@ def causal_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = causal_softmax_backward_row_sum(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         reduce.count_up(c, vec).to(cutlass.Int32),
                         cute.full((vec,), iQ, cutlass.Int32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
@@ -570,8 +570,8 @@ def causal_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = causal_softmax_backward_row_sum2(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         reduce.count_up(c, vec).to(cutlass.Int32),
                         cute.full((vec,), iQ, cutlass.Int32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
@@ -591,8 +591,8 @@ def causal_softmax_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = causal_softmax_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),

@@ -65,7 +65,7 @@ def celu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = celu_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
             approx,
         )
@@ -151,8 +151,8 @@ def celu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = celu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
             approx,
         )

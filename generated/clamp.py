@@ -66,7 +66,7 @@ def clamp_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = clamp_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), mLo[0], cutlass.Float32),
             cute.full((vec,), mHi[0], cutlass.Float32),
         )
@@ -181,8 +181,8 @@ def clamp_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of, total_sum2_of = clamp_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mLo[0], cutlass.Float32),
                     cute.full((vec,), mHi[0], cutlass.Float32),
                 )

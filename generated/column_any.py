@@ -90,7 +90,7 @@ def column_any_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -86,8 +86,8 @@ def column_dot_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 column_sum_of = column_dot_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rY[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rY[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -98,7 +98,7 @@ def column_dot_kernel(
             access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel
@@ -224,9 +224,9 @@ def column_dot_backward_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         dx, dy = column_dot_backward_chain(
-            rDdot.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
-            rY.load().to(cutlass.Float32),
+            device.cast(rDdot.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
         rDy.store(dy.to(mDy.element_type))

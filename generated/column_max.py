@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import access, partials, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # NaN wins, as in jnp.max.
@@ -83,7 +83,7 @@ def column_max_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 column_max_of = column_max_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
@@ -93,7 +93,7 @@ def column_max_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnMax], ("max",), [mColumnMaxParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnMax], ("max",), [mColumnMaxParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel
@@ -162,11 +162,249 @@ def column_max_reference(x):
     return jnp.max(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])
 
 
+def column_max_first_chain(y, x):
+    """What is folded into column_sum, on one vector of each operand."""
+    return device.where(x == y, 1.0, 0.0)
+
+
+def column_max_first_columns(column_sum):
+    """The columns' results, from their statistics."""
+    of_rows0 = column_sum
+    return of_rows0
+
+
+@cute.kernel
+def column_max_first_kernel(
+    mY: cute.Tensor,  # (N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mOfRows0: cute.Tensor,  # (N) float32
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mY.shape[0]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    pace = parts * rows_a_block  # from one row of a thread to its next
+
+    rY = cute.make_rmem_tensor((vec, vectors), mY.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    columns, column = N, first
+    access.load_row(mY, cute.crd2idx((0,), mY.layout), column, step, columns, rY, 1, ragged, False, False)
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                column_sum_of = column_max_first_chain(
+                    device.cast(rY[None, v].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
+
+
+@cute.kernel
+def column_max_first_finish(
+    mOfRows0: cute.Tensor,  # (N) float32
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+):
+    # All parts of a column, in a fixed order.
+    partials.await_last()
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rOfRows0 = cute.make_rmem_tensor((1,), mOfRows0.element_type)
+    if there:
+        of_rows0 = column_max_first_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rOfRows0.store(of_rows0.to(mOfRows0.element_type))
+        mOfRows0[c] = rOfRows0[0]
+
+
+@cute.jit
+def column_max_first_launch(
+    stream: cuda.CUstream,
+    mY: cute.Tensor,
+    mX: cute.Tensor,
+    mOfRows0: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    N = mY.shape[0]
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        column_max_first_kernel(
+            mY, mX, mOfRows0, mColumnSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        column_max_first_finish(
+            mOfRows0, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
+
+
+def column_max_first_xla(y, x, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    of_rows0 = jnp.sum(jnp.where(x == y, jnp.asarray(1.0, jnp.float32), 0.0), axis=row_axes, keepdims=True)
+    return of_rows0
+
+
+def column_max_backward_chain(dy, y, x, of_rows0, approx):
+    """The chain, on one vector of each operand."""
+    dx = device.divide(device.where(x == y, dy, 0.0), of_rows0, approx)
+    return dx
+
+
+@cute.kernel
+def column_max_backward_kernel(
+    mDy: cute.Tensor,  # (N) T
+    mY: cute.Tensor,  # (N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mOfRows0: cute.Tensor,  # (N) float32
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rOfRows0 = cute.make_rmem_tensor((vec,), mOfRows0.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(cute.local_tile(mDy, (vec,), (iN // vec,)), rDy)
+            cute.autovec_copy(cute.local_tile(mY, (vec,), (iN // vec,)), rY)
+            cute.autovec_copy(gX, rX)
+            cute.autovec_copy(cute.local_tile(mOfRows0, (vec,), (iN // vec,)), rOfRows0)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mDy, cute.crd2idx((iN,), mDy.layout), rDy)
+                device.load_anywhere(mY, cute.crd2idx((iN,), mY.layout), rY)
+                device.load_anywhere(mOfRows0, cute.crd2idx((iN,), mOfRows0.layout), rOfRows0)
+            else:
+                iN_i = iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDy[i] = mDy[iN_i]
+                        rY[i] = mY[iN_i]
+                        rOfRows0[i] = mOfRows0[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
+
+        dx = column_max_backward_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rOfRows0.load(), cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def column_max_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mY: cute.Tensor,
+    mX: cute.Tensor,
+    mOfRows0: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    column_max_backward_kernel(
+        mDy, mY, mX, mOfRows0, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def column_max_backward_xla(dy, y, x, of_rows0):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = jnp.where(x == y, dy, 0.0) / of_rows0
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=column_max_launch,
     xla=column_max_xla,
     reference=column_max_reference,
+    first_launch=column_max_first_launch,
+    first_xla=column_max_first_xla,
+    backward_launch=column_max_backward_launch,
+    backward_xla=column_max_backward_xla,
 )
 def column_max(
     x: jax.Array,

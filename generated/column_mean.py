@@ -82,7 +82,7 @@ def column_mean_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 column_mean_of = column_mean_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
@@ -92,7 +92,7 @@ def column_mean_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnMean], ("mean",), [mColumnMeanParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnMean], ("mean",), [mColumnMeanParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel
@@ -209,7 +209,7 @@ def column_mean_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = column_mean_backward_chain(
-            rDy.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
             cute.full((vec,), rows, cutlass.Int32),
             approx,
         )

@@ -94,7 +94,7 @@ def column_moments_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 column_mean_of, column_mean2_of = column_moments_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnMean, fColumnMean2], ("mean", "mean"), (column_mean_of, column_mean2_of,), inside)
@@ -104,7 +104,7 @@ def column_moments_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel
@@ -252,9 +252,9 @@ def column_moments_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = column_moments_backward_chain(
-            rDmean.load().to(cutlass.Float32),
-            rDmeanSquare.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDmean.load(), cutlass.Float32),
+            device.cast(rDmeanSquare.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), rows, cutlass.Int32),
             approx,
         )

@@ -82,7 +82,7 @@ def column_sum_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 column_sum_of = column_sum_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -92,7 +92,7 @@ def column_sum_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel
@@ -204,7 +204,7 @@ def column_sum_backward_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         dx = column_sum_backward_chain(
-            rDy.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 

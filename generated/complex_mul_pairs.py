@@ -71,10 +71,10 @@ def complex_mul_pairs_kernel(
             device.copy_whole_or_part(gB, rB, 2 * valid)
 
         y0, y1 = complex_mul_pairs_chain(
-            rA[0, None].load().to(cutlass.Float32),
-            rA[1, None].load().to(cutlass.Float32),
-            rB[0, None].load().to(cutlass.Float32),
-            rB[1, None].load().to(cutlass.Float32),
+            device.cast(rA[0, None].load(), cutlass.Float32),
+            device.cast(rA[1, None].load(), cutlass.Float32),
+            device.cast(rB[0, None].load(), cutlass.Float32),
+            device.cast(rB[1, None].load(), cutlass.Float32),
         )
         rY[0, None].store(y0.to(mY.element_type))
         rY[1, None].store(y1.to(mY.element_type))
@@ -167,12 +167,12 @@ def complex_mul_pairs_backward_kernel(
             device.copy_whole_or_part(gB, rB, 2 * valid)
 
         da0, da1, db0, db1 = complex_mul_pairs_backward_chain(
-            rDy[0, None].load().to(cutlass.Float32),
-            rDy[1, None].load().to(cutlass.Float32),
-            rA[0, None].load().to(cutlass.Float32),
-            rA[1, None].load().to(cutlass.Float32),
-            rB[0, None].load().to(cutlass.Float32),
-            rB[1, None].load().to(cutlass.Float32),
+            device.cast(rDy[0, None].load(), cutlass.Float32),
+            device.cast(rDy[1, None].load(), cutlass.Float32),
+            device.cast(rA[0, None].load(), cutlass.Float32),
+            device.cast(rA[1, None].load(), cutlass.Float32),
+            device.cast(rB[0, None].load(), cutlass.Float32),
+            device.cast(rB[1, None].load(), cutlass.Float32),
         )
         rDa[0, None].store(da0.to(mDa.element_type))
         rDa[1, None].store(da1.to(mDa.element_type))

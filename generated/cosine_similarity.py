@@ -104,8 +104,8 @@ def cosine_similarity_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = cosine_similarity_stage0(
-                rX[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -251,8 +251,8 @@ def cosine_similarity_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = cosine_similarity_backward_stage0(
-                rX[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -272,10 +272,10 @@ def cosine_similarity_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx, dy = cosine_similarity_backward_chain(
-                cute.full((vec,), rDsimilarity[0], rDsimilarity.element_type).to(cutlass.Float32),
-                cute.full((vec,), rSimilarity[0], rSimilarity.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(cute.full((vec,), rDsimilarity[0], rDsimilarity.element_type), cutlass.Float32),
+                device.cast(cute.full((vec,), rSimilarity[0], rSimilarity.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 cute.full((vec,), row_sum2, cutlass.Float32),

@@ -123,7 +123,7 @@ def cross_entropy_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -132,7 +132,7 @@ def cross_entropy_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
                 )
@@ -143,7 +143,7 @@ def cross_entropy_kernel(
 
     if (row < rows) & (first_of_row):
         lse, loss = cross_entropy_row(
-            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
+            device.cast(cute.full((1,), rXAtLabel[0], rXAtLabel.element_type), cutlass.Float32),
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
             cute.full((1,), row_max, cutlass.Float32),
@@ -281,10 +281,10 @@ def cross_entropy_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = cross_entropy_backward_chain(
-            rDloss.load().to(cutlass.Float32),
-            rDlse.load().to(cutlass.Float32),
-            rLse.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDloss.load(), cutlass.Float32),
+            device.cast(rDlse.load(), cutlass.Float32),
+            device.cast(rLse.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             rLabel.load().to(cutlass.Int32),
             rIndexN.load().to(cutlass.Int32),
             cute.full((vec,), N, cutlass.Int32),

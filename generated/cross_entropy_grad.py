@@ -152,7 +152,7 @@ def cross_entropy_grad_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_grad_top(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -161,7 +161,7 @@ def cross_entropy_grad_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_grad_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), top, cutlass.Float32),
                     approx_terms,
                 )
@@ -181,7 +181,7 @@ def cross_entropy_grad_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = cross_entropy_grad_chain(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), ignore_index, cutlass.Int32),
@@ -195,7 +195,7 @@ def cross_entropy_grad_kernel(
 
     if (row < rows) & (first_of_row):
         loss = cross_entropy_grad_row(
-            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
+            device.cast(cute.full((1,), rXAtLabel[0], rXAtLabel.element_type), cutlass.Float32),
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
             cute.full((1,), top, cutlass.Float32),

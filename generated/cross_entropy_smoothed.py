@@ -115,7 +115,7 @@ def cross_entropy_smoothed_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_smoothed_stage0(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                 )
@@ -126,7 +126,7 @@ def cross_entropy_smoothed_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_smoothed_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
                 )
@@ -274,7 +274,7 @@ def cross_entropy_smoothed_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_smoothed_backward_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -283,7 +283,7 @@ def cross_entropy_smoothed_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_smoothed_backward_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
                 )
@@ -303,8 +303,8 @@ def cross_entropy_smoothed_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = cross_entropy_smoothed_backward_chain(
-                cute.full((vec,), rDloss[0], rDloss.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(cute.full((vec,), rDloss[0], rDloss.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), N, cutlass.Int32),

@@ -130,7 +130,7 @@ def cross_entropy_z_loss_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_z_loss_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -139,7 +139,7 @@ def cross_entropy_z_loss_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_z_loss_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
                 )
@@ -150,7 +150,7 @@ def cross_entropy_z_loss_kernel(
 
     if (row < rows) & (first_of_row):
         z_loss, loss = cross_entropy_z_loss_row(
-            cute.full((1,), rXAtLabel[0], rXAtLabel.element_type).to(cutlass.Float32),
+            device.cast(cute.full((1,), rXAtLabel[0], rXAtLabel.element_type), cutlass.Float32),
             cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
             cute.full((1,), ignore_index, cutlass.Int32),
             cute.full((1,), mZWeight[0], cutlass.Float32),
@@ -304,7 +304,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_z_loss_backward_rows_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -313,7 +313,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = cross_entropy_z_loss_backward_rows_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
                 )
@@ -486,7 +486,7 @@ def cross_entropy_z_loss_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = cross_entropy_z_loss_backward_row_max(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMax], ("max",), values, inside)
@@ -497,7 +497,7 @@ def cross_entropy_z_loss_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = cross_entropy_z_loss_backward_row_sum(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
                         approx_terms,
                     )
@@ -512,9 +512,9 @@ def cross_entropy_z_loss_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = cross_entropy_z_loss_backward_chain(
-                    cute.full((vec,), rDloss[0, u], rDloss.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rDzLoss[0, u], rDzLoss.element_type).to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
+                    device.cast(cute.full((vec,), rDloss[0, u], rDloss.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rDzLoss[0, u], rDzLoss.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
                     cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), N, cutlass.Int32),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import access, partials, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: dchannel_affine
@@ -71,6 +71,7 @@ def dchannel_affine_kernel(
     at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -89,9 +90,9 @@ def dchannel_affine_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rScale = cute.make_rmem_tensor((vec, vectors), mScale.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = C * S, first
     access.gather_row(mScale, (0,), (0,), (C, S,), column, step, columns, rScale, ragged)
 
@@ -111,9 +112,9 @@ def dchannel_affine_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = dchannel_affine_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rScale[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rScale[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
@@ -127,7 +128,7 @@ def dchannel_affine_kernel(
             access.load_row(mX, cute.crd2idx((iB, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, C * S, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first // each, step // each, C * S // each, per_row, ragged)
 
 
 @cute.kernel
@@ -136,6 +137,7 @@ def dchannel_affine_finish(
     mDshift: cute.Tensor,  # (C) float32
     mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
     C: cutlass.Int32,
     S: cutlass.Int32,
 ):
@@ -144,8 +146,8 @@ def dchannel_affine_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (C, S,), (True, False))
-    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (C, S,), (True, False))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (C, S // each,), (True, False))
+    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (C, S // each,), (True, False))
     there = tidx == 0
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)
@@ -180,6 +182,7 @@ def dchannel_affine_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    each: cutlass.Constexpr[int],
 ):
     C, S = mDy.shape[1], mDy.shape[2]
     pieces = (C * S + vec * per_row - 1) // (vec * per_row)
@@ -187,7 +190,7 @@ def dchannel_affine_launch(
     if blocks > 0:
         dchannel_affine_kernel(
             mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -196,7 +199,7 @@ def dchannel_affine_launch(
     if blocks > 0:
         dchannel_affine_finish(
             mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
-            C, S,
+            each, C, S,
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 

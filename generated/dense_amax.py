@@ -87,7 +87,7 @@ def dense_amax_tile(
     rBias, = operands
     y, amax_of = dense_amax_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -219,8 +219,8 @@ def dense_amax_epilogue_kernel(
             if cutlass.const_expr(mBias is not None):
                 access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             values = dense_amax_epilogue_row_max(
-                rAcc[None, v].load().to(cutlass.Float32),
-                rBias[None, 0].load().to(cutlass.Float32),
+                device.cast(rAcc[None, v].load(), cutlass.Float32),
+                device.cast(rBias[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -240,8 +240,8 @@ def dense_amax_epilogue_kernel(
             if cutlass.const_expr(mBias is not None):
                 access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             y = dense_amax_epilogue_chain(
-                rAcc[None, v].load().to(cutlass.Float32),
-                rBias[None, 0].load().to(cutlass.Float32),
+                device.cast(rAcc[None, v].load(), cutlass.Float32),
+                device.cast(rBias[None, 0].load(), cutlass.Float32),
             )
             rY.store(y.to(mY.element_type))
             access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)

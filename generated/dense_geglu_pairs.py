@@ -130,8 +130,8 @@ def dense_geglu_pairs_epilogue_kernel(
             device.copy_whole_or_part(gAcc, rAcc, 2 * valid)
 
         y = dense_geglu_pairs_epilogue_chain(
-            rAcc[0, None].load().to(cutlass.Float32),
-            rAcc[1, None].load().to(cutlass.Float32),
+            device.cast(rAcc[0, None].load(), cutlass.Float32),
+            device.cast(rAcc[1, None].load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -275,9 +275,9 @@ def dense_geglu_pairs_backward_kernel(
             device.copy_whole_or_part(gAcc, rAcc, 2 * valid)
 
         dacc0, dacc1 = dense_geglu_pairs_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rAcc[0, None].load().to(cutlass.Float32),
-            rAcc[1, None].load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rAcc[0, None].load(), cutlass.Float32),
+            device.cast(rAcc[1, None].load(), cutlass.Float32),
             approx,
         )
         rDacc[0, None].store(dacc0.to(mDacc.element_type))

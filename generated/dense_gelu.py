@@ -80,7 +80,7 @@ def dense_gelu_tile(
     approx = device.narrow(mY)
     y = dense_gelu_epilogue_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -177,8 +177,8 @@ def dense_gelu_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = dense_gelu_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -267,7 +267,7 @@ def dense_gelu_forward_tile(
     approx = device.narrow(mY)
     z, y = dense_gelu_forward_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
@@ -372,8 +372,8 @@ def dense_gelu_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, column_sum_of = dense_gelu_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rZ[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rZ[None, v, u].load(), cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -387,7 +387,7 @@ def dense_gelu_backward_kernel(
             access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

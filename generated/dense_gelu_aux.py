@@ -83,7 +83,7 @@ def dense_gelu_aux_tile(
     approx = device.narrow(mY)
     z, y = dense_gelu_aux_epilogue_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
@@ -197,8 +197,8 @@ def dense_gelu_aux_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         z, y = dense_gelu_aux_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
             approx,
         )
         rZ.store(z.to(mZ.element_type))
@@ -295,7 +295,7 @@ def dense_gelu_aux_forward_tile(
     approx = device.narrow(mY)
     z2, z, y = dense_gelu_aux_forward_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rZ2 = cute.make_rmem_tensor((vec,), mZ2.element_type)
@@ -407,9 +407,9 @@ def dense_gelu_aux_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, column_sum_of = dense_gelu_aux_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rDz[None, v, u].load().to(cutlass.Float32),
-                    rZ2[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDz[None, v, u].load(), cutlass.Float32),
+                    device.cast(rZ2[None, v, u].load(), cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -424,7 +424,7 @@ def dense_gelu_aux_backward_kernel(
             access.load_row(mZ2, cute.crd2idx((row, 0), mZ2.layout), column, step, columns, rZ2[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -79,7 +79,7 @@ def dense_gelu_tanh_tile(
     approx = device.narrow(mY)
     y = dense_gelu_tanh_epilogue_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -180,8 +180,8 @@ def dense_gelu_tanh_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = dense_gelu_tanh_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -274,7 +274,7 @@ def dense_gelu_tanh_forward_tile(
     approx = device.narrow(mY)
     z, y = dense_gelu_tanh_forward_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
@@ -384,8 +384,8 @@ def dense_gelu_tanh_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, column_sum_of = dense_gelu_tanh_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rZ[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rZ[None, v, u].load(), cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -399,7 +399,7 @@ def dense_gelu_tanh_backward_kernel(
             access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

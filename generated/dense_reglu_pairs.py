@@ -127,8 +127,8 @@ def dense_reglu_pairs_epilogue_kernel(
             device.copy_whole_or_part(gAcc, rAcc, 2 * valid)
 
         y = dense_reglu_pairs_epilogue_chain(
-            rAcc[0, None].load().to(cutlass.Float32),
-            rAcc[1, None].load().to(cutlass.Float32),
+            device.cast(rAcc[0, None].load(), cutlass.Float32),
+            device.cast(rAcc[1, None].load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -267,9 +267,9 @@ def dense_reglu_pairs_backward_kernel(
             device.copy_whole_or_part(gAcc, rAcc, 2 * valid)
 
         dacc0, dacc1 = dense_reglu_pairs_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rAcc[0, None].load().to(cutlass.Float32),
-            rAcc[1, None].load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rAcc[0, None].load(), cutlass.Float32),
+            device.cast(rAcc[1, None].load(), cutlass.Float32),
         )
         rDacc[0, None].store(dacc0.to(mDacc.element_type))
         rDacc[1, None].store(dacc1.to(mDacc.element_type))

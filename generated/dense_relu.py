@@ -79,7 +79,7 @@ def dense_relu_tile(
     rBias, = operands
     y = dense_relu_epilogue_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -174,8 +174,8 @@ def dense_relu_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = dense_relu_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -262,7 +262,7 @@ def dense_relu_forward_tile(
     rBias, = operands
     z, y = dense_relu_forward_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -364,8 +364,8 @@ def dense_relu_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, column_sum_of = dense_relu_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rZ[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rZ[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -378,7 +378,7 @@ def dense_relu_backward_kernel(
             access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

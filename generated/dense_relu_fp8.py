@@ -79,8 +79,8 @@ def dense_relu_fp8_tile(
     rScale, rBias = operands
     y = dense_relu_fp8_epilogue_chain(
         acc[0].load(),
-        rScale.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rScale.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -181,9 +181,9 @@ def dense_relu_fp8_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = dense_relu_fp8_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 

@@ -97,8 +97,8 @@ def dense_residual_tile(
     rBias, rResidual = operands
     y = dense_residual_epilogue_chain(
         acc[0].load(),
-        rResidual.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rResidual.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -198,9 +198,9 @@ def dense_residual_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = dense_residual_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rResidual.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rResidual.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -297,7 +297,7 @@ def dense_residual_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, dresidual, column_sum_of = dense_residual_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -311,7 +311,7 @@ def dense_residual_backward_kernel(
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

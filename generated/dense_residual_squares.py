@@ -88,7 +88,7 @@ def dense_residual_squares_tile(
     rResidual, = operands
     y, squares_of = dense_residual_squares_chain(
         acc[0].load(),
-        rResidual.load().to(cutlass.Float32),
+        device.cast(rResidual.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -216,8 +216,8 @@ def dense_residual_squares_epilogue_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dense_residual_squares_epilogue_row_sum(
-                rAcc[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
+                device.cast(rAcc[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -237,8 +237,8 @@ def dense_residual_squares_epilogue_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = dense_residual_squares_epilogue_chain(
-                rAcc[None, v].load().to(cutlass.Float32),
-                rResidual[None, v].load().to(cutlass.Float32),
+                device.cast(rAcc[None, v].load(), cutlass.Float32),
+                device.cast(rResidual[None, v].load(), cutlass.Float32),
             )
             rY.store(y.to(mY.element_type))
             access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
@@ -347,9 +347,9 @@ def dense_residual_squares_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dacc, dresidual = dense_residual_squares_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rDsquares.load().to(cutlass.Float32),
-            rY.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rDsquares.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
         )
         rDacc.store(dacc.to(mDacc.element_type))
         rDresidual.store(dresidual.to(mDresidual.element_type))

@@ -99,8 +99,8 @@ def dense_rms_scaled_tile(
     approx = device.narrow(mY)
     y = dense_rms_scaled_epilogue_chain(
         acc[0].load(),
-        rRstd.load().to(cutlass.Float32),
-        rWeight.load().to(cutlass.Float32),
+        device.cast(rRstd.load(), cutlass.Float32),
+        device.cast(rWeight.load(), cutlass.Float32),
         approx,
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -201,9 +201,9 @@ def dense_rms_scaled_epilogue_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = dense_rms_scaled_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rRstd.load().to(cutlass.Float32),
-            rWeight.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rRstd.load(), cutlass.Float32),
+            device.cast(rWeight.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -320,8 +320,8 @@ def dense_rms_scaled_forward_tile(
     approx = device.narrow(mY)
     y, acc_kept = dense_rms_scaled_forward_chain(
         acc[0].load(),
-        rRstd.load().to(cutlass.Float32),
-        rWeight.load().to(cutlass.Float32),
+        device.cast(rRstd.load(), cutlass.Float32),
+        device.cast(rWeight.load(), cutlass.Float32),
         approx,
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -437,10 +437,10 @@ def dense_rms_scaled_backward_rows_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = dense_rms_scaled_backward_rows_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rAcc[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rRstd[0], rRstd.element_type).to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rAcc[None, v].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rRstd[0], rRstd.element_type), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -616,10 +616,10 @@ def dense_rms_scaled_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = dense_rms_scaled_backward_row_sum(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rAcc[None, v, k].load().to(cutlass.Float32),
-                        cute.full((vec,), rRstd[0, u], rRstd.element_type).to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rAcc[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
@@ -633,10 +633,10 @@ def dense_rms_scaled_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, column_sum_of = dense_rms_scaled_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rAcc[None, v, k].load().to(cutlass.Float32),
-                    cute.full((vec,), rRstd[0, u], rRstd.element_type).to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rAcc[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -664,7 +664,7 @@ def dense_rms_scaled_backward_kernel(
                 access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

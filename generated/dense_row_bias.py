@@ -70,7 +70,7 @@ def dense_row_bias_tile(
     rBias, = operands
     y = dense_row_bias_epilogue_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -159,8 +159,8 @@ def dense_row_bias_epilogue_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = dense_row_bias_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -246,7 +246,7 @@ def dense_row_bias_forward_tile(
     rBias, = operands
     z, y = dense_row_bias_forward_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -358,8 +358,8 @@ def dense_row_bias_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dense_row_bias_backward_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rZ[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rZ[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -379,8 +379,8 @@ def dense_row_bias_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dacc = dense_row_bias_backward_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rZ[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rZ[None, v].load(), cutlass.Float32),
             )
             rDacc.store(dacc.to(mDacc.element_type))
             access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)

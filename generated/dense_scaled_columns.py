@@ -107,10 +107,10 @@ def dense_scaled_columns_tile(
     rAlpha, rBeta, rBias, rC = operands
     y = dense_scaled_columns_epilogue_chain(
         acc[0].load(),
-        rC.load().to(cutlass.Float32),
-        rAlpha.load().to(cutlass.Float32),
-        rBeta.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rC.load(), cutlass.Float32),
+        device.cast(rAlpha.load(), cutlass.Float32),
+        device.cast(rBeta.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -223,11 +223,11 @@ def dense_scaled_columns_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = dense_scaled_columns_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rC.load().to(cutlass.Float32),
-            rAlpha.load().to(cutlass.Float32),
-            rBeta.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rC.load(), cutlass.Float32),
+            device.cast(rAlpha.load(), cutlass.Float32),
+            device.cast(rBeta.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -352,10 +352,10 @@ def dense_scaled_columns_forward_tile(
     rAlpha, rBeta, rBias, rC = operands
     y, acc_kept = dense_scaled_columns_forward_chain(
         acc[0].load(),
-        rC.load().to(cutlass.Float32),
-        rAlpha.load().to(cutlass.Float32),
-        rBeta.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rC.load(), cutlass.Float32),
+        device.cast(rAlpha.load(), cutlass.Float32),
+        device.cast(rBeta.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
@@ -489,12 +489,12 @@ def dense_scaled_columns_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, dc, column_sum_of, column_sum2_of, column_sum3_of = dense_scaled_columns_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rAcc[None, v, u].load().to(cutlass.Float32),
-                    rC[None, v, u].load().to(cutlass.Float32),
-                    rAlpha[None, v].load().to(cutlass.Float32),
-                    rBeta[None, v].load().to(cutlass.Float32),
-                    rBias[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    device.cast(rC[None, v, u].load(), cutlass.Float32),
+                    device.cast(rAlpha[None, v].load(), cutlass.Float32),
+                    device.cast(rBeta[None, v].load(), cutlass.Float32),
+                    device.cast(rBias[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), (column_sum_of, column_sum2_of, column_sum3_of,), inside)
@@ -510,7 +510,7 @@ def dense_scaled_columns_backward_kernel(
             access.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -106,8 +106,8 @@ def dense_silu_residual_tile(
     approx = device.narrow(mY)
     y = dense_silu_residual_epilogue_chain(
         acc[0].load(),
-        rResidual.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rResidual.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -211,9 +211,9 @@ def dense_silu_residual_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = dense_silu_residual_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rResidual.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rResidual.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -331,8 +331,8 @@ def dense_silu_residual_forward_tile(
     approx = device.narrow(mY)
     z, y = dense_silu_residual_forward_chain(
         acc[0].load(),
-        rResidual.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rResidual.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         approx,
     )
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
@@ -442,8 +442,8 @@ def dense_silu_residual_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, dresidual, column_sum_of = dense_silu_residual_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rZ[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rZ[None, v, u].load(), cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -459,7 +459,7 @@ def dense_silu_residual_backward_kernel(
             access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -130,7 +130,7 @@ def dense_softcap_epilogue_kernel(
             device.copy_whole_or_part(gAcc, rAcc, valid)
 
         y = dense_softcap_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
             cute.full((vec,), cap, cutlass.Float32),
             approx,
         )
@@ -277,8 +277,8 @@ def dense_softcap_backward_kernel(
             device.copy_whole_or_part(gAcc, rAcc, valid)
 
         dacc = dense_softcap_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rAcc.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
             cute.full((vec,), cap, cutlass.Float32),
             approx,
         )

@@ -117,7 +117,7 @@ def dense_squared_relu_epilogue_kernel(
             device.copy_whole_or_part(gAcc, rAcc, valid)
 
         y = dense_squared_relu_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -254,8 +254,8 @@ def dense_squared_relu_backward_kernel(
             device.copy_whole_or_part(gAcc, rAcc, valid)
 
         dacc = dense_squared_relu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rAcc.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
         )
         rDacc.store(dacc.to(mDacc.element_type))
 

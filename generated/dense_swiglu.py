@@ -143,8 +143,8 @@ def dense_swiglu_epilogue_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = dense_swiglu_epilogue_chain(
-            rAcc0.load().to(cutlass.Float32),
-            rAcc1.load().to(cutlass.Float32),
+            device.cast(rAcc0.load(), cutlass.Float32),
+            device.cast(rAcc1.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -306,9 +306,9 @@ def dense_swiglu_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dacc0, dacc1 = dense_swiglu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rAcc0.load().to(cutlass.Float32),
-            rAcc1.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rAcc0.load(), cutlass.Float32),
+            device.cast(rAcc1.load(), cutlass.Float32),
             approx,
         )
         rDacc0.store(dacc0.to(mDacc.element_type))

@@ -136,8 +136,8 @@ def dense_swiglu_weights_epilogue_kernel(
             device.copy_whole_or_part(gU, rU, valid)
 
         y = dense_swiglu_weights_epilogue_chain(
-            rG.load().to(cutlass.Float32),
-            rU.load().to(cutlass.Float32),
+            device.cast(rG.load(), cutlass.Float32),
+            device.cast(rU.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -298,9 +298,9 @@ def dense_swiglu_weights_backward_kernel(
             device.copy_whole_or_part(gU, rU, valid)
 
         dg, du = dense_swiglu_weights_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rG.load().to(cutlass.Float32),
-            rU.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rG.load(), cutlass.Float32),
+            device.cast(rU.load(), cutlass.Float32),
             approx,
         )
         rDg.store(dg.to(mDg.element_type))

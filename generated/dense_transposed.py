@@ -74,7 +74,7 @@ def dense_transposed_tile(
     rBias, = operands
     y = dense_transposed_epilogue_chain(
         acc[0].load(),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -168,8 +168,8 @@ def dense_transposed_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = dense_transposed_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -262,7 +262,7 @@ def dense_transposed_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, column_sum_of = dense_transposed_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -274,7 +274,7 @@ def dense_transposed_backward_kernel(
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -66,8 +66,8 @@ def dequantize_fp8_kernel(
             rScale.fill(mScale[0])
 
         y = dequantize_fp8_chain(
-            rQ.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rQ.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 

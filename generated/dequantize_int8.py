@@ -74,7 +74,7 @@ def dequantize_int8_kernel(
 
         y = dequantize_int8_chain(
             rQ.load().to(cutlass.Int32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -175,7 +175,7 @@ def dequantize_int8_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dequantize_int8_backward_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
                 rQ[None, v].load().to(cutlass.Int32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))

@@ -97,9 +97,9 @@ def dgeglu_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx0, dx1 = dgeglu_chain(
-            rDy.load().to(cutlass.Float32),
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
             approx,
         )
         rDx0.store(dx0.to(mDx.element_type))
@@ -235,11 +235,11 @@ def dgeglu_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         ddy, dx_0, dx_1 = dgeglu_backward_chain(
-            rDdx0.load().to(cutlass.Float32),
-            rDdx1.load().to(cutlass.Float32),
-            rDy.load().to(cutlass.Float32),
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rDdx0.load(), cutlass.Float32),
+            device.cast(rDdx1.load(), cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
             approx,
         )
         rDdy.store(ddy.to(mDdy.element_type))

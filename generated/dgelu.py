@@ -73,8 +73,8 @@ def dgelu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = dgelu_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))
@@ -171,9 +171,9 @@ def dgelu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         ddy, dx_ = dgelu_backward_chain(
-            rDdx.load().to(cutlass.Float32),
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDdx.load(), cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDdy.store(ddy.to(mDdy.element_type))

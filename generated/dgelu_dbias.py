@@ -103,8 +103,8 @@ def dgelu_dbias_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = dgelu_dbias_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -118,7 +118,7 @@ def dgelu_dbias_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -129,9 +129,9 @@ def dgelu_dbias_fp8_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 q, column_sum_of, total_max_of = dgelu_dbias_fp8_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rScale[0], rScale.element_type), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -145,7 +145,7 @@ def dgelu_dbias_fp8_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
     found = reduce.over_row([fTotalMax], ("max",), sTotals, threads, 1)
     if tidx == 0:
         mTotalMaxParts[bidx] = found[0]

@@ -119,8 +119,8 @@ def dgelu_dbias_group_fp8_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 scale, q, column_sum_of = dgelu_dbias_group_fp8_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), amax_min, cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -136,7 +136,7 @@ def dgelu_dbias_group_fp8_kernel(
             access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, B * G, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, B * G, per_row, ragged)
 
 
 @cute.kernel

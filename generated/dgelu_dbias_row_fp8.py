@@ -111,8 +111,8 @@ def dgelu_dbias_row_fp8_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dgelu_dbias_row_fp8_rows_row_max(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -270,8 +270,8 @@ def dgelu_dbias_row_fp8_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = dgelu_dbias_row_fp8_row_max(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMax], ("max",), values, inside)
@@ -284,8 +284,8 @@ def dgelu_dbias_row_fp8_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 q, column_sum_of = dgelu_dbias_row_fp8_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
                     cute.full((vec,), amax_min, cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                 )
@@ -315,7 +315,7 @@ def dgelu_dbias_row_fp8_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

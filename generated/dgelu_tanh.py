@@ -79,8 +79,8 @@ def dgelu_tanh_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = dgelu_tanh_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))
@@ -192,9 +192,9 @@ def dgelu_tanh_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         ddy, dx_ = dgelu_tanh_backward_chain(
-            rDdx.load().to(cutlass.Float32),
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDdx.load(), cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDdy.store(ddy.to(mDdy.element_type))

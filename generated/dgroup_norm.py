@@ -136,9 +136,9 @@ def dgroup_norm_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dgroup_norm_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -163,9 +163,9 @@ def dgroup_norm_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dgroup_norm_rows_stage1(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -279,6 +279,7 @@ def dgroup_norm_kernel(
     at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
     staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
     shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
     lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
@@ -295,6 +296,7 @@ def dgroup_norm_kernel(
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (G), part % (G)  # only rows of one place meet
+    iG = place
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -304,7 +306,7 @@ def dgroup_norm_kernel(
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
-    rWeight = cute.make_rmem_tensor((vec, vectors, at_once), mWeight.element_type)
+    rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
         rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
@@ -316,19 +318,19 @@ def dgroup_norm_kernel(
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
+    columns, column = C * S, first
+    access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
 
     reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iG = place
         iB = row
         columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
         column = first
-        access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
         if cutlass.const_expr(not whole):
             access.load_one(mRowMeanOfRows, (iB, iG), row < B, rRowMeanOfRows[None, u])
             access.load_one(mRowMean3OfRows, (iB, iG), row < B, rRowMean3OfRows[None, u])
@@ -345,7 +347,6 @@ def dgroup_norm_kernel(
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iG = place
             iB = row
             columns = cutlass.select_(row < B, C * S, 0)
             column, k = first, u % held
@@ -359,38 +360,38 @@ def dgroup_norm_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = dgroup_norm_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v, u].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
                 row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(C * S)
-                row_mean3 = row_mean3 / cutlass.Float32(C * S)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(C * S))
+                row_mean3 = device.divide_by_count(row_mean3, cutlass.Float32(C * S))
                 if cutlass.const_expr(lean):
+                    access.forget(rWeight)
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
-                    access.forget(rWeight[None, None, u])
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = dgroup_norm_stage1(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v, u].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                         cute.full((vec,), row_mean, cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, inside)
                 row_mean2, row_mean4 = reduce.over_row([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster, turn)
-                row_mean2 = row_mean2 / cutlass.Float32(C * S)
-                row_mean4 = row_mean4 / cutlass.Float32(C * S)
+                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(C * S))
+                row_mean4 = device.divide_by_count(row_mean4, cutlass.Float32(C * S))
                 if cutlass.const_expr(lean):
+                    access.forget(rWeight)
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
-                    access.forget(rWeight[None, None, u])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean3 = rRowMean3OfRows[0, u]
@@ -399,9 +400,9 @@ def dgroup_norm_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = dgroup_norm_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
                     cute.full((vec,), row_mean3, cutlass.Float32),
@@ -415,11 +416,9 @@ def dgroup_norm_kernel(
                 access.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
-            iG = place
             iB = row
             columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
             column = first
-            access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
             if cutlass.const_expr(not whole):
                 access.load_one(mRowMeanOfRows, (iB, iG), row < B, rRowMeanOfRows[None, u])
                 access.load_one(mRowMean3OfRows, (iB, iG), row < B, rRowMean3OfRows[None, u])
@@ -434,7 +433,7 @@ def dgroup_norm_kernel(
                 access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (C * S)), mColumnSumParts), cute.domain_offset((0, place * (C * S)), mColumnSum2Parts)], sColumns, part, first, step, C * S, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * ((C * S) // each)), mColumnSumParts), cute.domain_offset((0, place * ((C * S) // each)), mColumnSum2Parts)], sColumns, part, first // each, step // each, C * S // each, per_row, ragged)
 
 
 @cute.kernel
@@ -443,6 +442,7 @@ def dgroup_norm_finish(
     mDbias: cute.Tensor,  # (G, C) T
     mColumnSumParts: cute.Tensor,  # (parts, G * C * S) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, G * C * S) column_sum2 of each part
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
     G: cutlass.Int32,
     C: cutlass.Int32,
     S: cutlass.Int32,
@@ -454,8 +454,8 @@ def dgroup_norm_finish(
     c = bidx
     iC = c % C
     iG = (c // C)
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (G, C, S,), (True, True, False))
-    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (G, C, S,), (True, True, False))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (G, C, S // each,), (True, True, False))
+    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (G, C, S // each,), (True, True, False))
     there = tidx == 0
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
@@ -495,6 +495,7 @@ def dgroup_norm_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    each: cutlass.Constexpr[int],
     staged: cutlass.Constexpr[bool],
     shared_sums: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
@@ -523,7 +524,7 @@ def dgroup_norm_launch(
     if blocks > 0:
         dgroup_norm_kernel(
             mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each, staged, shared_sums, lean, whole,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -532,7 +533,7 @@ def dgroup_norm_launch(
     if blocks > 0:
         dgroup_norm_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-            G, C, S,
+            each, G, C, S,
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 

@@ -135,9 +135,9 @@ def dlayernorm_rows_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = dlayernorm_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -161,9 +161,9 @@ def dlayernorm_rows_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = dlayernorm_rows_stage1(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -353,15 +353,15 @@ def dlayernorm_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = dlayernorm_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
                 row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(N)
-                row_mean3 = row_mean3 / cutlass.Float32(N)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
+                row_mean3 = device.divide_by_count(row_mean3, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
                     access.forget(rWeight)
                     access.forget(rDy[None, None, k])
@@ -371,16 +371,16 @@ def dlayernorm_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = dlayernorm_stage1(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                         cute.full((vec,), row_mean, cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, inside)
                 row_mean2, row_mean4 = reduce.over_row([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster, turn)
-                row_mean2 = row_mean2 / cutlass.Float32(N)
-                row_mean4 = row_mean4 / cutlass.Float32(N)
+                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(N))
+                row_mean4 = device.divide_by_count(row_mean4, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
                     access.forget(rWeight)
                     access.forget(rDy[None, None, k])
@@ -393,9 +393,9 @@ def dlayernorm_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = dlayernorm_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
                     cute.full((vec,), row_mean3, cutlass.Float32),
@@ -425,7 +425,7 @@ def dlayernorm_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

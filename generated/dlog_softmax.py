@@ -92,7 +92,7 @@ def dlog_softmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dlog_softmax_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -112,8 +112,8 @@ def dlog_softmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = dlog_softmax_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
             )

@@ -67,8 +67,8 @@ def drelu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = drelu_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 
@@ -146,8 +146,8 @@ def drelu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         ddy = drelu_backward_chain(
-            rDdx.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDdx.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rDdy.store(ddy.to(mDdy.element_type))
 

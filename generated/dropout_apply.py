@@ -82,9 +82,9 @@ def dropout_apply_kernel(
             device.copy_whole_or_part(gResidual, rResidual, valid)
 
         y = dropout_apply_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             rMask.load() != 0,
-            rResidual.load().to(cutlass.Float32),
+            device.cast(rResidual.load(), cutlass.Float32),
             cute.full((vec,), keep_prob, cutlass.Float32),
             approx,
         )
@@ -174,7 +174,7 @@ def dropout_apply_backward_kernel(
             device.copy_whole_or_part(gMask, rMask, valid)
 
         dx, dresidual = dropout_apply_backward_chain(
-            rDy.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
             rMask.load() != 0,
             cute.full((vec,), keep_prob, cutlass.Float32),
             approx,

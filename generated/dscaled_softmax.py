@@ -97,8 +97,8 @@ def dscaled_softmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dscaled_softmax_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -118,8 +118,8 @@ def dscaled_softmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = dscaled_softmax_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
                 cute.full((vec,), mScale[0], cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
             )

@@ -112,8 +112,8 @@ def dscaled_srelu_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dscaled_srelu_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -133,9 +133,9 @@ def dscaled_srelu_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = dscaled_srelu_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rScale[0], rScale.element_type), cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
             access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)

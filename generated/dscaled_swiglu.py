@@ -137,13 +137,13 @@ def dscaled_swiglu_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             value = dscaled_swiglu_keep_value(
-                rX0[None, v].load().to(cutlass.Float32),
+                device.cast(rX0[None, v].load(), cutlass.Float32),
             )
             if cutlass.const_expr(carried):
                 rValueKept[None, v].store(value)
             values = dscaled_swiglu_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX1[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX1[None, v].load(), cutlass.Float32),
                 value,
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -169,13 +169,13 @@ def dscaled_swiglu_kernel(
                 value = rValueKept[None, v].load()
             else:
                 value = dscaled_swiglu_keep_value(
-                    rX0[None, v].load().to(cutlass.Float32),
+                    device.cast(rX0[None, v].load(), cutlass.Float32),
                 )
             dx0, dx1 = dscaled_swiglu_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX0[None, v].load().to(cutlass.Float32),
-                rX1[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX0[None, v].load(), cutlass.Float32),
+                device.cast(rX1[None, v].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rScale[0], rScale.element_type), cutlass.Float32),
                 value,
             )
             rDx0.store(dx0.to(mDx.element_type))

@@ -70,8 +70,8 @@ def dsilu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = dsilu_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))
@@ -170,9 +170,9 @@ def dsilu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         ddy, dx_ = dsilu_backward_chain(
-            rDdx.load().to(cutlass.Float32),
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDdx.load(), cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDdy.store(ddy.to(mDdy.element_type))

@@ -94,8 +94,8 @@ def dsoftmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = dsoftmax_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -115,8 +115,8 @@ def dsoftmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = dsoftmax_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))

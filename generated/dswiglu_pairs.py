@@ -82,9 +82,9 @@ def dswiglu_pairs_kernel(
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
         dx0, dx1 = dswiglu_pairs_chain(
-            rDy.load().to(cutlass.Float32),
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
             approx,
         )
         rDx[0, None].store(dx0.to(mDx.element_type))
@@ -194,11 +194,11 @@ def dswiglu_pairs_backward_kernel(
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
         ddy, dx_0, dx_1 = dswiglu_pairs_backward_chain(
-            rDdx[0, None].load().to(cutlass.Float32),
-            rDdx[1, None].load().to(cutlass.Float32),
-            rDy.load().to(cutlass.Float32),
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
+            device.cast(rDdx[0, None].load(), cutlass.Float32),
+            device.cast(rDdx[1, None].load(), cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
             approx,
         )
         rDdy.store(ddy.to(mDdy.element_type))

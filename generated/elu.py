@@ -64,7 +64,7 @@ def elu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = elu_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
@@ -147,8 +147,8 @@ def elu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = elu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import access, device, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # A token outside the table is clamped to its ends.
@@ -109,7 +109,7 @@ def embedding_rmsnorm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = embedding_rmsnorm_row_mean(
-                rTableAtToken[None, v].load().to(cutlass.Float32),
+                device.cast(rTableAtToken[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -130,8 +130,8 @@ def embedding_rmsnorm_kernel(
             if cutlass.const_expr(mWeight is not None):
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             y = embedding_rmsnorm_chain(
-                rTableAtToken[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rTableAtToken[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
@@ -186,11 +186,406 @@ def embedding_rmsnorm_reference(table, token, weight, eps):
     return y
 
 
+def embedding_rmsnorm_backward_rows_stage0(dy, table_at_token, weight):
+    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    return table_at_token * table_at_token, weight * dy * table_at_token
+
+
+def embedding_rmsnorm_backward_rows_row(row_mean, row_sum):
+    """The row's own results, from its statistics."""
+    row_mean_of_rows = row_mean
+    row_sum_of_rows = row_sum
+    return row_mean_of_rows, row_sum_of_rows
+
+
+@cute.kernel
+def embedding_rmsnorm_backward_rows_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mTable: cute.Tensor,  # (V, N) T
+    mToken: cute.Tensor,  # (rows) int32
+    mWeight: cute.Tensor | None,  # (N) T
+    mRowMeanOfRows: cute.Tensor,  # (rows) float32
+    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
+    rTableAtToken = cute.make_rmem_tensor((vec, vectors), mTable.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rTableAtTokenAt = cute.make_rmem_tensor((1,), mToken.element_type)
+    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    access.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+        access.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
+    reduce.meet([*sStage0], cluster)
+
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
+            access.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken, 1, ragged, False, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(mWeight is not None):
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+            values = embedding_rmsnorm_backward_rows_stage0(
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rTableAtToken[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
+    row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster)
+    row_mean = row_mean / cutlass.Float32(N)
+
+    if (row < rows) & (first_of_row):
+        row_mean_of_rows, row_sum_of_rows = embedding_rmsnorm_backward_rows_row(
+            cute.full((1,), row_mean, cutlass.Float32),
+            cute.full((1,), row_sum, cutlass.Float32),
+        )
+        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+        mRowMeanOfRows[row] = rRowMeanOfRows[0]
+        mRowSumOfRows[row] = rRowSumOfRows[0]
+
+
+@cute.jit
+def embedding_rmsnorm_backward_rows_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mTable: cute.Tensor,
+    mToken: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mRowMeanOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    embedding_rmsnorm_backward_rows_kernel(
+        mDy, mTable, mToken, mWeight, mRowMeanOfRows, mRowSumOfRows,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def embedding_rmsnorm_backward_stage0(dy, table_at_token, weight):
+    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    x = table_at_token
+    return x * x, weight * dy * x
+
+
+def embedding_rmsnorm_backward_chain(dy, table_at_token, weight, size_n, eps, row_mean, row_sum):
+    """The chain: dtable; what is folded into column_sum, on one vector of each operand."""
+    x = table_at_token
+    rstd = device.rsqrt(row_mean + eps, False)
+    dtable = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x
+    return dtable, dy * (x * rstd)
+
+
+def embedding_rmsnorm_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dweight = column_sum
+    return dweight
+
+
+@cute.kernel
+def embedding_rmsnorm_backward_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mTable: cute.Tensor,  # (V, N) T
+    mToken: cute.Tensor,  # (rows) int32
+    mWeight: cute.Tensor | None,  # (N) T
+    mDtable: cute.Tensor,  # (rows, N) float32
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+    mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
+    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
+    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
+    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    pace = parts * rows_a_block  # from one row of a thread to its next
+
+    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
+    rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
+    rTableAtToken = cute.make_rmem_tensor((vec, vectors, held), mTable.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rTableAtTokenAt = cute.make_rmem_tensor((1,), mToken.element_type)
+    rDtable = cute.make_rmem_tensor((vec,), mDtable.element_type)
+    if cutlass.const_expr(not whole):
+        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
+        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    if cutlass.const_expr(staged):
+        sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
+        sTableAtToken = access.staging(mTable.element_type, vec * 1, vectors, at_once, threads)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    columns, column = N, first
+    if cutlass.const_expr(mWeight is not None):
+        access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
+
+    reduce.meet([*sStage0], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        column = first
+        access.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
+        if cutlass.const_expr(not whole):
+            access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+        if cutlass.const_expr(staged):
+            access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+            access.fetch_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, sTableAtToken[None, None, u], 1)
+            cute.arch.cp_async_commit_group()
+        else:
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+            access.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken[None, None, u], 1, ragged, False, True)
+
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            columns = cutlass.select_(row < rows, N, 0)
+            column, k = first, u % held
+            if cutlass.const_expr(staged):
+                cute.arch.cp_async_wait_group(at_once - 1)
+                access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
+                access.take_row(sTableAtToken[None, None, u], column, step, columns, rTableAtToken[None, None, k])
+            if cutlass.const_expr(whole):
+                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    c = first + v * step
+                    values = embedding_rmsnorm_backward_stage0(
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rTableAtToken[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
+                    )
+                    inside = reduce.inside(c, columns, vec, ragged, exact)
+                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
+                row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
+                if cutlass.const_expr(lean):
+                    if cutlass.const_expr(mWeight is not None):
+                        access.forget(rWeight)
+                    access.forget(rDy[None, None, k])
+                    access.forget(rTableAtToken[None, None, k])
+            else:
+                row_mean = rRowMeanOfRows[0, u]
+                row_sum = rRowSumOfRows[0, u]
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                dtable, column_sum_of = embedding_rmsnorm_backward_chain(
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rTableAtToken[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
+                    cute.full((vec,), N, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDtable.store(dtable.to(mDtable.element_type))
+                access.store_row(rDtable, mDtable, cute.crd2idx((row, 0), mDtable.layout), column, v * step, columns, 1, ragged, False, per_row)
+            turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+            column = first
+            access.load_one(mToken, (row,), row < rows, rTableAtTokenAt)
+            if cutlass.const_expr(not whole):
+                access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
+                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            if cutlass.const_expr(staged):
+                access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
+                access.fetch_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, sTableAtToken[None, None, u], 1)
+                cute.arch.cp_async_commit_group()
+            else:
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
+                access.load_row(mTable, cute.crd2idx((device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), mTable.layout), column, step, columns, rTableAtToken[None, None, u], 1, ragged, False, True)
+
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
+
+
+@cute.kernel
+def embedding_rmsnorm_backward_finish(
+    mDweight: cute.Tensor,  # (N) T
+    mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
+):
+    # All parts of a column, in a fixed order.
+    partials.await_last()
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx * 32 + tidx % 32
+    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
+    if there:
+        dweight = embedding_rmsnorm_backward_columns(
+            cute.full((1,), column_sum, cutlass.Float32),
+        )
+        rDweight.store(dweight.to(mDweight.element_type))
+        mDweight[c] = rDweight[0]
+
+
+@cute.jit
+def embedding_rmsnorm_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mTable: cute.Tensor,
+    mToken: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mDtable: cute.Tensor,
+    mDweight: cute.Tensor,
+    mColumnSumParts: cute.Tensor,
+    mRowMeanOfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    staged: cutlass.Constexpr[bool],
+    shared_sums: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    whole: cutlass.Constexpr[bool],
+    rows_vec: cutlass.Constexpr[int],
+    rows_ragged: cutlass.Constexpr[bool],
+    rows_threads: cutlass.Constexpr[int],
+    rows_per_row: cutlass.Constexpr[int],
+    rows_vectors: cutlass.Constexpr[int],
+    rows_cluster: cutlass.Constexpr[int],
+    rows_kept: cutlass.Constexpr[bool],
+    rows_exact: cutlass.Constexpr[bool],
+    rows_carried: cutlass.Constexpr[bool],
+    rows_lean: cutlass.Constexpr[bool],
+    rows_resident: cutlass.Constexpr[int],
+):
+    if cutlass.const_expr(not whole):
+        embedding_rmsnorm_backward_rows_launch(
+            stream, mDy, mTable, mToken, mWeight, mRowMeanOfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+        )
+    N = mDy.shape[1]
+    pieces = cluster
+    if cutlass.const_expr(not whole):
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        embedding_rmsnorm_backward_kernel(
+            mDy, mTable, mToken, mWeight, mDtable, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
+    blocks = (N + 31) // 32
+    if blocks > 0:
+        embedding_rmsnorm_backward_finish(
+            mDweight, mColumnSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
+
+
+def embedding_rmsnorm_backward_xla(dy, table_at_token, weight, size_n, eps, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    x = table_at_token
+    rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dtable = weight * rstd * dy - t0 * x
+    dweight = jnp.sum(dy * (x * rstd), axis=row_axes, keepdims=True)
+    return dtable, dweight
+
+
 @runtime.op(
     SPEC,
     launch=embedding_rmsnorm_launch,
     xla=embedding_rmsnorm_xla,
     reference=embedding_rmsnorm_reference,
+    backward_launch=embedding_rmsnorm_backward_launch,
+    backward_xla=embedding_rmsnorm_backward_xla,
 )
 def embedding_rmsnorm(
     table: jax.Array,

@@ -83,8 +83,8 @@ def fatrelu_mul_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = fatrelu_mul_chain(
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
             cute.full((vec,), mThreshold[0], cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
@@ -183,9 +183,9 @@ def fatrelu_mul_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx0, dx1 = fatrelu_mul_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
             cute.full((vec,), mThreshold[0], cutlass.Float32),
         )
         rDx0.store(dx0.to(mDx.element_type))

@@ -67,7 +67,7 @@ def filter_equal_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = filter_equal_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), mValue[0], cutlass.Float32),
             cute.full((vec,), mReplacement[0], cutlass.Float32),
         )

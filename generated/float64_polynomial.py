@@ -63,7 +63,7 @@ def float64_polynomial_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = float64_polynomial_chain(
-            rX.load().to(compute),
+            device.cast(rX.load(), compute),
         )
         rY.store(y.to(mY.element_type))
 
@@ -147,8 +147,8 @@ def float64_polynomial_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = float64_polynomial_backward_chain(
-            rDy.load().to(compute),
-            rX.load().to(compute),
+            device.cast(rDy.load(), compute),
+            device.cast(rX.load(), compute),
         )
         rDx.store(dx.to(mDx.element_type))
 

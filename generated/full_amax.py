@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import access, partials, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 # The statistic of per-tensor scaling. NaN wins, so a scale made from the result shows it.
@@ -84,7 +84,7 @@ def full_amax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 total_max_of = full_amax_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
@@ -161,11 +161,236 @@ def full_amax_reference(x):
     return jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)
 
 
+def full_amax_first_chain(amax, x):
+    """What is folded into total_sum, on one vector of each operand."""
+    return device.where(cute.math.abs(x) == amax, 1.0, 0.0)
+
+
+def full_amax_first_columns(total_sum):
+    """The result."""
+    of_rows0 = total_sum
+    return of_rows0
+
+
+@cute.kernel
+def full_amax_first_kernel(
+    mAmax: cute.Tensor,  # (1) float32
+    mX: cute.Tensor,  # (rows, cols) T
+    mOfRows0: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether the arrays are no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, cols = mX.shape[0], mX.shape[1]
+    total = cutlass.Int64(rows) * cols
+    width = threads * vec  # the arrays as rows of this many elements, one after the other
+    row_count = cutlass.Int32((total + width - 1) // width)
+
+    # This thread's columns: it walks down the rows of its part, and keeps what they come to.
+    parts, part = mTotalSumParts.shape[0], bidx
+    first = cutlass.Int32(tidx * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    pace = parts * rows_a_block  # from one row of a thread to its next
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rAmax = cute.make_rmem_tensor((1,), mAmax.element_type)
+    fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+    access.load_one(mAmax, (0,), True, rAmax)
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        columns = reduce.columns_left(total, row, width)
+        column = first
+        access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+
+    for base in cutlass.range(part * rows_a_block, row_count, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            columns = reduce.columns_left(total, row, width)
+            for v in cutlass.range_constexpr(vectors):
+                c = first + v * step
+                total_sum_of = full_amax_first_chain(
+                    device.cast(cute.full((vec,), rAmax[0], rAmax.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                inside = reduce.inside(c, columns, vec, ragged, exact)
+                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+            row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
+            columns = reduce.columns_left(total, row, width)
+            column = first
+            access.load_row(mX, cutlass.Int64(row) * width, column, step, columns, rX[None, None, u], 1, ragged, True, True)
+
+    partials.begin_next()
+    found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
+    if tidx == 0:
+        mTotalSumParts[bidx] = found[0]
+
+
+@cute.kernel
+def full_amax_first_finish(
+    mOfRows0: cute.Tensor,  # (1) float32
+    mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
+):
+    # All parts of everything, in a fixed order.
+    partials.await_last()
+    tidx, _, _ = cute.arch.thread_idx()
+    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    there = tidx == 0
+    rOfRows0 = cute.make_rmem_tensor((1,), mOfRows0.element_type)
+    if there:
+        of_rows0 = full_amax_first_columns(
+            cute.full((1,), total_sum, cutlass.Float32),
+        )
+        rOfRows0.store(of_rows0.to(mOfRows0.element_type))
+        mOfRows0[0] = rOfRows0[0]
+
+
+@cute.jit
+def full_amax_first_launch(
+    stream: cuda.CUstream,
+    mAmax: cute.Tensor,
+    mX: cute.Tensor,
+    mOfRows0: cute.Tensor,
+    mTotalSumParts: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+    exact: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    blocks = mTotalSumParts.shape[0]
+    if blocks > 0:
+        full_amax_first_kernel(
+            mAmax, mX, mOfRows0, mTotalSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
+        ).launch(
+            grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+            min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+        )
+    blocks = 1
+    if blocks > 0:
+        full_amax_first_finish(
+            mOfRows0, mTotalSumParts,
+        ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
+
+
+def full_amax_first_xla(amax, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    of_rows0 = jnp.sum(jnp.where(jnp.abs(x) == amax, jnp.asarray(1.0, jnp.float32), 0.0), axis=None, keepdims=True)
+    return of_rows0
+
+
+def full_amax_backward_chain(damax, amax, x, of_rows0, approx):
+    """The chain, on one vector of each operand."""
+    dx = device.divide(device.where(cute.math.abs(x) == amax, damax, 0.0), of_rows0, approx) * device.where(x >= 0.0, 1, -1).to(cutlass.Float32)
+    return dx
+
+
+@cute.kernel
+def full_amax_backward_kernel(
+    mDamax: cute.Tensor,  # (1) float32
+    mAmax: cute.Tensor,  # (1) float32
+    mX: cute.Tensor,  # (rows, cols) T
+    mOfRows0: cute.Tensor,  # (1) float32
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDx)
+
+    rDamax = cute.make_rmem_tensor((vec,), mDamax.element_type)
+    rAmax = cute.make_rmem_tensor((vec,), mAmax.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rOfRows0 = cute.make_rmem_tensor((vec,), mOfRows0.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDamax.fill(mDamax[0])
+            rAmax.fill(mAmax[0])
+            cute.autovec_copy(gX, rX)
+            rOfRows0.fill(mOfRows0[0])
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            rDamax.fill(mDamax[0])
+            rAmax.fill(mAmax[0])
+            rOfRows0.fill(mOfRows0[0])
+
+        dx = full_amax_backward_chain(
+            device.cast(rDamax.load(), cutlass.Float32),
+            device.cast(rAmax.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rOfRows0.load(), cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def full_amax_backward_launch(
+    stream: cuda.CUstream,
+    mDamax: cute.Tensor,
+    mAmax: cute.Tensor,
+    mX: cute.Tensor,
+    mOfRows0: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    full_amax_backward_kernel(
+        mDamax, mAmax, mX, mOfRows0, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def full_amax_backward_xla(damax, amax, x, of_rows0):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = jnp.where(jnp.abs(x) == amax, damax, 0.0) / of_rows0 * jnp.where(x >= 0.0, jnp.asarray(1, jnp.int32), -1).astype(jnp.float32)
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=full_amax_launch,
     xla=full_amax_xla,
     reference=full_amax_reference,
+    first_launch=full_amax_first_launch,
+    first_xla=full_amax_first_xla,
+    backward_launch=full_amax_backward_launch,
+    backward_xla=full_amax_backward_xla,
 )
 def full_amax(
     x: jax.Array,

@@ -84,7 +84,7 @@ def full_sum_squares_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 total_sum_of = full_sum_squares_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
@@ -199,8 +199,8 @@ def full_sum_squares_backward_kernel(
             rDy.fill(mDy[0])
 
         dx = full_sum_squares_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 

@@ -69,8 +69,8 @@ def geglu_pairs_kernel(
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
         y = geglu_pairs_chain(
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -157,9 +157,9 @@ def geglu_pairs_backward_kernel(
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
         dx0, dx1 = geglu_pairs_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
             approx,
         )
         rDx[0, None].store(dx0.to(mDx.element_type))

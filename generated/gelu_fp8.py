@@ -67,8 +67,8 @@ def gelu_fp8_kernel(
             rScale.fill(mScale[0])
 
         q = gelu_fp8_chain(
-            rX.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
         )
         rQ.store(q.to(mQ.element_type))
 

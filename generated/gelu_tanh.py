@@ -64,7 +64,7 @@ def gelu_tanh_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = gelu_tanh_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -151,8 +151,8 @@ def gelu_tanh_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = gelu_tanh_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))

@@ -70,8 +70,8 @@ def gelu_tanh_mul_kernel(
             device.copy_whole_or_part(gUp, rUp, valid)
 
         y = gelu_tanh_mul_chain(
-            rGate.load().to(cutlass.Float32),
-            rUp.load().to(cutlass.Float32),
+            device.cast(rGate.load(), cutlass.Float32),
+            device.cast(rUp.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -170,9 +170,9 @@ def gelu_tanh_mul_backward_kernel(
             device.copy_whole_or_part(gUp, rUp, valid)
 
         dgate, dup = gelu_tanh_mul_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rGate.load().to(cutlass.Float32),
-            rUp.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rGate.load(), cutlass.Float32),
+            device.cast(rUp.load(), cutlass.Float32),
             approx,
         )
         rDgate.store(dgate.to(mDgate.element_type))

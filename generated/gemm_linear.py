@@ -109,8 +109,8 @@ def gemm_linear_tile(
     rBias, rC = operands
     y = gemm_linear_epilogue_chain(
         acc[0].load(),
-        rC.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rC.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         cute.full((vec,), mAlpha[0], cutlass.Float32),
         cute.full((vec,), mBeta[0], cutlass.Float32),
     )
@@ -216,9 +216,9 @@ def gemm_linear_epilogue_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = gemm_linear_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rC.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rC.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
             cute.full((vec,), mAlpha[0], cutlass.Float32),
             cute.full((vec,), mBeta[0], cutlass.Float32),
         )
@@ -341,8 +341,8 @@ def gemm_linear_forward_tile(
     rBias, rC = operands
     y, acc_kept = gemm_linear_forward_chain(
         acc[0].load(),
-        rC.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rC.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
         cute.full((vec,), mAlpha[0], cutlass.Float32),
         cute.full((vec,), mBeta[0], cutlass.Float32),
     )
@@ -471,9 +471,9 @@ def gemm_linear_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dacc, dc, column_sum_of, total_sum_of, total_sum2_of = gemm_linear_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rAcc[None, v, u].load().to(cutlass.Float32),
-                    rC[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    device.cast(rC[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mAlpha[0], cutlass.Float32),
                     cute.full((vec,), mBeta[0], cutlass.Float32),
                 )
@@ -492,7 +492,7 @@ def gemm_linear_backward_kernel(
             access.load_row(mC, cute.crd2idx((row, 0), mC.layout), column, step, columns, rC[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:
         mTotalSumParts[bidx] = found[0]

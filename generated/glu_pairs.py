@@ -71,8 +71,8 @@ def glu_pairs_kernel(
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
         y = glu_pairs_chain(
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -161,9 +161,9 @@ def glu_pairs_backward_kernel(
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
         dx0, dx1 = glu_pairs_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
             approx,
         )
         rDx[0, None].store(dx0.to(mDx.element_type))

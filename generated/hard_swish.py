@@ -61,7 +61,7 @@ def hard_swish_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = hard_swish_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -142,8 +142,8 @@ def hard_swish_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = hard_swish_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 

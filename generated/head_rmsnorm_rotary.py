@@ -123,8 +123,8 @@ def head_rmsnorm_rotary_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = head_rmsnorm_rotary_stage0(
-                rX0[None, v].load().to(cutlass.Float32),
-                rX1[None, v].load().to(cutlass.Float32),
+                device.cast(rX0[None, v].load(), cutlass.Float32),
+                device.cast(rX1[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -152,12 +152,12 @@ def head_rmsnorm_rotary_kernel(
             access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
             access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
             y0, y1 = head_rmsnorm_rotary_chain(
-                rX0[None, v].load().to(cutlass.Float32),
-                rX1[None, v].load().to(cutlass.Float32),
-                rWeight0[None, 0].load().to(cutlass.Float32),
-                rWeight1[None, 0].load().to(cutlass.Float32),
-                rCos[None, v].load().to(cutlass.Float32),
-                rSin[None, v].load().to(cutlass.Float32),
+                device.cast(rX0[None, v].load(), cutlass.Float32),
+                device.cast(rX1[None, v].load(), cutlass.Float32),
+                device.cast(rWeight0[None, 0].load(), cutlass.Float32),
+                device.cast(rWeight1[None, 0].load(), cutlass.Float32),
+                device.cast(rCos[None, v].load(), cutlass.Float32),
+                device.cast(rSin[None, v].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
@@ -313,14 +313,14 @@ def head_rmsnorm_rotary_backward_rows_kernel(
             access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
             access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
             values = head_rmsnorm_rotary_backward_rows_stage0(
-                rDy0[None, v].load().to(cutlass.Float32),
-                rDy1[None, v].load().to(cutlass.Float32),
-                rX0[None, v].load().to(cutlass.Float32),
-                rX1[None, v].load().to(cutlass.Float32),
-                rWeight0[None, 0].load().to(cutlass.Float32),
-                rWeight1[None, 0].load().to(cutlass.Float32),
-                rCos[None, v].load().to(cutlass.Float32),
-                rSin[None, v].load().to(cutlass.Float32),
+                device.cast(rDy0[None, v].load(), cutlass.Float32),
+                device.cast(rDy1[None, v].load(), cutlass.Float32),
+                device.cast(rX0[None, v].load(), cutlass.Float32),
+                device.cast(rX1[None, v].load(), cutlass.Float32),
+                device.cast(rWeight0[None, 0].load(), cutlass.Float32),
+                device.cast(rWeight1[None, 0].load(), cutlass.Float32),
+                device.cast(rCos[None, v].load(), cutlass.Float32),
+                device.cast(rSin[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -458,6 +458,7 @@ def head_rmsnorm_rotary_backward_kernel(
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (S), part % (S)  # only rows of one place meet
+    iS = place
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -471,8 +472,8 @@ def head_rmsnorm_rotary_backward_kernel(
     rX1 = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rWeight0 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rWeight1 = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
-    rCos = cute.make_rmem_tensor((vec, vectors, held), mCos.element_type)
-    rSin = cute.make_rmem_tensor((vec, vectors, held), mSin.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
     rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
@@ -484,8 +485,6 @@ def head_rmsnorm_rotary_backward_kernel(
         sDy1 = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX0 = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
         sX1 = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
-        sCos = access.staging(mCos.element_type, vec * 1, vectors, at_once, threads)
-        sSin = access.staging(mSin.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
@@ -495,12 +494,13 @@ def head_rmsnorm_rotary_backward_kernel(
     columns, column = D, first
     access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), column, step, columns, rWeight0, 1, ragged, False, False)
     access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), column, step, columns, rWeight1, 1, ragged, False, False)
+    access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, False)
+    access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, False)
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iS = place
         iH = row % H
         iB = (row // H)
         columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
@@ -514,21 +514,16 @@ def head_rmsnorm_rotary_backward_kernel(
             access.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, sDy1[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, sX0[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, sX1[None, None, u], 1)
-            access.fetch_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, sCos[None, None, u], 1)
-            access.fetch_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, sSin[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
             access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
             access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
             access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
             access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iS = place
             iH = row % H
             iB = (row // H)
             columns = cutlass.select_(row < B * H, D, 0)
@@ -539,8 +534,6 @@ def head_rmsnorm_rotary_backward_kernel(
                 access.take_row(sDy1[None, None, u], column, step, columns, rDy1[None, None, k])
                 access.take_row(sX0[None, None, u], column, step, columns, rX0[None, None, k])
                 access.take_row(sX1[None, None, u], column, step, columns, rX1[None, None, k])
-                access.take_row(sCos[None, None, u], column, step, columns, rCos[None, None, k])
-                access.take_row(sSin[None, None, u], column, step, columns, rSin[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -548,29 +541,29 @@ def head_rmsnorm_rotary_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = head_rmsnorm_rotary_backward_stage0(
-                        rDy0[None, v, k].load().to(cutlass.Float32),
-                        rDy1[None, v, k].load().to(cutlass.Float32),
-                        rX0[None, v, k].load().to(cutlass.Float32),
-                        rX1[None, v, k].load().to(cutlass.Float32),
-                        rWeight0[None, v].load().to(cutlass.Float32),
-                        rWeight1[None, v].load().to(cutlass.Float32),
-                        rCos[None, v, k].load().to(cutlass.Float32),
-                        rSin[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy0[None, v, k].load(), cutlass.Float32),
+                        device.cast(rDy1[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX0[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX1[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight0[None, v].load(), cutlass.Float32),
+                        device.cast(rWeight1[None, v].load(), cutlass.Float32),
+                        device.cast(rCos[None, v].load(), cutlass.Float32),
+                        device.cast(rSin[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
                 row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(D)
-                row_mean2 = row_mean2 / cutlass.Float32(D)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(D))
+                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(D))
                 if cutlass.const_expr(lean):
                     access.forget(rWeight0)
                     access.forget(rWeight1)
+                    access.forget(rCos)
+                    access.forget(rSin)
                     access.forget(rDy0[None, None, k])
                     access.forget(rDy1[None, None, k])
                     access.forget(rX0[None, None, k])
                     access.forget(rX1[None, None, k])
-                    access.forget(rCos[None, None, k])
-                    access.forget(rSin[None, None, k])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
@@ -578,14 +571,14 @@ def head_rmsnorm_rotary_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx0, dx1, column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of = head_rmsnorm_rotary_backward_chain(
-                    rDy0[None, v, k].load().to(cutlass.Float32),
-                    rDy1[None, v, k].load().to(cutlass.Float32),
-                    rX0[None, v, k].load().to(cutlass.Float32),
-                    rX1[None, v, k].load().to(cutlass.Float32),
-                    rWeight0[None, v].load().to(cutlass.Float32),
-                    rWeight1[None, v].load().to(cutlass.Float32),
-                    rCos[None, v, k].load().to(cutlass.Float32),
-                    rSin[None, v, k].load().to(cutlass.Float32),
+                    device.cast(rDy0[None, v, k].load(), cutlass.Float32),
+                    device.cast(rDy1[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX0[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight0[None, v].load(), cutlass.Float32),
+                    device.cast(rWeight1[None, v].load(), cutlass.Float32),
+                    device.cast(rCos[None, v].load(), cutlass.Float32),
+                    device.cast(rSin[None, v].load(), cutlass.Float32),
                     cute.full((vec,), D, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -601,7 +594,6 @@ def head_rmsnorm_rotary_backward_kernel(
                 access.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
-            iS = place
             iH = row % H
             iB = (row // H)
             columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
@@ -615,19 +607,15 @@ def head_rmsnorm_rotary_backward_kernel(
                 access.fetch_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, sDy1[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, sX0[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, sX1[None, None, u], 1)
-                access.fetch_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, sCos[None, None, u], 1)
-                access.fetch_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, sSin[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
                 access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, True)
                 access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
                 access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
                 access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-                access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-                access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts), cute.domain_offset((0, place * (D)), mColumnSum3Parts), cute.domain_offset((0, place * (D)), mColumnSum4Parts)], sColumns, part, first, step, D, per_row, ragged)
 
 
 @cute.kernel

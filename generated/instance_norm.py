@@ -123,7 +123,7 @@ def instance_norm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = instance_norm_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -142,7 +142,7 @@ def instance_norm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = instance_norm_row_mean2(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -162,9 +162,9 @@ def instance_norm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = instance_norm_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rWeight[0], rWeight.element_type).to(cutlass.Float32),
-                cute.full((vec,), rBias[0], rBias.element_type).to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rWeight[0], rWeight.element_type), cutlass.Float32),
+                device.cast(cute.full((vec,), rBias[0], rBias.element_type), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
@@ -305,8 +305,8 @@ def instance_norm_backward_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = instance_norm_backward_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -328,8 +328,8 @@ def instance_norm_backward_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = instance_norm_backward_rows_stage1(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -442,6 +442,7 @@ def instance_norm_backward_kernel(
     at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
     staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
     shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
     lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
@@ -458,6 +459,7 @@ def instance_norm_backward_kernel(
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (C), part % (C)  # only rows of one place meet
+    iC = place
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -468,10 +470,10 @@ def instance_norm_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     if cutlass.const_expr(mWeight is None):
-        rWeight = cute.make_rmem_tensor((1, at_once), cutlass.Float32)
+        rWeight = cute.make_rmem_tensor((1,), cutlass.Float32)
         rWeight.fill(1.0)
     else:
-        rWeight = cute.make_rmem_tensor((1, at_once), mWeight.element_type)
+        rWeight = cute.make_rmem_tensor((1,), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
         rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
@@ -483,20 +485,19 @@ def instance_norm_backward_kernel(
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
+    sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
+    if cutlass.const_expr(mWeight is not None):
+        access.load_one(mWeight, (iC,), True, rWeight)
 
     reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iC = place
         iB = row
         columns = cutlass.select_(row < B, S, 0)  # past the last row nothing is accessed
         column = first
-        if cutlass.const_expr(mWeight is not None):
-            access.load_one(mWeight, (iC,), row < B, rWeight[None, u])
         if cutlass.const_expr(not whole):
             access.load_one(mRowMeanOfRows, (iB, iC), row < B, rRowMeanOfRows[None, u])
             access.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
@@ -513,7 +514,6 @@ def instance_norm_backward_kernel(
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iC = place
             iB = row
             columns = cutlass.select_(row < B, S, 0)
             column, k = first, u % held
@@ -527,13 +527,13 @@ def instance_norm_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = instance_norm_backward_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
                 row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(S)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(S))
                 if cutlass.const_expr(lean):
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
@@ -542,14 +542,14 @@ def instance_norm_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = instance_norm_backward_stage1(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), row_mean, cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
                 row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
-                row_mean2 = row_mean2 / cutlass.Float32(S)
+                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(S))
                 if cutlass.const_expr(lean):
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
@@ -561,9 +561,9 @@ def instance_norm_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = instance_norm_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    cute.full((vec,), rWeight[0, u], rWeight.element_type).to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rWeight[0], rWeight.element_type), cutlass.Float32),
                     cute.full((vec,), S, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -578,12 +578,9 @@ def instance_norm_backward_kernel(
                 access.store_row(rDx, mDx, cute.crd2idx((iB, iC, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
-            iC = place
             iB = row
             columns = cutlass.select_(row < B, S, 0)  # past the last row nothing is accessed
             column = first
-            if cutlass.const_expr(mWeight is not None):
-                access.load_one(mWeight, (iC,), row < B, rWeight[None, u])
             if cutlass.const_expr(not whole):
                 access.load_one(mRowMeanOfRows, (iB, iC), row < B, rRowMeanOfRows[None, u])
                 access.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
@@ -598,7 +595,7 @@ def instance_norm_backward_kernel(
                 access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (S)), mColumnSumParts), cute.domain_offset((0, place * (S)), mColumnSum2Parts)], sColumns, part, first, step, S, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * ((S) // each)), mColumnSumParts), cute.domain_offset((0, place * ((S) // each)), mColumnSum2Parts)], sColumns, part, first // each, step // each, S // each, per_row, ragged)
 
 
 @cute.kernel
@@ -607,6 +604,7 @@ def instance_norm_backward_finish(
     mDbias: cute.Tensor,  # (C) T
     mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
     C: cutlass.Int32,
     S: cutlass.Int32,
 ):
@@ -615,8 +613,8 @@ def instance_norm_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (C, S,), (True, False))
-    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (C, S,), (True, False))
+    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (C, S // each,), (True, False))
+    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (C, S // each,), (True, False))
     there = tidx == 0
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
@@ -656,6 +654,7 @@ def instance_norm_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    each: cutlass.Constexpr[int],
     staged: cutlass.Constexpr[bool],
     shared_sums: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
@@ -684,7 +683,7 @@ def instance_norm_backward_launch(
     if blocks > 0:
         instance_norm_backward_kernel(
             mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each, staged, shared_sums, lean, whole,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -693,7 +692,7 @@ def instance_norm_backward_launch(
     if blocks > 0:
         instance_norm_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
-            C, S,
+            each, C, S,
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 

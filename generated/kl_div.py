@@ -91,8 +91,8 @@ def kl_div_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = kl_div_row_sum(
-                rLogP[None, v].load().to(cutlass.Float32),
-                rLogTarget[None, v].load().to(cutlass.Float32),
+                device.cast(rLogP[None, v].load(), cutlass.Float32),
+                device.cast(rLogTarget[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -208,9 +208,9 @@ def kl_div_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dlog_p, dlog_target = kl_div_backward_chain(
-            rDloss.load().to(cutlass.Float32),
-            rLogP.load().to(cutlass.Float32),
-            rLogTarget.load().to(cutlass.Float32),
+            device.cast(rDloss.load(), cutlass.Float32),
+            device.cast(rLogP.load(), cutlass.Float32),
+            device.cast(rLogTarget.load(), cutlass.Float32),
             approx,
         )
         rDlogP.store(dlog_p.to(mDlogP.element_type))

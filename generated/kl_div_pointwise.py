@@ -66,8 +66,8 @@ def kl_div_pointwise_kernel(
             device.copy_whole_or_part(gLogTarget, rLogTarget, valid)
 
         loss = kl_div_pointwise_chain(
-            rLogP.load().to(cutlass.Float32),
-            rLogTarget.load().to(cutlass.Float32),
+            device.cast(rLogP.load(), cutlass.Float32),
+            device.cast(rLogTarget.load(), cutlass.Float32),
         )
         rLoss.store(loss.to(mLoss.element_type))
 
@@ -157,9 +157,9 @@ def kl_div_pointwise_backward_kernel(
             device.copy_whole_or_part(gLogTarget, rLogTarget, valid)
 
         dlog_p, dlog_target = kl_div_pointwise_backward_chain(
-            rDloss.load().to(cutlass.Float32),
-            rLogP.load().to(cutlass.Float32),
-            rLogTarget.load().to(cutlass.Float32),
+            device.cast(rDloss.load(), cutlass.Float32),
+            device.cast(rLogP.load(), cutlass.Float32),
+            device.cast(rLogTarget.load(), cutlass.Float32),
             approx,
         )
         rDlogP.store(dlog_p.to(mDlogP.element_type))

@@ -90,7 +90,7 @@ def l2_normalize_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = l2_normalize_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -108,7 +108,7 @@ def l2_normalize_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = l2_normalize_chain(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
@@ -231,7 +231,7 @@ def l2_normalize_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = l2_normalize_backward_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -251,8 +251,8 @@ def l2_normalize_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = l2_normalize_backward_row_sum2(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
@@ -275,8 +275,8 @@ def l2_normalize_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = l2_normalize_backward_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 cute.full((vec,), row_sum2, cutlass.Float32),

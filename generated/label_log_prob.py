@@ -118,7 +118,7 @@ def label_log_prob_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 z = label_log_prob_keep_z(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),
                 )
                 if cutlass.const_expr(carried):
@@ -138,7 +138,7 @@ def label_log_prob_kernel(
                     z = rZKept[None, v].load()
                 else:
                     z = label_log_prob_keep_z(
-                        rX[None, v].load().to(cutlass.Float32),
+                        device.cast(rX[None, v].load(), cutlass.Float32),
                         cute.full((vec,), mTemperature[0], cutlass.Float32),
                     )
                 values = label_log_prob_row_sum2(
@@ -284,7 +284,7 @@ def label_log_prob_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = label_log_prob_backward_rows_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -294,7 +294,7 @@ def label_log_prob_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = label_log_prob_backward_rows_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
@@ -462,7 +462,7 @@ def label_log_prob_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = label_log_prob_backward_row_max(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mTemperature[0], cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -474,7 +474,7 @@ def label_log_prob_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = label_log_prob_backward_row_sum(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mTemperature[0], cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
                         approx_terms,
@@ -490,8 +490,8 @@ def label_log_prob_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = label_log_prob_backward_chain(
-                    cute.full((vec,), rDy[0, u], rDy.element_type).to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
+                    device.cast(cute.full((vec,), rDy[0, u], rDy.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
                     cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),

@@ -116,7 +116,7 @@ def layernorm_int8_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_int8_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -135,7 +135,7 @@ def layernorm_int8_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_int8_row_mean2(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -157,10 +157,10 @@ def layernorm_int8_kernel(
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             q = layernorm_int8_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
-                rBias[None, 0].load().to(cutlass.Float32),
-                cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                device.cast(rBias[None, 0].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rScale[0], rScale.element_type), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),

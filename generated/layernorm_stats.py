@@ -134,7 +134,7 @@ def layernorm_stats_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_stats_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -153,7 +153,7 @@ def layernorm_stats_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = layernorm_stats_row_mean2(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -177,9 +177,9 @@ def layernorm_stats_kernel(
             if cutlass.const_expr(mBias is not None):
                 access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             y = layernorm_stats_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
-                rBias[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                device.cast(rBias[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
@@ -338,10 +338,10 @@ def layernorm_stats_backward_rows_kernel(
             if cutlass.const_expr(mWeight is not None):
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = layernorm_stats_backward_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rMean[0], rMean.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rMean[0], rMean.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -526,10 +526,10 @@ def layernorm_stats_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = layernorm_stats_backward_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        cute.full((vec,), rMean[0, u], rMean.element_type).to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rMean[0, u], rMean.element_type), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
@@ -545,13 +545,13 @@ def layernorm_stats_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = layernorm_stats_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    cute.full((vec,), rDmean[0, u], rDmean.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rDrstd[0, u], rDrstd.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rMean[0, u], rMean.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rRstd[0, u], rRstd.element_type).to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rDmean[0, u], rDmean.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rDrstd[0, u], rDrstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rMean[0, u], rMean.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                     cute.full((vec,), row_sum2, cutlass.Float32),
@@ -581,7 +581,7 @@ def layernorm_stats_backward_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

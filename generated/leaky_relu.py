@@ -63,7 +63,7 @@ def leaky_relu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = leaky_relu_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), negative_slope, cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
@@ -144,8 +144,8 @@ def leaky_relu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = leaky_relu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), negative_slope, cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))

@@ -63,7 +63,7 @@ def leaky_relu_dynamic_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = leaky_relu_dynamic_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), mSlope[0], cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
@@ -169,8 +169,8 @@ def leaky_relu_dynamic_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = leaky_relu_dynamic_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mSlope[0], cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)

@@ -71,9 +71,9 @@ def lerp_kernel(
             device.copy_whole_or_part(gWeight, rWeight, valid)
 
         y = lerp_chain(
-            rA.load().to(cutlass.Float32),
-            rB.load().to(cutlass.Float32),
-            rWeight.load().to(cutlass.Float32),
+            device.cast(rA.load(), cutlass.Float32),
+            device.cast(rB.load(), cutlass.Float32),
+            device.cast(rWeight.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -171,10 +171,10 @@ def lerp_backward_kernel(
             device.copy_whole_or_part(gWeight, rWeight, valid)
 
         da, db, dweight = lerp_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rA.load().to(cutlass.Float32),
-            rB.load().to(cutlass.Float32),
-            rWeight.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rA.load(), cutlass.Float32),
+            device.cast(rB.load(), cutlass.Float32),
+            device.cast(rWeight.load(), cutlass.Float32),
         )
         rDa.store(da.to(mDa.element_type))
         rDb.store(db.to(mDb.element_type))

@@ -208,7 +208,7 @@ def linear_cross_entropy_epilogue_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = linear_cross_entropy_epilogue_stage0(
-                    rLogits[None, v].load().to(cutlass.Float32),
+                    device.cast(rLogits[None, v].load(), cutlass.Float32),
                     cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                 )
@@ -219,7 +219,7 @@ def linear_cross_entropy_epilogue_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = linear_cross_entropy_epilogue_row_sum(
-                    rLogits[None, v].load().to(cutlass.Float32),
+                    device.cast(rLogits[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -446,7 +446,7 @@ def linear_cross_entropy_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = linear_cross_entropy_backward_row_max(
-                    rLogits[None, v].load().to(cutlass.Float32),
+                    device.cast(rLogits[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -455,7 +455,7 @@ def linear_cross_entropy_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = linear_cross_entropy_backward_row_sum(
-                    rLogits[None, v].load().to(cutlass.Float32),
+                    device.cast(rLogits[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
                 )
@@ -475,8 +475,8 @@ def linear_cross_entropy_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dlogits = linear_cross_entropy_backward_chain(
-                cute.full((vec,), rDloss[0], rDloss.element_type).to(cutlass.Float32),
-                rLogits[None, v].load().to(cutlass.Float32),
+                device.cast(cute.full((vec,), rDloss[0], rDloss.element_type), cutlass.Float32),
+                device.cast(rLogits[None, v].load(), cutlass.Float32),
                 cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), row_max, cutlass.Float32),

@@ -62,7 +62,7 @@ def log_sigmoid_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = log_sigmoid_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -143,8 +143,8 @@ def log_sigmoid_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = log_sigmoid_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))

@@ -96,7 +96,7 @@ def log_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = log_softmax_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -105,7 +105,7 @@ def log_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = log_softmax_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
                 )
@@ -125,7 +125,7 @@ def log_softmax_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = log_softmax_chain(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
             )
@@ -234,7 +234,7 @@ def log_softmax_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = log_softmax_backward_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -254,8 +254,8 @@ def log_softmax_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = log_softmax_backward_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
             )

@@ -239,7 +239,7 @@ def logits_logsumexp_epilogue_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = logits_logsumexp_epilogue_stage0(
-                    rAcc[None, v].load().to(cutlass.Float32),
+                    device.cast(rAcc[None, v].load(), cutlass.Float32),
                     cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                 )
@@ -250,7 +250,7 @@ def logits_logsumexp_epilogue_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = logits_logsumexp_epilogue_row_sum(
-                    rAcc[None, v].load().to(cutlass.Float32),
+                    device.cast(rAcc[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -269,7 +269,7 @@ def logits_logsumexp_epilogue_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             logits = logits_logsumexp_epilogue_chain(
-                rAcc[None, v].load().to(cutlass.Float32),
+                device.cast(rAcc[None, v].load(), cutlass.Float32),
             )
             rLogits.store(logits.to(mLogits.element_type))
             access.store_row(rLogits, mLogits, cute.crd2idx((row, 0), mLogits.layout), column, v * step, columns, 1, ragged, True, per_row)
@@ -400,11 +400,11 @@ def logits_logsumexp_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dacc = logits_logsumexp_backward_chain(
-            rDlogits.load().to(cutlass.Float32),
-            rDlse.load().to(cutlass.Float32),
-            rDpicked.load().to(cutlass.Float32),
-            rLse.load().to(cutlass.Float32),
-            rAcc.load().to(cutlass.Float32),
+            device.cast(rDlogits.load(), cutlass.Float32),
+            device.cast(rDlse.load(), cutlass.Float32),
+            device.cast(rDpicked.load(), cutlass.Float32),
+            device.cast(rLse.load(), cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
             rLabel.load().to(cutlass.Int32),
             rIndexN.load().to(cutlass.Int32),
             approx,

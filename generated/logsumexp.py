@@ -96,7 +96,7 @@ def logsumexp_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = logsumexp_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -105,7 +105,7 @@ def logsumexp_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = logsumexp_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
                 )
@@ -218,9 +218,9 @@ def logsumexp_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = logsumexp_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rY.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))

@@ -63,7 +63,7 @@ def lower_bound_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = lower_bound_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), mBound[0], cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
@@ -168,8 +168,8 @@ def lower_bound_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = lower_bound_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mBound[0], cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)

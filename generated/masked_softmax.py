@@ -108,7 +108,7 @@ def masked_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = masked_softmax_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     rMask[None, v].load() != 0,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -118,7 +118,7 @@ def masked_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 value = masked_softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     rMask[None, v].load() != 0,
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
@@ -151,7 +151,7 @@ def masked_softmax_kernel(
                 value = rValueKept[None, v].load()
             else:
                 value = masked_softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     rMask[None, v].load() != 0,
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
@@ -300,7 +300,7 @@ def masked_softmax_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = masked_softmax_backward_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     rMask[None, v].load() != 0,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -310,7 +310,7 @@ def masked_softmax_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = masked_softmax_backward_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     rMask[None, v].load() != 0,
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
@@ -335,7 +335,7 @@ def masked_softmax_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             t0 = masked_softmax_backward_keep_t0(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 rMask[None, v].load() != 0,
                 cute.full((vec,), row_max, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
@@ -344,7 +344,7 @@ def masked_softmax_backward_kernel(
             if cutlass.const_expr(carried):
                 rT0Kept[None, v].store(t0)
             values = masked_softmax_backward_row_sum2(
-                rDy[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
                 rMask[None, v].load() != 0,
                 t0,
             )
@@ -371,14 +371,14 @@ def masked_softmax_backward_kernel(
                 t0 = rT0Kept[None, v].load()
             else:
                 t0 = masked_softmax_backward_keep_t0(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     rMask[None, v].load() != 0,
                     cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
             dx = masked_softmax_backward_chain(
-                rDy[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
                 rMask[None, v].load() != 0,
                 t0,
                 cute.full((vec,), row_sum2, cutlass.Float32),

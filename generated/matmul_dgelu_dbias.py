@@ -93,7 +93,7 @@ def matmul_dgelu_dbias_tile(
     rZ, = operands
     dz, dbias_of = matmul_dgelu_dbias_chain(
         acc[0].load(),
-        rZ.load().to(cutlass.Float32),
+        device.cast(rZ.load(), cutlass.Float32),
     )
     rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
     rDz.store(dz.to(mDz.element_type))
@@ -215,8 +215,8 @@ def matmul_dgelu_dbias_epilogue_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dz, column_sum_of = matmul_dgelu_dbias_epilogue_chain(
-                    rAcc[None, v, u].load().to(cutlass.Float32),
-                    rZ[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    device.cast(rZ[None, v, u].load(), cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -230,7 +230,7 @@ def matmul_dgelu_dbias_epilogue_kernel(
             access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

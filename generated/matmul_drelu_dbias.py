@@ -85,7 +85,7 @@ def matmul_drelu_dbias_tile(
     rY, = operands
     dz, dbias_of = matmul_drelu_dbias_chain(
         acc[0].load(),
-        rY.load().to(cutlass.Float32),
+        device.cast(rY.load(), cutlass.Float32),
     )
     rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
     rDz.store(dz.to(mDz.element_type))
@@ -203,8 +203,8 @@ def matmul_drelu_dbias_epilogue_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dz, column_sum_of = matmul_drelu_dbias_epilogue_chain(
-                    rAcc[None, v, u].load().to(cutlass.Float32),
-                    rY[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    device.cast(rY[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -217,7 +217,7 @@ def matmul_drelu_dbias_epilogue_kernel(
             access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -73,7 +73,7 @@ def matmul_dsilu_tile(
     approx = device.narrow(mDz)
     dz = matmul_dsilu_epilogue_chain(
         acc[0].load(),
-        rZ.load().to(cutlass.Float32),
+        device.cast(rZ.load(), cutlass.Float32),
         approx,
     )
     rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
@@ -157,8 +157,8 @@ def matmul_dsilu_epilogue_kernel(
             device.copy_whole_or_part(gZ, rZ, valid)
 
         dz = matmul_dsilu_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rZ.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rZ.load(), cutlass.Float32),
             approx,
         )
         rDz.store(dz.to(mDz.element_type))

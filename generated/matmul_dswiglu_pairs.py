@@ -84,8 +84,8 @@ def matmul_dswiglu_pairs_tile(
     approx = device.narrow(mDz)
     dz0, dz1 = matmul_dswiglu_pairs_epilogue_chain(
         acc[0].load(),
-        rZ[0, None].load().to(cutlass.Float32),
-        rZ[1, None].load().to(cutlass.Float32),
+        device.cast(rZ[0, None].load(), cutlass.Float32),
+        device.cast(rZ[1, None].load(), cutlass.Float32),
         approx,
     )
     rDz = cute.make_rmem_tensor((2, vec), mDz.element_type)
@@ -176,9 +176,9 @@ def matmul_dswiglu_pairs_epilogue_kernel(
             device.copy_whole_or_part(gZ, rZ, 2 * valid)
 
         dz0, dz1 = matmul_dswiglu_pairs_epilogue_chain(
-            rD.load().to(cutlass.Float32),
-            rZ[0, None].load().to(cutlass.Float32),
-            rZ[1, None].load().to(cutlass.Float32),
+            device.cast(rD.load(), cutlass.Float32),
+            device.cast(rZ[0, None].load(), cutlass.Float32),
+            device.cast(rZ[1, None].load(), cutlass.Float32),
             approx,
         )
         rDz[0, None].store(dz0.to(mDz.element_type))

@@ -118,7 +118,7 @@ def mean_cross_entropy_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = mean_cross_entropy_rows_stage0(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                 )
@@ -129,7 +129,7 @@ def mean_cross_entropy_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = mean_cross_entropy_rows_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
                 )
@@ -298,7 +298,7 @@ def mean_cross_entropy_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = mean_cross_entropy_stage0(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(c, vec).to(cutlass.Int32),
                     )
@@ -311,7 +311,7 @@ def mean_cross_entropy_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = mean_cross_entropy_row_sum(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
                         approx_terms,
                     )
@@ -533,10 +533,10 @@ def mean_cross_entropy_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = mean_cross_entropy_backward_chain(
-            rDloss.load().to(cutlass.Float32),
-            rDlse.load().to(cutlass.Float32),
-            rLse.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDloss.load(), cutlass.Float32),
+            device.cast(rDlse.load(), cutlass.Float32),
+            device.cast(rLse.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             rLabel.load().to(cutlass.Int32),
             cute.full((vec,), rows, cutlass.Int32),
             rIndexN.load().to(cutlass.Int32),

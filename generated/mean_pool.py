@@ -63,6 +63,7 @@ def mean_pool_kernel(
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (rows), part % (rows)  # only rows of one place meet
+    iRows = place
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -74,7 +75,6 @@ def mean_pool_kernel(
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iRows = place
         iS = row
         columns = cutlass.select_(row < S, D, 0)  # past the last row nothing is accessed
         column = first
@@ -83,25 +83,23 @@ def mean_pool_kernel(
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iRows = place
             iS = row
             columns = cutlass.select_(row < S, D, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 column_mean_of = mean_pool_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
-            iRows = place
             iS = row
             columns = cutlass.select_(row < S, D, 0)  # past the last row nothing is accessed
             column = first
             access.load_row(mX, cute.crd2idx((iRows, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnMean], ("mean",), [cute.domain_offset((0, place * (D)), mColumnMeanParts)], sColumns, part, first, step, D, per_row)
+    partials.store_parts([fColumnMean], ("mean",), [cute.domain_offset((0, place * (D)), mColumnMeanParts)], sColumns, part, first, step, D, per_row, ragged)
 
 
 @cute.kernel
@@ -223,7 +221,7 @@ def mean_pool_backward_kernel(
                     row_i, iS_i, iD_i = device.next_coordinates((row_i, iS_i, iD_i), (S, D))
 
         dx = mean_pool_backward_chain(
-            rDy.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
             cute.full((vec,), S, cutlass.Int32),
             approx,
         )

@@ -88,8 +88,8 @@ def mean_squared_error_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 total_mean_of = mean_squared_error_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rY[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rY[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), inside)
@@ -233,9 +233,9 @@ def mean_squared_error_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx, dy = mean_squared_error_backward_chain(
-            rDloss.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
-            rY.load().to(cutlass.Float32),
+            device.cast(rDloss.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
             cute.full((vec,), rows, cutlass.Int32),
             cute.full((vec,), N, cutlass.Int32),
             approx,

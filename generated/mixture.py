@@ -83,12 +83,12 @@ def mixture_kernel(
             rW2.fill(mW[2])
 
         y = mixture_chain(
-            rW0.load().to(cutlass.Float32),
-            rW1.load().to(cutlass.Float32),
-            rW2.load().to(cutlass.Float32),
-            rA.load().to(cutlass.Float32),
-            rB.load().to(cutlass.Float32),
-            rC.load().to(cutlass.Float32),
+            device.cast(rW0.load(), cutlass.Float32),
+            device.cast(rW1.load(), cutlass.Float32),
+            device.cast(rW2.load(), cutlass.Float32),
+            device.cast(rA.load(), cutlass.Float32),
+            device.cast(rB.load(), cutlass.Float32),
+            device.cast(rC.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -217,13 +217,13 @@ def mixture_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 da, db, dc, total_sum_of, total_sum2_of, total_sum3_of = mixture_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), rW0[0], rW0.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rW1[0], rW1.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rW2[0], rW2.element_type).to(cutlass.Float32),
-                    rA[None, v, u].load().to(cutlass.Float32),
-                    rB[None, v, u].load().to(cutlass.Float32),
-                    rC[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rW0[0], rW0.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rW1[0], rW1.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rW2[0], rW2.element_type), cutlass.Float32),
+                    device.cast(rA[None, v, u].load(), cutlass.Float32),
+                    device.cast(rB[None, v, u].load(), cutlass.Float32),
+                    device.cast(rC[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), (total_sum_of, total_sum2_of, total_sum3_of,), inside)

@@ -113,7 +113,7 @@ def modulated_layernorm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -134,7 +134,7 @@ def modulated_layernorm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_row_mean2(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -158,9 +158,9 @@ def modulated_layernorm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = modulated_layernorm_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rScale[None, v].load().to(cutlass.Float32),
-                rShift[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rScale[None, v].load(), cutlass.Float32),
+                device.cast(rShift[None, v].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
@@ -303,9 +303,9 @@ def modulated_layernorm_backward_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_backward_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rScale[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rScale[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -329,9 +329,9 @@ def modulated_layernorm_backward_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = modulated_layernorm_backward_rows_stage1(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rScale[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rScale[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -464,6 +464,7 @@ def modulated_layernorm_backward_kernel(
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
+    iB = place
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -473,7 +474,7 @@ def modulated_layernorm_backward_kernel(
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
-    rScale = cute.make_rmem_tensor((vec, vectors, held), mScale.element_type)
+    rScale = cute.make_rmem_tensor((vec, vectors), mScale.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
         rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
@@ -483,18 +484,18 @@ def modulated_layernorm_backward_kernel(
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
-        sScale = access.staging(mScale.element_type, vec * 1, vectors, at_once, threads)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    columns, column = N, first
+    access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, False)
 
     reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iB = place
         iS = row
         columns = cutlass.select_(row < S, N, 0)  # past the last row nothing is accessed
         column = first
@@ -506,17 +507,14 @@ def modulated_layernorm_backward_kernel(
         if cutlass.const_expr(staged):
             access.fetch_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
-            access.fetch_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, sScale[None, None, u], 1)
             cute.arch.cp_async_commit_group()
         else:
             access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
             access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
-            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iB = place
             iS = row
             columns = cutlass.select_(row < S, N, 0)
             column, k = first, u % held
@@ -524,43 +522,42 @@ def modulated_layernorm_backward_kernel(
                 cute.arch.cp_async_wait_group(at_once - 1)
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
-                access.take_row(sScale[None, None, u], column, step, columns, rScale[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = modulated_layernorm_backward_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rScale[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rScale[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
                 row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(N)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
+                    access.forget(rScale)
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
-                    access.forget(rScale[None, None, k])
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = modulated_layernorm_backward_stage1(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rScale[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rScale[None, v].load(), cutlass.Float32),
                         cute.full((vec,), row_mean, cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
                 row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
-                row_mean2 = row_mean2 / cutlass.Float32(N)
+                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
+                    access.forget(rScale)
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
-                    access.forget(rScale[None, None, k])
             else:
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
@@ -569,9 +566,9 @@ def modulated_layernorm_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = modulated_layernorm_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rScale[None, v, k].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rScale[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -586,7 +583,6 @@ def modulated_layernorm_backward_kernel(
                 access.store_row(rDx, mDx, cute.crd2idx((iB, iS, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
-            iB = place
             iS = row
             columns = cutlass.select_(row < S, N, 0)  # past the last row nothing is accessed
             column = first
@@ -598,15 +594,13 @@ def modulated_layernorm_backward_kernel(
             if cutlass.const_expr(staged):
                 access.fetch_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
-                access.fetch_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, sScale[None, None, u], 1)
                 cute.arch.cp_async_commit_group()
             else:
                 access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, True)
                 access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
-                access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (N)), mColumnSumParts), cute.domain_offset((0, place * (N)), mColumnSum2Parts)], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (N)), mColumnSumParts), cute.domain_offset((0, place * (N)), mColumnSum2Parts)], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -119,8 +119,8 @@ def qk_rmsnorm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = qk_rmsnorm_stage0(
-                rQ[None, v].load().to(cutlass.Float32),
-                rK[None, v].load().to(cutlass.Float32),
+                device.cast(rQ[None, v].load(), cutlass.Float32),
+                device.cast(rK[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -144,10 +144,10 @@ def qk_rmsnorm_kernel(
             access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
             access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
             q_out, k_out = qk_rmsnorm_chain(
-                rQ[None, v].load().to(cutlass.Float32),
-                rK[None, v].load().to(cutlass.Float32),
-                rQWeight[None, 0].load().to(cutlass.Float32),
-                rKWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rQ[None, v].load(), cutlass.Float32),
+                device.cast(rK[None, v].load(), cutlass.Float32),
+                device.cast(rQWeight[None, 0].load(), cutlass.Float32),
+                device.cast(rKWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
@@ -305,12 +305,12 @@ def qk_rmsnorm_backward_rows_kernel(
             access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
             access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
             values = qk_rmsnorm_backward_rows_stage0(
-                rDqOut[None, v].load().to(cutlass.Float32),
-                rDkOut[None, v].load().to(cutlass.Float32),
-                rQ[None, v].load().to(cutlass.Float32),
-                rK[None, v].load().to(cutlass.Float32),
-                rQWeight[None, 0].load().to(cutlass.Float32),
-                rKWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDqOut[None, v].load(), cutlass.Float32),
+                device.cast(rDkOut[None, v].load(), cutlass.Float32),
+                device.cast(rQ[None, v].load(), cutlass.Float32),
+                device.cast(rK[None, v].load(), cutlass.Float32),
+                device.cast(rQWeight[None, 0].load(), cutlass.Float32),
+                device.cast(rKWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -515,18 +515,18 @@ def qk_rmsnorm_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = qk_rmsnorm_backward_stage0(
-                        rDqOut[None, v, k].load().to(cutlass.Float32),
-                        rDkOut[None, v, k].load().to(cutlass.Float32),
-                        rQ[None, v, k].load().to(cutlass.Float32),
-                        rK[None, v, k].load().to(cutlass.Float32),
-                        rQWeight[None, v].load().to(cutlass.Float32),
-                        rKWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDqOut[None, v, k].load(), cutlass.Float32),
+                        device.cast(rDkOut[None, v, k].load(), cutlass.Float32),
+                        device.cast(rQ[None, v, k].load(), cutlass.Float32),
+                        device.cast(rK[None, v, k].load(), cutlass.Float32),
+                        device.cast(rQWeight[None, v].load(), cutlass.Float32),
+                        device.cast(rKWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
                 row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(D)
-                row_mean2 = row_mean2 / cutlass.Float32(D)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(D))
+                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(D))
                 if cutlass.const_expr(lean):
                     access.forget(rQWeight)
                     access.forget(rKWeight)
@@ -542,12 +542,12 @@ def qk_rmsnorm_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dq, dk, column_sum_of, column_sum2_of = qk_rmsnorm_backward_chain(
-                    rDqOut[None, v, k].load().to(cutlass.Float32),
-                    rDkOut[None, v, k].load().to(cutlass.Float32),
-                    rQ[None, v, k].load().to(cutlass.Float32),
-                    rK[None, v, k].load().to(cutlass.Float32),
-                    rQWeight[None, v].load().to(cutlass.Float32),
-                    rKWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDqOut[None, v, k].load(), cutlass.Float32),
+                    device.cast(rDkOut[None, v, k].load(), cutlass.Float32),
+                    device.cast(rQ[None, v, k].load(), cutlass.Float32),
+                    device.cast(rK[None, v, k].load(), cutlass.Float32),
+                    device.cast(rQWeight[None, v].load(), cutlass.Float32),
+                    device.cast(rKWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), D, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -584,7 +584,7 @@ def qk_rmsnorm_backward_kernel(
                 access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, D, per_row, ragged)
 
 
 @cute.kernel

@@ -102,8 +102,8 @@ def quantize_fp8_amax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 q, total_max_of = quantize_fp8_amax_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rScale[0], rScale.element_type), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)

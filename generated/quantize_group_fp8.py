@@ -109,7 +109,7 @@ def quantize_group_fp8_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = quantize_group_fp8_row_max(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -127,7 +127,7 @@ def quantize_group_fp8_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             q = quantize_group_fp8_chain(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), amax_min, cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
             )

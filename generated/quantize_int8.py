@@ -79,8 +79,8 @@ def quantize_int8_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         q = quantize_int8_chain(
-            rX.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
         )
         rQ.store(device.cast(q, mQ.element_type))
 

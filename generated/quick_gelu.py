@@ -63,7 +63,7 @@ def quick_gelu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = quick_gelu_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -150,8 +150,8 @@ def quick_gelu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = quick_gelu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))

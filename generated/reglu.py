@@ -80,8 +80,8 @@ def reglu_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = reglu_chain(
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -177,9 +177,9 @@ def reglu_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx0, dx1 = reglu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
         )
         rDx0.store(dx0.to(mDx.element_type))
         rDx1.store(dx1.to(mDx.element_type))

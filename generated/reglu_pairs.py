@@ -68,8 +68,8 @@ def reglu_pairs_kernel(
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
         y = reglu_pairs_chain(
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -153,9 +153,9 @@ def reglu_pairs_backward_kernel(
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
         dx0, dx1 = reglu_pairs_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
         )
         rDx[0, None].store(dx0.to(mDx.element_type))
         rDx[1, None].store(dx1.to(mDx.element_type))

@@ -67,7 +67,7 @@ def relu_mask_kernel(
             device.copy_whole_or_part(gMask, rMask, valid)
 
         y = relu_mask_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             rMask.load() != 0,
         )
         rY.store(y.to(mY.element_type))
@@ -152,8 +152,8 @@ def relu_mask_backward_kernel(
             device.copy_whole_or_part(gMask, rMask, valid)
 
         dx = relu_mask_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             rMask.load() != 0,
         )
         rDx.store(dx.to(mDx.element_type))

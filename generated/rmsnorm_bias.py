@@ -97,7 +97,7 @@ def rmsnorm_bias_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_bias_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -118,9 +118,9 @@ def rmsnorm_bias_kernel(
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
             y = rmsnorm_bias_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
-                rBias[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                device.cast(rBias[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
@@ -242,9 +242,9 @@ def rmsnorm_bias_backward_rows_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = rmsnorm_bias_backward_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -407,14 +407,14 @@ def rmsnorm_bias_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = rmsnorm_bias_backward_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
                 row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(N)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
                     access.forget(rWeight)
                     access.forget(rDy[None, None, k])
@@ -425,9 +425,9 @@ def rmsnorm_bias_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = rmsnorm_bias_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -454,7 +454,7 @@ def rmsnorm_bias_backward_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -104,7 +104,7 @@ def rmsnorm_gated_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_gated_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -127,9 +127,9 @@ def rmsnorm_gated_kernel(
             if cutlass.const_expr(mWeight is not None):
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             y = rmsnorm_gated_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rZ[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rZ[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
@@ -263,10 +263,10 @@ def rmsnorm_gated_backward_rows_kernel(
             if cutlass.const_expr(mWeight is not None):
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = rmsnorm_gated_backward_rows_stage0(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rZ[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rZ[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -447,16 +447,16 @@ def rmsnorm_gated_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = rmsnorm_gated_backward_stage0(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rZ[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rZ[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                         approx,
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
                 row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(N)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
                     if cutlass.const_expr(mWeight is not None):
                         access.forget(rWeight)
@@ -469,10 +469,10 @@ def rmsnorm_gated_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, dz, column_sum_of = rmsnorm_gated_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rZ[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rZ[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -503,7 +503,7 @@ def rmsnorm_gated_backward_kernel(
                 access.load_row(mZ, cute.crd2idx((row, 0), mZ.layout), column, step, columns, rZ[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -113,7 +113,7 @@ def rmsnorm_rstd_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_rstd_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -134,8 +134,8 @@ def rmsnorm_rstd_kernel(
             if cutlass.const_expr(mWeight is not None):
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             y = rmsnorm_rstd_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
@@ -276,9 +276,9 @@ def rmsnorm_rstd_backward_rows_kernel(
             if cutlass.const_expr(mWeight is not None):
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = rmsnorm_rstd_backward_rows_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -438,9 +438,9 @@ def rmsnorm_rstd_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = rmsnorm_rstd_backward_row_sum(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
@@ -455,11 +455,11 @@ def rmsnorm_rstd_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = rmsnorm_rstd_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    cute.full((vec,), rDrstd[0, u], rDrstd.element_type).to(cutlass.Float32),
-                    cute.full((vec,), rRstd[0, u], rRstd.element_type).to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rDrstd[0, u], rDrstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
@@ -485,7 +485,7 @@ def rmsnorm_rstd_backward_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

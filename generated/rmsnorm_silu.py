@@ -97,7 +97,7 @@ def rmsnorm_silu_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_silu_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -117,8 +117,8 @@ def rmsnorm_silu_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             y = rmsnorm_silu_chain(
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
                 approx,
@@ -249,7 +249,7 @@ def rmsnorm_silu_backward_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = rmsnorm_silu_backward_rows_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -271,9 +271,9 @@ def rmsnorm_silu_backward_rows_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = rmsnorm_silu_backward_rows_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 cute.full((vec,), eps, cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
@@ -452,12 +452,12 @@ def rmsnorm_silu_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = rmsnorm_silu_backward_row_mean(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowMean], ("mean",), values, inside)
                 row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster, turn)
-                row_mean = row_mean / cutlass.Float32(N)
+                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
                 if cutlass.const_expr(lean):
                     access.forget(rWeight)
                     access.forget(rDy[None, None, k])
@@ -466,9 +466,9 @@ def rmsnorm_silu_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = rmsnorm_silu_backward_row_sum(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rWeight[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rWeight[None, v].load(), cutlass.Float32),
                         cute.full((vec,), eps, cutlass.Float32),
                         cute.full((vec,), row_mean, cutlass.Float32),
                         approx,
@@ -486,9 +486,9 @@ def rmsnorm_silu_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = rmsnorm_silu_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean, cutlass.Float32),
@@ -515,7 +515,7 @@ def rmsnorm_silu_backward_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

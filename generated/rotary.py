@@ -96,10 +96,10 @@ def rotary_kernel(
                     iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
 
         y0, y1 = rotary_chain(
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
-            rCos.load().to(cutlass.Float32),
-            rSin.load().to(cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
+            device.cast(rCos.load(), cutlass.Float32),
+            device.cast(rSin.load(), cutlass.Float32),
         )
         rY0.store(y0.to(mY.element_type))
         rY1.store(y1.to(mY.element_type))
@@ -200,6 +200,7 @@ def rotary_backward_kernel(
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (S), part % (S)  # only rows of one place meet
+    iS = place
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
@@ -209,17 +210,19 @@ def rotary_backward_kernel(
     rDy1 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rCos = cute.make_rmem_tensor((vec, vectors, at_once), mCos.element_type)
-    rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
     rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    columns, column = D, first
+    access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, False)
+    access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, False)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iS = place
         iH = row % H
         iB = (row // H)
         columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
@@ -228,25 +231,22 @@ def rotary_backward_kernel(
         access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
         access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
         access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-        access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-        access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iS = place
             iH = row % H
             iB = (row // H)
             columns = cutlass.select_(row < B * H, D, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
-                    rDy0[None, v, u].load().to(cutlass.Float32),
-                    rDy1[None, v, u].load().to(cutlass.Float32),
-                    rX0[None, v, u].load().to(cutlass.Float32),
-                    rX1[None, v, u].load().to(cutlass.Float32),
-                    rCos[None, v, u].load().to(cutlass.Float32),
-                    rSin[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDy1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rCos[None, v].load(), cutlass.Float32),
+                    device.cast(rSin[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
@@ -255,7 +255,6 @@ def rotary_backward_kernel(
                 access.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
                 access.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
-            iS = place
             iH = row % H
             iB = (row // H)
             columns = cutlass.select_(row < B * H, D, 0)  # past the last row nothing is accessed
@@ -264,11 +263,9 @@ def rotary_backward_kernel(
             access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, True)
             access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, True)
             access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, True)
-            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, True)
-            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)], sColumns, part, first, step, D, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)], sColumns, part, first, step, D, per_row, ragged)
 
 
 @cute.kernel

@@ -91,10 +91,10 @@ def rotary_pairs_kernel(
                     iS_i, iH_i, iD_i = device.next_coordinates((iS_i, iH_i, iD_i), (S, H, D))
 
         y0, y1 = rotary_pairs_chain(
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
-            rCos.load().to(cutlass.Float32),
-            rSin.load().to(cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
+            device.cast(rCos.load(), cutlass.Float32),
+            device.cast(rSin.load(), cutlass.Float32),
         )
         rY[0, None].store(y0.to(mY.element_type))
         rY[1, None].store(y1.to(mY.element_type))
@@ -216,12 +216,12 @@ def rotary_pairs_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx0, dx1, column_sum_of, column_sum2_of = rotary_pairs_backward_chain(
-                    rDy[0, None, v, u].load().to(cutlass.Float32),
-                    rDy[1, None, v, u].load().to(cutlass.Float32),
-                    rX[0, None, v, u].load().to(cutlass.Float32),
-                    rX[1, None, v, u].load().to(cutlass.Float32),
-                    rCos[None, v].load().to(cutlass.Float32),
-                    rSin[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[0, None, v, u].load(), cutlass.Float32),
+                    device.cast(rDy[1, None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[0, None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[1, None, v, u].load(), cutlass.Float32),
+                    device.cast(rCos[None, v].load(), cutlass.Float32),
+                    device.cast(rSin[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
@@ -236,7 +236,7 @@ def rotary_pairs_backward_kernel(
             access.load_row(mX, cute.crd2idx((iB, 0, 0, 0, 0), mX.layout), column, step, columns, rX[None, None, None, u], 2, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, S * H * D, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, S * H * D, per_row, ragged)
 
 
 @cute.kernel

@@ -81,9 +81,9 @@ def row_column_scale_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = row_column_scale_chain(
-            rX.load().to(cutlass.Float32),
-            rRowScale.load().to(cutlass.Float32),
-            rColumnScale.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rRowScale.load(), cutlass.Float32),
+            device.cast(rColumnScale.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -189,9 +189,9 @@ def row_column_scale_backward_rows_kernel(
             c = column + v * step
             access.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), c, step, columns, rColumnScale, 1, ragged, False, False)
             values = row_column_scale_backward_rows_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
-                rColumnScale[None, 0].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rColumnScale[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -349,9 +349,9 @@ def row_column_scale_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = row_column_scale_backward_row_sum(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
-                        rColumnScale[None, v].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
+                        device.cast(rColumnScale[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
@@ -365,10 +365,10 @@ def row_column_scale_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = row_column_scale_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
-                    cute.full((vec,), rRowScale[0, u], rRowScale.element_type).to(cutlass.Float32),
-                    rColumnScale[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowScale[0, u], rRowScale.element_type), cutlass.Float32),
+                    device.cast(rColumnScale[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -396,7 +396,7 @@ def row_column_scale_backward_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

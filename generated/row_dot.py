@@ -89,8 +89,8 @@ def row_dot_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_dot_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -202,9 +202,9 @@ def row_dot_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx, dy = row_dot_backward_chain(
-            rDdot.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
-            rY.load().to(cutlass.Float32),
+            device.cast(rDdot.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
         rDy.store(dy.to(mDy.element_type))

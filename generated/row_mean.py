@@ -84,7 +84,7 @@ def row_mean_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_mean_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -184,7 +184,7 @@ def row_mean_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = row_mean_backward_chain(
-            rDy.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
             cute.full((vec,), N, cutlass.Int32),
             approx,
         )

@@ -85,7 +85,7 @@ def row_min_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_min_row_min(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -205,8 +205,8 @@ def row_min_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_min_backward_row_sum(
-                cute.full((vec,), rY[0], rY.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(cute.full((vec,), rY[0], rY.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -224,9 +224,9 @@ def row_min_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = row_min_backward_chain(
-                cute.full((vec,), rDy[0], rDy.element_type).to(cutlass.Float32),
-                cute.full((vec,), rY[0], rY.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(cute.full((vec,), rDy[0], rDy.element_type), cutlass.Float32),
+                device.cast(cute.full((vec,), rY[0], rY.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
             )

@@ -102,7 +102,7 @@ def row_moments_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_moments_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -121,7 +121,7 @@ def row_moments_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_moments_row_mean2(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -252,10 +252,10 @@ def row_moments_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = row_moments_backward_chain(
-            rDmean.load().to(cutlass.Float32),
-            rDvariance.load().to(cutlass.Float32),
-            rMean.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDmean.load(), cutlass.Float32),
+            device.cast(rDvariance.load(), cutlass.Float32),
+            device.cast(rMean.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), N, cutlass.Int32),
             approx,
         )

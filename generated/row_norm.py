@@ -84,7 +84,7 @@ def row_norm_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_norm_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -192,9 +192,9 @@ def row_norm_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = row_norm_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rY.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))

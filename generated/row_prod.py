@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import access, reduce
+from codegen.runtime import access, device, reduce
 
 SPEC = """\
 op: row_prod
@@ -84,7 +84,7 @@ def row_prod_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_prod_row_prod(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)

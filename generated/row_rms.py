@@ -89,7 +89,7 @@ def row_rms_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_rms_row_mean(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -200,9 +200,9 @@ def row_rms_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = row_rms_backward_chain(
-            rDrms.load().to(cutlass.Float32),
-            rRms.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDrms.load(), cutlass.Float32),
+            device.cast(rRms.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), N, cutlass.Int32),
             approx,
         )

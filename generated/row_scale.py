@@ -75,8 +75,8 @@ def row_scale_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = row_scale_chain(
-            rX.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -188,8 +188,8 @@ def row_scale_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_scale_backward_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -208,8 +208,8 @@ def row_scale_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = row_scale_backward_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rScale[0], rScale.element_type), cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
             access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)

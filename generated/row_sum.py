@@ -84,7 +84,7 @@ def row_sum_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = row_sum_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -182,7 +182,7 @@ def row_sum_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx = row_sum_backward_chain(
-            rDy.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 

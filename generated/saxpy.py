@@ -68,8 +68,8 @@ def saxpy_kernel(
             device.copy_whole_or_part(gY, rY, valid)
 
         z = saxpy_chain(
-            rX.load().to(cutlass.Float32),
-            rY.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
         )
         rZ.store(z.to(mZ.element_type))
@@ -149,7 +149,7 @@ def saxpy_backward_kernel(
             device.copy_whole_or_part(gDz, rDz, valid)
 
         dx, dy = saxpy_backward_chain(
-            rDz.load().to(cutlass.Float32),
+            device.cast(rDz.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))

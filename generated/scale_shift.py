@@ -95,9 +95,9 @@ def scale_shift_kernel(
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
         y = scale_shift_chain(
-            rX.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
-            rShift.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
+            device.cast(rShift.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -212,9 +212,9 @@ def scale_shift_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = scale_shift_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rScale[None, v].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rScale[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
@@ -227,7 +227,7 @@ def scale_shift_backward_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -109,9 +109,9 @@ def scaled_matmul_fp8_tile(
     rScaleB, rBias, rScaleA = operands
     y = scaled_matmul_fp8_epilogue_chain(
         acc[0].load(),
-        rScaleA.load().to(cutlass.Float32),
-        rScaleB.load().to(cutlass.Float32),
-        rBias.load().to(cutlass.Float32),
+        device.cast(rScaleA.load(), cutlass.Float32),
+        device.cast(rScaleB.load(), cutlass.Float32),
+        device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -218,10 +218,10 @@ def scaled_matmul_fp8_epilogue_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = scaled_matmul_fp8_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rScaleA.load().to(cutlass.Float32),
-            rScaleB.load().to(cutlass.Float32),
-            rBias.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rScaleA.load(), cutlass.Float32),
+            device.cast(rScaleB.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 

@@ -84,9 +84,9 @@ def scaled_matmul_fp8_gelu_tile(
     rScaleA, rScaleB, rScaleY = operands
     y = scaled_matmul_fp8_gelu_epilogue_chain(
         acc[0].load(),
-        rScaleA.load().to(cutlass.Float32),
-        rScaleB.load().to(cutlass.Float32),
-        rScaleY.load().to(cutlass.Float32),
+        device.cast(rScaleA.load(), cutlass.Float32),
+        device.cast(rScaleB.load(), cutlass.Float32),
+        device.cast(rScaleY.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rY.store(y.to(mY.element_type))
@@ -179,10 +179,10 @@ def scaled_matmul_fp8_gelu_epilogue_kernel(
             rScaleY.fill(mScaleY[0])
 
         y = scaled_matmul_fp8_gelu_epilogue_chain(
-            rAcc.load().to(cutlass.Float32),
-            rScaleA.load().to(cutlass.Float32),
-            rScaleB.load().to(cutlass.Float32),
-            rScaleY.load().to(cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rScaleA.load(), cutlass.Float32),
+            device.cast(rScaleB.load(), cutlass.Float32),
+            device.cast(rScaleY.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 

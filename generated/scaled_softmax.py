@@ -104,7 +104,7 @@ def scaled_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = scaled_softmax_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -114,7 +114,7 @@ def scaled_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 value = scaled_softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
@@ -145,7 +145,7 @@ def scaled_softmax_kernel(
                 value = rValueKept[None, v].load()
             else:
                 value = scaled_softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
@@ -289,7 +289,7 @@ def scaled_softmax_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = scaled_softmax_backward_rows_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -299,7 +299,7 @@ def scaled_softmax_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = scaled_softmax_backward_rows_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                 )
@@ -321,8 +321,8 @@ def scaled_softmax_backward_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = scaled_softmax_backward_rows_row_sum2(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), mScale[0], cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
@@ -498,7 +498,7 @@ def scaled_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = scaled_softmax_backward_row_max(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -511,7 +511,7 @@ def scaled_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = scaled_softmax_backward_row_sum(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
                     )
@@ -525,8 +525,8 @@ def scaled_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = scaled_softmax_backward_row_sum2(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
                         cute.full((vec,), row_sum, cutlass.Float32),
@@ -544,8 +544,8 @@ def scaled_softmax_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = scaled_softmax_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),

@@ -88,9 +88,9 @@ def scaled_swiglu_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = scaled_swiglu_chain(
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -226,13 +226,13 @@ def scaled_swiglu_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             t1 = scaled_swiglu_backward_keep_t1(
-                rX0[None, v].load().to(cutlass.Float32),
+                device.cast(rX0[None, v].load(), cutlass.Float32),
             )
             if cutlass.const_expr(carried):
                 rT1Kept[None, v].store(t1)
             values = scaled_swiglu_backward_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX1[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX1[None, v].load(), cutlass.Float32),
                 t1,
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -258,13 +258,13 @@ def scaled_swiglu_backward_kernel(
                 t1 = rT1Kept[None, v].load()
             else:
                 t1 = scaled_swiglu_backward_keep_t1(
-                    rX0[None, v].load().to(cutlass.Float32),
+                    device.cast(rX0[None, v].load(), cutlass.Float32),
                 )
             dx0, dx1 = scaled_swiglu_backward_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX0[None, v].load().to(cutlass.Float32),
-                rX1[None, v].load().to(cutlass.Float32),
-                cute.full((vec,), rScale[0], rScale.element_type).to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX0[None, v].load(), cutlass.Float32),
+                device.cast(rX1[None, v].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rScale[0], rScale.element_type), cutlass.Float32),
                 t1,
                 approx,
             )

@@ -61,7 +61,7 @@ def selu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = selu_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -143,8 +143,8 @@ def selu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = selu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 

@@ -62,7 +62,7 @@ def silu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = silu_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -144,8 +144,8 @@ def silu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = silu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))

@@ -93,9 +93,9 @@ def silu_mul_fp8_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         q = silu_mul_fp8_chain(
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
         )
         rQ.store(q.to(mQ.element_type))
 

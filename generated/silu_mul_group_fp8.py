@@ -124,8 +124,8 @@ def silu_mul_group_fp8_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             y = silu_mul_group_fp8_keep_y(
-                rGate[None, v].load().to(cutlass.Float32),
-                rUp[None, v].load().to(cutlass.Float32),
+                device.cast(rGate[None, v].load(), cutlass.Float32),
+                device.cast(rUp[None, v].load(), cutlass.Float32),
             )
             if cutlass.const_expr(carried):
                 rYKept[None, v].store(y)
@@ -153,8 +153,8 @@ def silu_mul_group_fp8_kernel(
                 y = rYKept[None, v].load()
             else:
                 y = silu_mul_group_fp8_keep_y(
-                    rGate[None, v].load().to(cutlass.Float32),
-                    rUp[None, v].load().to(cutlass.Float32),
+                    device.cast(rGate[None, v].load(), cutlass.Float32),
+                    device.cast(rUp[None, v].load(), cutlass.Float32),
                 )
             q = silu_mul_group_fp8_chain(
                 cute.full((vec,), amax_min, cutlass.Float32),

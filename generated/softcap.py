@@ -66,7 +66,7 @@ def softcap_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = softcap_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), mCap[0], cutlass.Float32),
             approx,
         )
@@ -175,8 +175,8 @@ def softcap_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = softcap_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mCap[0], cutlass.Float32),
                     approx,
                 )

@@ -107,7 +107,7 @@ def softcap_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = softcap_softmax_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mCap[0], cutlass.Float32),
                     approx,
                 )
@@ -118,7 +118,7 @@ def softcap_softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 value = softcap_softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mCap[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
@@ -149,7 +149,7 @@ def softcap_softmax_kernel(
                 value = rValueKept[None, v].load()
             else:
                 value = softcap_softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mCap[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
@@ -293,7 +293,7 @@ def softcap_softmax_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = softcap_softmax_backward_rows_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mCap[0], cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -303,7 +303,7 @@ def softcap_softmax_backward_rows_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = softcap_softmax_backward_rows_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), mCap[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                 )
@@ -325,8 +325,8 @@ def softcap_softmax_backward_rows_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = softcap_softmax_backward_rows_row_sum2(
-                rDy[None, v].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), mCap[0], cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
@@ -512,7 +512,7 @@ def softcap_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = softcap_softmax_backward_row_max(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mCap[0], cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -525,7 +525,7 @@ def softcap_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = softcap_softmax_backward_row_sum(
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mCap[0], cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
                     )
@@ -539,8 +539,8 @@ def softcap_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = softcap_softmax_backward_row_sum2(
-                        rDy[None, v, k].load().to(cutlass.Float32),
-                        rX[None, v, k].load().to(cutlass.Float32),
+                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mCap[0], cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
                         cute.full((vec,), row_sum, cutlass.Float32),
@@ -558,8 +558,8 @@ def softcap_softmax_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = softcap_softmax_backward_chain(
-                    rDy[None, v, k].load().to(cutlass.Float32),
-                    rX[None, v, k].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(rX[None, v, k].load(), cutlass.Float32),
                     cute.full((vec,), mCap[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),

@@ -105,7 +105,7 @@ def softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = softmax_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -114,7 +114,7 @@ def softmax_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 value = softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
                 )
@@ -144,7 +144,7 @@ def softmax_kernel(
                 value = rValueKept[None, v].load()
             else:
                 value = softmax_keep_value(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
                 )
@@ -258,8 +258,8 @@ def softmax_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = softmax_backward_row_sum(
-                rDy[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -279,8 +279,8 @@ def softmax_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = softmax_backward_chain(
-                rDy[None, v].load().to(cutlass.Float32),
-                rY[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, v].load(), cutlass.Float32),
+                device.cast(rY[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))

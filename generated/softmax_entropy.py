@@ -107,7 +107,7 @@ def softmax_entropy_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = softmax_entropy_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -116,7 +116,7 @@ def softmax_entropy_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = softmax_entropy_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
                 )
@@ -136,7 +136,7 @@ def softmax_entropy_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = softmax_entropy_row_sum2(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
             )
@@ -287,7 +287,7 @@ def softmax_entropy_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = softmax_entropy_backward_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -296,7 +296,7 @@ def softmax_entropy_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = softmax_entropy_backward_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
                 )
@@ -316,8 +316,8 @@ def softmax_entropy_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             t2 = softmax_entropy_backward_keep_t2(
-                cute.full((vec,), rDentropy[0], rDentropy.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(cute.full((vec,), rDentropy[0], rDentropy.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,
@@ -346,14 +346,14 @@ def softmax_entropy_backward_kernel(
                 t2 = rT2Kept[None, v].load()
             else:
                 t2 = softmax_entropy_backward_keep_t2(
-                    cute.full((vec,), rDentropy[0], rDentropy.element_type).to(cutlass.Float32),
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(cute.full((vec,), rDentropy[0], rDentropy.element_type), cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
             dx = softmax_entropy_backward_chain(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 t2,
                 cute.full((vec,), row_max, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),

@@ -61,7 +61,7 @@ def softsign_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = softsign_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -141,8 +141,8 @@ def softsign_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = softsign_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))

@@ -61,7 +61,7 @@ def squared_relu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = squared_relu_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -140,8 +140,8 @@ def squared_relu_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = squared_relu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 

@@ -67,7 +67,7 @@ def squareplus_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = squareplus_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -156,8 +156,8 @@ def squareplus_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = squareplus_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))

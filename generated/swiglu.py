@@ -90,8 +90,8 @@ def swiglu_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = swiglu_chain(
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
             approx,
         )
         rY.store(y.to(mY.element_type))
@@ -192,9 +192,9 @@ def swiglu_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx0, dx1 = swiglu_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
             approx,
         )
         rDx0.store(dx0.to(mDx.element_type))

@@ -89,8 +89,8 @@ def swiglu_clamped_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         y = swiglu_clamped_chain(
-            rX0.load().to(cutlass.Float32),
-            rX1.load().to(cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
             cute.full((vec,), mLimit[0], cutlass.Float32),
             approx,
         )
@@ -221,9 +221,9 @@ def swiglu_clamped_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx0, dx1, total_sum_of, total_sum2_of = swiglu_clamped_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX0[None, v, u].load().to(cutlass.Float32),
-                    rX1[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mLimit[0], cutlass.Float32),
                     approx,
                 )

@@ -77,9 +77,9 @@ def swiglu_fp8_pairs_kernel(
             rScale.fill(mScale[0])
 
         q = swiglu_fp8_pairs_chain(
-            rX[0, None].load().to(cutlass.Float32),
-            rX[1, None].load().to(cutlass.Float32),
-            rScale.load().to(cutlass.Float32),
+            device.cast(rX[0, None].load(), cutlass.Float32),
+            device.cast(rX[1, None].load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
         )
         rQ.store(q.to(mQ.element_type))
 

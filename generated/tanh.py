@@ -60,7 +60,7 @@ def tanh_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = tanh_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -138,8 +138,8 @@ def tanh_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = tanh_backward_chain(
-            rDy.load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 

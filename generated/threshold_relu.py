@@ -65,7 +65,7 @@ def threshold_relu_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y = threshold_relu_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), mThreshold[0], cutlass.Float32),
             cute.full((vec,), mUpper[0], cutlass.Float32),
         )
@@ -175,8 +175,8 @@ def threshold_relu_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = threshold_relu_backward_chain(
-                    rDy[None, v, u].load().to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mThreshold[0], cutlass.Float32),
                     cute.full((vec,), mUpper[0], cutlass.Float32),
                 )

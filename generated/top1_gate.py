@@ -103,7 +103,7 @@ def top1_gate_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = top1_gate_top(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -122,7 +122,7 @@ def top1_gate_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = top1_gate_stage1(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 reduce.count_up(c, vec).to(cutlass.Int32),
                 cute.full((vec,), N, cutlass.Int32),
                 cute.full((vec,), top, cutlass.Float32),
@@ -273,7 +273,7 @@ def top1_gate_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = top1_gate_backward_top(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -292,14 +292,14 @@ def top1_gate_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             t1 = top1_gate_backward_keep_t1(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), top, cutlass.Float32),
                 approx,
             )
             if cutlass.const_expr(carried):
                 rT1Kept[None, v].store(t1)
             values = top1_gate_backward_stage1(
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 t1,
                 cute.full((vec,), top, cutlass.Float32),
             )
@@ -322,13 +322,13 @@ def top1_gate_backward_kernel(
                 t1 = rT1Kept[None, v].load()
             else:
                 t1 = top1_gate_backward_keep_t1(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), top, cutlass.Float32),
                     approx,
                 )
             dx = top1_gate_backward_chain(
-                cute.full((vec,), rDgate[0], rDgate.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(cute.full((vec,), rDgate[0], rDgate.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 t1,
                 cute.full((vec,), top, cutlass.Float32),
                 cute.full((vec,), t2, cutlass.Float32),

@@ -89,8 +89,8 @@ def total_variation_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             values = total_variation_row_sum(
-                rP[None, v].load().to(cutlass.Float32),
-                rQ[None, v].load().to(cutlass.Float32),
+                device.cast(rP[None, v].load(), cutlass.Float32),
+                device.cast(rQ[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -203,9 +203,9 @@ def total_variation_backward_kernel(
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dp, dq = total_variation_backward_chain(
-            rDloss.load().to(cutlass.Float32),
-            rP.load().to(cutlass.Float32),
-            rQ.load().to(cutlass.Float32),
+            device.cast(rDloss.load(), cutlass.Float32),
+            device.cast(rP.load(), cutlass.Float32),
+            device.cast(rQ.load(), cutlass.Float32),
         )
         rDp.store(dp.to(mDp.element_type))
         rDq.store(dq.to(mDq.element_type))

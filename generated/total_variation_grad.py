@@ -81,8 +81,8 @@ def total_variation_grad_kernel(
             device.copy_whole_or_part(gQ, rQ, valid)
 
         loss, dp = total_variation_grad_chain(
-            rP.load().to(cutlass.Float32),
-            rQ.load().to(cutlass.Float32),
+            device.cast(rP.load(), cutlass.Float32),
+            device.cast(rQ.load(), cutlass.Float32),
             cute.full((vec,), mWeight[0], cutlass.Float32),
         )
         rLoss.store(loss.to(mLoss.element_type))

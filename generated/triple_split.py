@@ -65,7 +65,7 @@ def triple_split_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         y0, y1, y2 = triple_split_chain(
-            rX.load().to(cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rY[0, None].store(y0.to(mY.element_type))
         rY[1, None].store(y1.to(mY.element_type))
@@ -147,10 +147,10 @@ def triple_split_backward_kernel(
             device.copy_whole_or_part(gX, rX, valid)
 
         dx = triple_split_backward_chain(
-            rDy[0, None].load().to(cutlass.Float32),
-            rDy[1, None].load().to(cutlass.Float32),
-            rDy[2, None].load().to(cutlass.Float32),
-            rX.load().to(cutlass.Float32),
+            device.cast(rDy[0, None].load(), cutlass.Float32),
+            device.cast(rDy[1, None].load(), cutlass.Float32),
+            device.cast(rDy[2, None].load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
 

@@ -66,8 +66,8 @@ def vector_add_kernel(
             device.copy_whole_or_part(gB, rB, valid)
 
         y = vector_add_chain(
-            rA.load().to(cutlass.Float32),
-            rB.load().to(cutlass.Float32),
+            device.cast(rA.load(), cutlass.Float32),
+            device.cast(rB.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -144,7 +144,7 @@ def vector_add_backward_kernel(
             device.copy_whole_or_part(gDy, rDy, valid)
 
         da, db = vector_add_backward_chain(
-            rDy.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
         )
         rDa.store(da.to(mDa.element_type))
         rDb.store(db.to(mDb.element_type))

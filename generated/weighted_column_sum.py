@@ -86,8 +86,8 @@ def weighted_column_sum_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 column_sum_of = weighted_column_sum_chain(
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    cute.full((vec,), rWeight[0, u], rWeight.element_type).to(cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rWeight[0, u], rWeight.element_type), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -98,7 +98,7 @@ def weighted_column_sum_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel
@@ -240,8 +240,8 @@ def weighted_column_sum_backward_kernel(
             c = column + v * step
             access.load_row(mDy, cute.crd2idx((0,), mDy.layout), c, step, columns, rDy, 1, ragged, False, False)
             values = weighted_column_sum_backward_row_sum(
-                rDy[None, 0].load().to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(rDy[None, 0].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -258,8 +258,8 @@ def weighted_column_sum_backward_kernel(
             c = column + v * step
             access.load_row(mDy, cute.crd2idx((0,), mDy.layout), c, step, columns, rDy, 1, ragged, False, False)
             dx = weighted_column_sum_backward_chain(
-                rDy[None, 0].load().to(cutlass.Float32),
-                cute.full((vec,), rWeight[0], rWeight.element_type).to(cutlass.Float32),
+                device.cast(rDy[None, 0].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rWeight[0], rWeight.element_type), cutlass.Float32),
             )
             rDx.store(dx.to(mDx.element_type))
             access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)

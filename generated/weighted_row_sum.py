@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import runtime
-from codegen.runtime import access, partials, reduce
+from codegen.runtime import access, device, partials, reduce
 
 SPEC = """\
 op: weighted_row_sum
@@ -88,8 +88,8 @@ def weighted_row_sum_kernel(
             c = column + v * step
             access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
             values = weighted_row_sum_row_sum(
-                rX[None, v].load().to(cutlass.Float32),
-                rWeight[None, 0].load().to(cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                device.cast(rWeight[None, 0].load(), cutlass.Float32),
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -210,9 +210,9 @@ def weighted_row_sum_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = weighted_row_sum_backward_chain(
-                    cute.full((vec,), rDy[0, u], rDy.element_type).to(cutlass.Float32),
-                    rX[None, v, u].load().to(cutlass.Float32),
-                    rWeight[None, v].load().to(cutlass.Float32),
+                    device.cast(cute.full((vec,), rDy[0, u], rDy.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -225,7 +225,7 @@ def weighted_row_sum_backward_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row)
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, ragged)
 
 
 @cute.kernel

@@ -73,8 +73,8 @@ def where_select_kernel(
 
         y = where_select_chain(
             rMask.load() != 0,
-            rA.load().to(cutlass.Float32),
-            rB.load().to(cutlass.Float32),
+            device.cast(rA.load(), cutlass.Float32),
+            device.cast(rB.load(), cutlass.Float32),
         )
         rY.store(y.to(mY.element_type))
 
@@ -158,7 +158,7 @@ def where_select_backward_kernel(
             device.copy_whole_or_part(gMask, rMask, valid)
 
         da, db = where_select_backward_chain(
-            rDy.load().to(cutlass.Float32),
+            device.cast(rDy.load(), cutlass.Float32),
             rMask.load() != 0,
         )
         rDa.store(da.to(mDa.element_type))

@@ -97,7 +97,7 @@ def z_loss_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = z_loss_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -106,7 +106,7 @@ def z_loss_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = z_loss_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx_terms,
                 )
@@ -238,7 +238,7 @@ def z_loss_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = z_loss_backward_row_max(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -247,7 +247,7 @@ def z_loss_backward_kernel(
             for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                 c = column + v * step
                 values = z_loss_backward_row_sum(
-                    rX[None, v].load().to(cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     approx,
                 )
@@ -267,8 +267,8 @@ def z_loss_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = z_loss_backward_chain(
-                cute.full((vec,), rDy[0], rDy.element_type).to(cutlass.Float32),
-                rX[None, v].load().to(cutlass.Float32),
+                device.cast(cute.full((vec,), rDy[0], rDy.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
                 approx,

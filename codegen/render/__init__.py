@@ -66,6 +66,8 @@ def derived_ops(op: Op) -> dict[str, Op]:
     if isinstance(op.backward, Derived):
         if op.backward.forward is not None:
             found["forward"] = op.backward.forward
+        if op.backward.first is not None:
+            found["first"] = op.backward.first
         found["backward"] = op.backward.op
     return found
 

@@ -256,6 +256,12 @@ class Context:
     def compute(self) -> str:
         return "compute" if self.wide else "cutlass.Float32"
 
+    def as_computed(self, load: str, kind: str) -> str:
+        """What a load gives, in the type in which the chain computes values of its kind."""
+        if kind == "float":
+            return f"device.cast({load}, {self.compute()})"
+        return f"{load}.to(cutlass.{self.integer})" if kind == "int" else f"{load} != 0"
+
     def guard(self, access: Access) -> str:
         array = access.array
         return self.tensors[array.name] if array is not None and array.default is not None else ""

@@ -335,8 +335,7 @@ class ElementwiseContext(Context):
                 kind = self.spec.kind(access.array)
                 parts = access.mode == "flat" and access.array.parts
                 load = f"{name}[{access.part}, None].load()" if parts else f"{name}.load()"
-            target = {"float": f".to({self.compute()})", "int": f".to(cutlass.{self.integer})", "bool": " != 0"}[kind]
-            texts[access.name] = load + target
+            texts[access.name] = self.as_computed(load, kind)
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
             value = p.name if p.static else f"m{camel(p.name)}[0]"

@@ -204,7 +204,7 @@ class RowContext(RowAccess):
             load = f"{name}[{access.part}, None, {v}{self.of_row(access)}].load()"
         else:
             load = f"{name}[None, {v}{self.of_row(access)}].load()"
-        return load + {"float": f".to({self.compute()})", "int": f".to({integer})", "bool": " != 0"}[kind]
+        return self.as_computed(load, kind)
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]

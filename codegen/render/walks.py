@@ -60,6 +60,8 @@ class WalkContext(RowContext):
             "finishes": finishes,
             "launch_extents": self.launch_extents_of(tiles, finishes),
             "apart": self.apart_text(),
+            "place_lines": self.place_lines(),
+            "shares": self.plan.shares,
             "rows": "row_count" if self.plan.collapsed else self.rows_text(),
         }
 
@@ -123,10 +125,11 @@ class WalkContext(RowContext):
         return " * ".join(self.groups[i].name for i in self.plan.spread)
 
     def row_lines(self) -> list[str]:
-        if not self.plan.apart:
-            return super().row_lines()
-        apart = tuple(self.groups[i] for i in self.plan.apart)
-        return [*self.coordinate_lines(apart, "place"), *self.coordinate_lines(self.plan.walked_groups, "row")]
+        return self.coordinate_lines(self.plan.walked_groups, "row") if self.plan.apart else super().row_lines()
+
+    def place_lines(self) -> list[str]:
+        """The coordinates that all rows share which a block meets."""
+        return self.coordinate_lines(tuple(self.groups[i] for i in self.plan.apart), "place")
 
     def pieces(self) -> str:
         """How many blocks side by side have all columns, where none has whole rows."""
@@ -185,7 +188,18 @@ class WalkContext(RowContext):
         return super().tensor_lines() + rows
 
     def launch_constants(self) -> tuple[str, ...]:
-        own = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact", "resident")
+        own: tuple[str, ...] = (
+            "vec",
+            "ragged",
+            "threads",
+            "per_row",
+            "vectors",
+            "cluster",
+            "at_once",
+            "exact",
+            "resident",
+        )
+        own += ("each",) if self.plan.shares else ()
         return own if self.plan.first is None else (*own, "staged", "shared_sums", "lean", "whole")
 
     def late(self, access: Access) -> bool:
@@ -260,7 +274,9 @@ class WalkContext(RowContext):
         running = f"[{', '.join(f'f{camel(s.name)}' for s in statistics)}]"
         tensors = [self.parts(s) for s in statistics]
         if self.plan.apart:  # the results of the rows that meet at one place lie side by side
-            tensors = [f"cute.domain_offset((0, place * ({self.columns_text()})), {t})" for t in tensors]
+            count = f"({self.columns_text()})"
+            count = f"({count} // each)" if self.plan.shares else count
+            tensors = [f"cute.domain_offset((0, place * {count}), {t})" for t in tensors]
         parts, ops = ", ".join(tensors), in_tuple([f'"{s.op}"' for s in statistics])
         return form.format(running=running, ops=ops, parts=parts)
 
@@ -324,6 +340,7 @@ class WalkContext(RowContext):
         numbers = [(g.name, "cutlass.Int32", g.name) for g in self.groups] if not self.plan.collapsed else []
         numbers += [(name, "cutlass.Int64", value) for name, value in counts.items()]
         numbers = [n for n in numbers if self.mentions([text], n[0])]
+        constants = [p.name for p in static] + ["each"] * self.mentions([text], "each")
         return {
             "name": finish.name,
             "what": "a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
@@ -333,6 +350,7 @@ class WalkContext(RowContext):
             "function": function,
             "tensors": tensors,
             "static_params": [{"name": p.name, "kind": p.kind} for p in static],
+            "each": "each" in constants,
             "numbers": numbers,
             "folds": folds,
             "count": f"{self.tensors_of_columns(finish)}.shape[1]",
@@ -346,7 +364,7 @@ class WalkContext(RowContext):
             "grid": self.finish_grid(finish),
             "launch_arguments": [
                 ", ".join(t["name"] for t in tensors),
-                ", ".join([*(p.name for p in static), *(value for _, _, value in numbers)]),
+                ", ".join([*constants, *(value for _, _, value in numbers)]),
             ],
         }  # fmt: skip
 
@@ -377,6 +395,7 @@ class WalkContext(RowContext):
             text = f'partials.over_all_parts({parts}, "{op}")'
         elif lost:
             extents = ", ".join(self.groups[i].name for i in self.plan.spread)
+            extents += " // each" if self.plan.shares else ""
             kept = tuple(i in statistic.keeps for i in self.plan.spread)
             text, count = (
                 f'partials.over_parts_of({parts}, "{op}", c, ({extents},), {kept})',

@@ -171,10 +171,10 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     tensors |= {a.name: array(a) for a in spec.outputs}
     for statistic, dtype in views.part_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1, 1) if statistic.over == "column" else (1,)
-        tensors[f"{statistic.name} parts"] = _fake(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
+        tensors[f"{statistic.name} parts"] = _fake(DTYPES[dtype].cutlass, divisors, views.PARTS_ALIGNMENT)
     for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1,) * max(1, op.plan.kept)
-        tensors[f"{statistic.name} of rows"] = _fake(DTYPES[dtype].cutlass, divisors, DTYPES[dtype].size)
+        tensors[f"{statistic.name} of rows"] = _fake(DTYPES[dtype].cutlass, divisors, views.PARTS_ALIGNMENT)
     constants = [
         (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
     ]  # fmt: skip

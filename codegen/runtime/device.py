@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import cutlass
 import cutlass.cute as cute
 import numpy as np
-from cutlass import Boolean, Float32, Float64, Int32, Numeric, Uint8, Uint32, Uint64
+from cutlass import BFloat16, Boolean, Float32, Float64, Int32, Numeric, Uint8, Uint32, Uint64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 
@@ -282,6 +282,18 @@ def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
     return a * cute.full_like(a, (1.0 / (one * scale))[0]) * cute.full_like(a, scale[0])
 
 
+def divide_by_count(a: Numeric, count: Numeric) -> Numeric:
+    """a / count, correctly rounded, for loops in which `count`, a whole number, stays what it is: one division before the loop,
+    and the remainder of its product with `a` to correct that (Markstein, 1990)."""
+    if not isinstance(a, Float32):
+        return a / count
+    total, by = cute.full((1,), a, Float32), cute.full((1,), count, Float32)
+    inverse = 1.0 / by
+    near = total * inverse
+    exact = cute.math.fma(cute.math.fma(-near, by, total), inverse, near)
+    return where(isinf(near), near, exact)[0]
+
+
 def reciprocal(x: Vector, approx: bool) -> Vector:
     """1 / x, correctly rounded; approximately within 2 ulp over the whole range."""
     return divide(1.0, x, approx)
@@ -433,6 +445,8 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
     """To another type: floats rounded to nearest even, float8 saturating; to integers toward zero, saturating, NaN to 0."""
     if x.dtype is dtype:
         return x
+    if x.dtype is BFloat16 and dtype is Float32 and cute.size(x.shape) % 2 == 0:
+        return _widened(x)
     if x.dtype is Boolean or dtype.is_float:
         return x.to(dtype)
     low, high = limits(dtype)
@@ -446,6 +460,16 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
         return minimum(maximum(x, float(low)), float(high)).to(Int32).to(dtype)
     # PTX saturates conversions to 32 and 64 bits; what it reaches from below 2**32 or 2**64 is the limit itself
     return maximum(x, float(low)).to(dtype)
+
+
+def _widened(x: Vector) -> Vector:
+    """bfloat16 to float32, an even number of them: each is the upper half of a float32. An instruction an element, where the
+    compiler's own conversion of every second one, which is an upper half already, takes two."""
+    words = x.bitcast(Int32)
+    held = cute.make_rmem_tensor((2, cute.size(words.shape)), Float32)
+    held[0, None].store((words * 0x10000).bitcast(Float32))
+    held[1, None].store((words & -0x10000).bitcast(Float32))
+    return cute.make_tensor(held.iterator, cute.make_layout(x.shape)).load()
 
 
 def limits(dtype: type[Numeric]) -> tuple[int, int]:

@@ -120,9 +120,11 @@ class Op(Generic[P, R]):
 
     @property
     def kernels(self) -> tuple[Op, ...]:
-        """The op itself and those generated with it: its backward, and its forward that saves more for that."""
+        """The op itself and those generated with it: its backward, and what is run for that before it."""
         found = self._backward
-        return (self,) if found is None else tuple(k for k in (self, found.forward, found) if k is not None)
+        return (
+            (self,) if found is None else tuple(k for k in (self, found.forward, found.first, found) if k is not None)
+        )
 
     @property
     def backward(self) -> pipeline.Derived | Mistake:
@@ -422,7 +424,7 @@ class Op(Generic[P, R]):
         inputs = (*map(tensor, spec.inputs), *scalars)
         compute, integer = self.compute(key), spec.integer
         left = views.parts(plan, axes, how, compute, integer) + views.row_statistics(plan, axes, how, compute, integer)
-        parts = [Tensor(shape, dtype, (1,) * len(shape), DTYPES[dtype].size) for shape, dtype in left]
+        parts = [Tensor(shape, dtype, (1,) * len(shape), views.PARTS_ALIGNMENT) for shape, dtype in left]
         outputs = (*map(tensor, spec.outputs), *parts)
         return KernelCall(
             unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
@@ -452,7 +454,8 @@ class Op(Generic[P, R]):
 
 
 class _Derived(Op):
-    """An op generated with another: its backward, or the forward that saves more than its outputs for that."""
+    """An op generated with another: its backward, the op run first in that, or the forward that saves more than its outputs
+    for that."""
 
     def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
         self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]
@@ -469,17 +472,28 @@ class _Derived(Op):
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
-        found = self.derived.op if self._which == "backward" else self.derived.forward
+        found = {"backward": self.derived.op, "first": self.derived.first, "forward": self.derived.forward}[self._which]
         assert found is not None
         return found
+
+    def given(self, key: Key, there: dict[str, jax.Array]) -> tuple:
+        """The outputs for a call of the op it was generated with, from its own inputs and dynamic parameters by name; those
+        that are left out are not `there`."""
+        arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
+        static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
+        own = Key(key.implementation, key.types, arrays, static)
+        return self._functions(own)(*(there[name] for name in (*arrays, *(p.name for p in self._dynamic))))
 
 
 class Backward(_Derived):
     """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients."""
 
+    first: _Derived | None = None
+
     def __init__(self, forward: Op, parts: dict[str, Any]):
         super().__init__(forward, "backward", parts)
         self.forward = _Derived(forward, "forward", parts) if "forward_launch" in parts else None
+        self.first = _Derived(forward, "first", parts) if "first_launch" in parts else None
 
     def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
         """The op's outputs (`plain` gives them), and what of the call the backward needs: outputs and other values, inputs
@@ -505,11 +519,14 @@ class Backward(_Derived):
         how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
         there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
-        arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
-        static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
-        own = Key(key.implementation, key.types, arrays, static)
-        made = self._functions(own)(*(there[name] for name in (*arrays, *(p.name for p in self._dynamic))))
-        return {name: dx for (name, _), dx in zip(how.gradients, made, strict=True)}
+        if self.first is not None:
+            there |= dict(zip((a.name for a in self.first.spec.outputs), self.first.given(key, there), strict=True))
+        found = {name: dx for (name, _), dx in zip(how.gradients, self.given(key, there), strict=True)}
+        for table, index in how.scattered:
+            places = jnp.clip(there[index], 0, there[table].shape[0] - 1)
+            zeros = jnp.zeros(there[table].shape, found[table].dtype)
+            found[table] = zeros.at[places].add(found[table]).astype(there[table].dtype)
+        return found
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:
         """Gradients in the order of the forward's operands; None where there is none."""
@@ -527,8 +544,9 @@ class Backward(_Derived):
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Makes the decorated declaration an op. `text` is the spec; `launch`, `xla` and `reference` are the generated
     launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel,
-    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives; an op that contracts
-    has `epilogue_launch` and `epilogue_xla`; `result` is the NamedTuple of several outputs."""
+    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives, `first_launch` and
+    `first_xla` those of an op that is run first in it; an op that contracts has `epilogue_launch` and `epilogue_xla`; `result`
+    is the NamedTuple of several outputs."""
     if "epilogue_launch" in parts:
         from codegen.runtime.gemm_op import GemmOp
 

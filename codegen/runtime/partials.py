@@ -12,8 +12,8 @@ from cutlass import Boolean, Int32, Numeric
 from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from cutlass.memory import SmemAllocator
 
-from codegen.runtime.device import WARP
-from codegen.runtime.reduce import combine, identity, over_row, shared
+from codegen.runtime.device import WARP, vector
+from codegen.runtime.reduce import combine, identity, over_row, result, shared
 
 
 def shared_columns(threads: int, per_row: int, count: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:
@@ -37,8 +37,10 @@ def store_parts(
     step: cutlass.Constexpr[int],
     columns: cutlass.Int32,
     per_row: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
 ):
-    """Write what a block's rows came to, folded in the order of its threads, to `parts` (parts, columns)."""
+    """Write what a block's rows came to, folded in the order of its threads, to `parts` (parts, columns). Where they are not
+    `ragged`, a vector of columns is written at once."""
     tidx, _, _ = cute.arch.thread_idx()
     row, lane = tidx // per_row, tidx % per_row
     vec, vectors = cute.size(running[0], mode=[0]), cute.size(running[0], mode=[1])
@@ -56,10 +58,16 @@ def store_parts(
                         theirs = cute.full((1,), buffers[k][other, lane, i], running[k].element_type)
                         running[k][i % vec, i // vec] = combine(ops[k], mine, theirs)[0]
             for v in cutlass.range_constexpr(vectors):
-                for i in cutlass.range_constexpr(vec):
-                    c = first + v * step + i
-                    if c < columns:
-                        parts[k][part, c] = running[k][i, v]
+                c = first + v * step
+                if cutlass.const_expr(ragged):
+                    for i in cutlass.range_constexpr(vec):
+                        if c + i < columns:
+                            parts[k][part, c + i] = running[k][i, v]
+                elif c < columns:
+                    own = cute.make_rmem_tensor((vec,), running[k].element_type)
+                    for i in cutlass.range_constexpr(vec):
+                        own[i] = running[k][i, v]
+                    cute.autovec_copy(own, vector(parts[k], cute.crd2idx((part, c), parts[k].layout), vec))
 
 
 def overlaps() -> bool:
@@ -121,7 +129,7 @@ def over_parts(parts: cute.Tensor, op: cutlass.Constexpr[str], column: cutlass.I
     value = cute.full((1,), buffer[0, lane], dtype)
     for other in cutlass.range_constexpr(1, warps):
         value = combine(op, value, cute.full((1,), buffer[other, lane], dtype))
-    return value[0]
+    return result(op, value)[0]
 
 
 @cute.jit

@@ -23,12 +23,14 @@ Vector = device.Vector
 Inside: TypeAlias = Any
 # A sum that follows a maximum: their places among the statistics, the exponential, and the factor inside it
 Rescaled: TypeAlias = tuple[int, int, str, float]
+AT_ONCE = 8  # values of warps that every lane reads
 
 
 def identity(op: str, dtype: type[Numeric]) -> bool | int | float:
-    """What a reduction of nothing gives."""
+    """What changes nothing that it is combined with: of sums of floats -0.0, since 0.0 makes -0.0 to 0.0, and so would cost an
+    addition; `result` ends such sums."""
     if op in ("sum", "mean"):
-        return 0
+        return -0.0 if dtype.is_float else 0
     if op == "prod":
         return 1
     if op in ("any", "all"):
@@ -46,6 +48,11 @@ def combine(op: str, a: Vector, b: Vector) -> Vector:
     if op == "prod":
         return a * b
     return device.maximum(a, b) if op in ("max", "any") else device.minimum(a, b)
+
+
+def result(op: str, value: Vector) -> Vector:
+    """What has been folded, once all is: a sum of nothing, or of -0.0 alone, is 0.0, as jnp has it."""
+    return value + 0.0 if op in ("sum", "mean") and value.dtype.is_float else value
 
 
 def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
@@ -115,9 +122,13 @@ def column_accumulators(
 def accumulate_at(
     v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Inside
 ) -> None:
-    """Fold vectors into those of the v-th vector's columns."""
+    """Fold vectors into those of the v-th vector's columns; each into one value, where those have one result."""
     for held, op, value in zip(running, ops, values, strict=True):
-        if held.memspace == cute.AddressSpace.smem:
+        if cute.size(held, mode=[0]) < cute.size(value.shape):
+            one = accumulator(cute.size(value.shape), op, held.element_type)
+            accumulate([one], (op,), value, inside)
+            held[0, v] = combine(op, cute.full((1,), held[0, v], held.element_type), over_vector(one, op))[0]
+        elif held.memspace == cute.AddressSpace.smem:
             own = cute.make_rmem_tensor((cute.size(held, mode=[0]),), held.element_type)
             place = cute.make_tensor(own.iterator, cute.make_layout(held.shape[0]))
             for j in range(held.shape[0][1]):
@@ -248,9 +259,12 @@ def over_row(
                 for k in cutlass.range_constexpr(len(ops)):
                     buffers[k][slot, row, warp] = values[k][0]
             cute.arch.sync_threads()
-        values = [_of_warps(buffers[k], ops[k], slot, row, lane) for k in range(len(ops))]
-        values = all_over_lanes(values, ops, min(WARP, cute.size(buffers[0], mode=[2])), rescaled)
-    return [v[0] for v in values]
+        warps = cute.size(buffers[0], mode=[2])
+        # Few values are read by all lanes sooner than lanes can hand them on; those that are rescaled cost more than that
+        lanes = 1 if cutlass.const_expr(warps <= AT_ONCE and len(rescaled) == 0) else min(WARP, warps)
+        values = [_of_warps(buffers[k], slot, row, lane % lanes, lanes) for k in range(len(ops))]
+        values = all_over_lanes(values, ops, lanes, rescaled)
+    return [result(op, v)[0] for op, v in zip(ops, values, strict=True)]
 
 
 def all_over_lanes(
@@ -292,11 +306,14 @@ def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, la
             cute.arch.store_async_dsmem(place, sent, barrier, lane)
 
 
-def _of_warps(buffer: cute.Tensor, op: str, slot, row, lane) -> list[Vector]:
-    """A lane's share of all warps' values of a row, of every block of the cluster: a power of two of them."""
-    count, dtype = cute.size(buffer, mode=[2]), buffer.element_type
-    places = [base + lane % min(WARP, count) for base in range(0, count, WARP)]
-    return [cute.full((1,), buffer[slot, row, place], dtype) for place in places]
+def _of_warps(buffer: cute.Tensor, slot, row, lane, lanes: int) -> list[Vector]:
+    """What a lane of so many folds first of all warps' values of a row, of every block of the cluster: a power of two of them."""
+    count = cute.size(buffer, mode=[2])
+    if lanes > 1:
+        return [cute.full((1,), buffer[slot, row, base + lane], buffer.element_type) for base in range(0, count, lanes)]
+    held = cute.make_rmem_tensor((count,), buffer.element_type)
+    cute.autovec_copy(buffer[slot, row, None], held)
+    return [cute.full((1,), held[i], buffer.element_type) for i in range(count)]
 
 
 # Sums of exponentials that follow a maximum while it rises (`codegen.online`)

@@ -126,13 +126,13 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
     """Shapes and dtypes of what a kernel that folds over rows leaves for the one that finishes."""
-    if not isinstance(plan, Reduction):
+    if not isinstance(plan, Reduction) or not plan.columns:
         return []
     extents = group_extents(plan, axes)
     apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.kept :])
-    blocks = how.blocks(0, columns) * apart
+    blocks, kept = how.blocks(0, columns) * apart, apart * columns // (how.each or 1)
     return [
-        ((how.parts, apart * columns) if s.over == "column" else (blocks,), dtype)
+        ((how.parts, kept) if s.over == "column" else (blocks,), dtype)
         for s, dtype in part_dtypes(plan, compute, integer)
     ]
 
@@ -152,6 +152,9 @@ def row_statistic_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[S
         return []
     dtypes = {"float": compute, "int": integer, "bool": "int32"}
     return [(s, dtypes[s.kind]) for s in plan.rows]
+
+
+PARTS_ALIGNMENT = 256  # bytes: as XLA allots arrays; what a kernel leaves for the next is never part of one
 
 
 def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:

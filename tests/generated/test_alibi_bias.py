@@ -12,5 +12,6 @@ def test_alibi_bias_agrees_with_its_reference(implementation):
     check_op(alibi_bias, implementation)
 
 
-def test_gradient_of_alibi_bias_agrees_with_its_reference():
-    check_gradient(alibi_bias)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_alibi_bias_agrees_with_its_reference(implementation):
+    check_gradient(alibi_bias, implementation)

@@ -12,5 +12,6 @@ def test_column_amax_agrees_with_its_reference(implementation):
     check_op(column_amax, implementation)
 
 
-def test_gradient_of_column_amax_agrees_with_its_reference():
-    check_gradient(column_amax)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_column_amax_agrees_with_its_reference(implementation):
+    check_gradient(column_amax, implementation)

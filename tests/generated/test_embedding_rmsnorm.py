@@ -12,5 +12,6 @@ def test_embedding_rmsnorm_agrees_with_its_reference(implementation):
     check_op(embedding_rmsnorm, implementation)
 
 
-def test_gradient_of_embedding_rmsnorm_agrees_with_its_reference():
-    check_gradient(embedding_rmsnorm)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_embedding_rmsnorm_agrees_with_its_reference(implementation):
+    check_gradient(embedding_rmsnorm, implementation)

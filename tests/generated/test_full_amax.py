@@ -12,5 +12,6 @@ def test_full_amax_agrees_with_its_reference(implementation):
     check_op(full_amax, implementation)
 
 
-def test_gradient_of_full_amax_agrees_with_its_reference():
-    check_gradient(full_amax)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_full_amax_agrees_with_its_reference(implementation):
+    check_gradient(full_amax, implementation)

@@ -1,0 +1,66 @@
+"""An op each of whose rows would wait for what all rows come to, as two ops: one reduces over the rows, the other takes what that
+gives. No kernel does both, since blocks that wait for all others would need all of them to run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from codegen.errors import Mistake
+from codegen.ir import Leaf, Node, Statement, topological
+from codegen.spec import Array, Axis, Spec
+from codegen.text import Scalar, Source
+from codegen.unparse import unparse
+
+
+def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -> tuple[Spec, Spec]:
+    """The op whose outputs are the nodes that are `waited` for, and the op that takes them as inputs, after its own."""
+    wide = any("float64" in spec.dtypes(a) for a in spec.inputs)
+    if wide and {a.dtype for a in spec.inputs if spec.kind(a) == "float"} != {"float64"}:
+        raise Mistake("what all rows come to is kept in float32, which float64 would lose")
+    taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in statements}
+    dtypes = {"float": "float64" if wide else "float32", "int": spec.integer, "bool": "bool"}
+    kept, count = [], 0
+    for node in waited:
+        while (name := f"of_rows{count}") in taken:
+            count += 1
+        taken.add(name)
+        kept.append(Array(name, dtypes[node.kind], tuple(Axis((a,), extents=(None,)) for a in node.dims)))
+    own = {a.name for a in spec.outputs}
+    names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
+    results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
+    first = _made(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {})
+    leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
+    assigned = [s for s in statements if s.name in own]
+    # The parameters are all the other's too: who calls both takes their values from its
+    then = _made(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves)
+    return first, replace(then, params=spec.params)
+
+
+def _made(
+    spec: Spec,
+    title: str,
+    statements: Iterable[Statement],
+    outputs: list[Array],
+    more: list[Array],
+    names: dict[int, str],
+    leaves: dict[int, str],
+) -> Spec:
+    """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`."""
+    statements = list(statements)
+    nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
+    read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+    params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
+    chosen = [a for a in spec.inputs if a.name in read]
+    wanted = {axis for a in outputs for axis in a.axes} | {n.attr for n in nodes if n.op in ("size", "index")}
+    for array in spec.inputs:
+        known = {axis for a in (*chosen, *more) if a.default is None for axis in a.axes} | set(spec.extents)
+        if array not in chosen and array.default is None and set(array.axes) & wanted - known:
+            chosen.append(array)
+    inputs = (*sorted(chosen, key=spec.inputs.index), *more)
+    text = unparse(statements, {}, names, leaves)
+    source = Source(title, text, tuple(text.split("\n")))
+    return replace(
+        spec, source=source, inputs=inputs, outputs=tuple(outputs), params=params,
+        chain=Scalar(source, text, "plain", 0, len(text)),
+    )  # fmt: skip

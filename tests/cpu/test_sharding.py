@@ -74,11 +74,18 @@ def stand_in(op: Op, key, donated, *operands):
     return (*outputs, *parts)
 
 
+def forget() -> None:
+    """Every op, and every one generated with it, makes the functions behind its calls again."""
+    for op in (getattr(generated, name) for name in generated.__all__):
+        for made in (op, *op.kernels, getattr(op._backward, "keeping", None)):
+            if made is not None:
+                made._functions.cache_clear()
+
+
 @pytest.fixture
 def kernels(monkeypatch):
     """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
-    for name in generated.__all__:
-        getattr(generated, name)._functions.cache_clear()
+    forget()
     for kind in (Op, gemm_op.GemmOp):
         monkeypatch.setattr(kind, "_run_cute", stand_in)
     for module in (OP_MODULE, gemm_op):
@@ -87,8 +94,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(Tile, "launch", lambda *args, **kwargs: replace(launch(*args, **kwargs), why=""))
     seen.clear()
     yield seen
-    for name in generated.__all__:
-        getattr(generated, name)._functions.cache_clear()
+    forget()
 
 
 X, HALVES, W = (8, 6, 32), (8, 6, 32), (32,)

@@ -5,6 +5,7 @@ which inputs are there, static params). That function is, outermost first,
 
   jax.jit            so that an eager call is one dispatch
   jax.custom_vjp     forward kept as it is; the backward differentiates the jnp form
+  auto_axes          where mesh axes are explicit: inside none is; results are typed by `partition.py`'s rules
   custom_vmap        a mapped axis joins `...` or the first axis (`batching.py`); else the jnp form is mapped
   platform choice    the CuTe kernel on CUDA, the jnp form elsewhere, also inside jit and under jax.export
   partitioning       the kernel runs on each device's shard (`partition.py`)
@@ -90,7 +91,6 @@ class Op(Generic[P, R]):
     def __init__(self, function: Callable[P, R], text: str, parts: dict[str, Any]):
         functools.update_wrapper(self, function)
         self._text, self._reference, self._result = text, parts["reference"], parts.get("result")
-        self._typed = functools.lru_cache(maxsize=None)(lambda key, out: partition.typed(self._functions(key), out))
         self._begin(parts.get("launch"), parts.get("xla"))
         self._backward = self._backward_of(parts) if "backward_launch" in parts else None
 
@@ -146,13 +146,10 @@ class Op(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         key, operands = self.bind(args, kwargs)
-        if key.implementation == "interpret" and not any(isinstance(x, jax.core.Tracer) for x in operands):
+        traced = any(isinstance(x, jax.core.Tracer) for x in operands)
+        if key.implementation == "interpret" and not traced and partition.explicit_shardings(operands) is None:
             return cast(R, self._named(self._run_interpret(key, *operands)))
-        function = self._functions(key)
-        types = partition.explicit_shardings(self, key, operands)
-        if types is not None:
-            function = self._typed(key, types)
-        return cast(R, self._named(function(*operands)))
+        return cast(R, self._named(self._functions(key)(*operands)))
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """The spec's reference on the same arguments: floats computed in float32 (in float64 where an input is, or
@@ -293,26 +290,36 @@ class Op(Generic[P, R]):
             outputs = batching.batch(self, key, batched, xla, size, mapped, operands)
             return outputs, tuple(True for _ in outputs)
 
-        differentiable = jax.custom_vjp(lambda *operands: batched(*operands))
+        @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+        def differentiable(shardings, *operands):
+            outputs = partition.output_shardings(self, key, shardings, operands)
+            return partition.typed(batched, outputs)(*operands)
 
-        def forward(*operands):
+        def forward(shardings, *operands):
             # through itself, so that a second derivative differentiates this call as the first did
+            plain = functools.partial(differentiable, shardings)
             kernel = self._backward_for(key)
-            return (
-                (differentiable(*operands), operands) if kernel is None else kernel.saved(key, differentiable, operands)
-            )
+            return (plain(*operands), operands) if kernel is None else kernel.saved(key, plain, operands)
 
-        def backward(residuals, cotangents):
-            if self.spec.grad == "none" and not isinstance(self, _Derived):
-                raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
+        def pull(residuals, cotangents):
             kernel = self._backward_for(key)
             if kernel is None:
                 return jax.vjp(xla, *residuals)[1](cotangents)
             return kernel.pull(key, residuals, cotangents)
 
+        def backward(shardings, residuals, cotangents):
+            if self.spec.grad == "none" and not isinstance(self, _Derived):
+                raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
+            return partition.typed(pull, shardings)(residuals, cotangents)  # each gradient as its operand is sharded
+
         differentiable.defvjp(forward, backward)
-        # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
-        return jax.jit(lambda *operands: differentiable(*partition.varying(operands, operands)))
+
+        def call(*operands):
+            # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
+            operands = partition.varying(operands, operands)
+            return differentiable(partition.explicit_shardings(operands), *operands)
+
+        return jax.jit(call)
 
     def _backward_for(self, key: Key) -> Backward | None:
         """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""

@@ -183,21 +183,34 @@ class Call:
         )
 
 
-def explicit_shardings(op: Op, key: Key, operands: Sequence[Any]) -> tuple[NamedSharding, ...] | None:
-    """How outputs are sharded where the types of arrays say how operands are; None where they do not. Mesh axes that are
-    not explicit are left out of both."""
+Shardings = tuple[NamedSharding, ...]
+
+
+def explicit_shardings(operands: Sequence[Any]) -> Shardings | None:
+    """How the types of arrays say that they are sharded; None where no mesh has explicit axes, theirs or that of the
+    context. Other axes are left out."""
     types = [jax.typeof(x).sharding for x in operands]
-    mesh = next((t.mesh for t in types if t.mesh.explicit_axes), None)
-    if mesh is None:
+    meshes = (*(t.mesh for t in types), jax.sharding.get_abstract_mesh())
+    mesh = next((m for m in meshes if m.explicit_axes), None)
+    return None if mesh is None else tuple(NamedSharding(mesh, t.spec) for t in types)
+
+
+def output_shardings(op: Op, key: Key, shardings: Shardings | None, operands: Sequence[Any]) -> Shardings | None:
+    """How outputs are then sharded, where `shardings` are those of the operands."""
+    if shardings is None:
         return None
+    mesh = shardings[0].mesh
     call = Call(op, key, [x.shape for x in operands])
-    _, outputs = call.specs(call.shards([t.spec for t in types], mesh.shape))
+    _, outputs = call.specs(call.shards([s.spec for s in shardings], mesh.shape))
     return tuple(NamedSharding(mesh, spec) for spec in outputs)
 
 
-def typed(function: Callable[..., tuple], outputs: tuple[NamedSharding, ...]) -> Callable[..., tuple]:
-    """`function` of arrays whose types say how they are sharded, as its `outputs` then are."""
-    return jax.jit(jax.sharding.auto_axes(function, axes=outputs[0].mesh.explicit_axes, out_sharding=outputs))
+def typed(function: Callable[..., tuple], outputs: Shardings | None) -> Callable[..., tuple]:
+    """`function`, which knows no explicit mesh axes, of arrays whose types say how they are sharded, as its `outputs` then
+    are."""
+    if outputs is None:
+        return function
+    return jax.sharding.auto_axes(function, axes=outputs[0].mesh.explicit_axes, out_sharding=outputs)
 
 
 def varying(outputs: tuple[jax.Array, ...], operands: Sequence[Any]) -> tuple[jax.Array, ...]:

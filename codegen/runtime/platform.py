@@ -17,6 +17,7 @@ import jax
 import jax.extend
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 Function = Callable[..., Sequence[jax.Array]]
 
@@ -73,7 +74,9 @@ def choose(cuda: Kernel, default: Function, *operands: jax.Array, refuse: str = 
 def _shapes(*operands: Any, cuda: Kernel, default: Function, refuse: str) -> list[Any]:
     del cuda, refuse
     shapes = jax.eval_shape(default, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
-    return [jax.core.ShapedArray(s.shape, s.dtype) for s in shapes]
+    mesh = jax.sharding.get_abstract_mesh()
+    whole = [NamedSharding(mesh, PartitionSpec(*(None for _ in s.shape))) for s in shapes]
+    return [jax.core.ShapedArray(s.shape, s.dtype, sharding=w) for s, w in zip(shapes, whole, strict=True)]
 
 
 @_choose_p.def_impl

@@ -74,12 +74,18 @@ def stand_in(op: Op, key, donated, *operands):
     return (*outputs, *parts)
 
 
+def forget() -> None:
+    """Every op, and every one generated with it, makes the functions behind its calls again."""
+    for op in (getattr(generated, name) for name in generated.__all__):
+        for made in (op, *op.kernels, getattr(op._backward, "keeping", None)):
+            if made is not None:
+                made._functions.cache_clear()
+
+
 @pytest.fixture
 def kernels(monkeypatch):
     """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
-    for name in generated.__all__:
-        getattr(generated, name)._functions.cache_clear()
-        getattr(generated, name)._typed.cache_clear()
+    forget()
     for kind in (Op, gemm_op.GemmOp):
         monkeypatch.setattr(kind, "_run_cute", stand_in)
     for module in (OP_MODULE, gemm_op):
@@ -88,9 +94,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(Tile, "launch", lambda *args, **kwargs: replace(launch(*args, **kwargs), why=""))
     seen.clear()
     yield seen
-    for name in generated.__all__:
-        getattr(generated, name)._functions.cache_clear()
-        getattr(generated, name)._typed.cache_clear()
+    forget()
 
 
 X, HALVES, W = (8, 6, 32), (8, 6, 32), (32,)
@@ -349,23 +353,27 @@ def test_what_follows_a_fold_follows_the_fold_of_all_shards(tmp_path):
 # shard_map, and gradients
 
 
-@pytest.mark.parametrize("check", [True, False], ids=["typed", "untyped"])
+@pytest.mark.parametrize(
+    ("kind", "check"), [(AUTO, True), (AUTO, False), (EXPLICIT, True)], ids=["typed", "untyped", "explicit"]
+)
 @pytest.mark.parametrize("implementation", [None, "xla", "interpret"])
-def test_shard_map(implementation, check):
-    mesh, x, w = make_mesh(), normal(8, 16), normal(16)
+def test_shard_map(implementation, kind, check):
+    mesh, x, w = make_mesh(kind), normal(8, 16), normal(16)
+    args = put(mesh, x, P("a")), put(mesh, w, NONE)
     call = functools.partial(generated.rmsnorm, implementation=implementation)
     mapped = jax.shard_map(call, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"), check_vma=check)
-    assert_close(jax.jit(mapped)(x, w), generated.rmsnorm.reference(x, w))
+    assert_close(jax.jit(mapped)(*args), generated.rmsnorm.reference(x, w))
 
     def loss(f):
         return lambda x, w: jnp.sum(jnp.sin(f(x, w)))
 
-    got = jax.jit(jax.grad(loss(mapped), (0, 1)))(x, w)
+    got = jax.jit(jax.grad(loss(mapped), (0, 1)))(*args)
     assert_close(got, jax.grad(loss(generated.rmsnorm.reference), (0, 1))(x, w))
 
 
-def test_shard_map_of_some_mesh_axes(kernels):
-    mesh, x, w = make_mesh(), normal(8, 16), normal(16)
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+def test_shard_map_of_some_mesh_axes(kernels, kind):
+    mesh, x, w = make_mesh(kind), normal(8, 16), normal(16)
     mapped = jax.shard_map(generated.rmsnorm, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"), axis_names={"a"})
     assert_close(jax.jit(mapped)(put(mesh, x, P(("a", "b"))), put(mesh, w, P("b"))), generated.rmsnorm.reference(x, w))
 
@@ -427,10 +435,147 @@ def test_vmap_of_sharded_arrays(kernels):
     assert seen[-1] == [(2, 6, 16), (16,)]
 
 
-def test_a_program_for_cuda_says_how_it_may_be_split(monkeypatch):
+# Explicit meshes: the types of arrays say how they are sharded, through every transformation
+
+MAPPED, ROWS = (8, 8), P("a", "b")  # a mapped axis and rows, or rows alone; all other operands are whole
+TRANSFORMED = {
+    "bias_relu": [(*MAPPED, 16), (16,)],
+    "swiglu": [(*MAPPED, 16)],
+    "rmsnorm": [(*MAPPED, 16), (16,)],
+    "layernorm": [(*MAPPED, 16), (16,), (16,)],
+    "softmax": [(*MAPPED, 16)],
+    "cross_entropy": [(*MAPPED, 32), MAPPED],
+    "embedding_rmsnorm": [(24, 16), MAPPED, (16,)],  # the jnp form is differentiated, of which an operand has integers
+    "dense_gelu": [(*MAPPED, 16), (16, 24), (24,)],
+}
+
+
+def transformed(f, axes, floats) -> dict:
+    """Functions of the same arrays."""
+
+    def loss(*xs):
+        return sum(jnp.sum(jnp.sin(y)) for y in tupled(f(*xs)))
+
+    def scan_of_grad_of_remat(*xs):
+        def step(count, _):
+            return count + 1, jax.grad(jax.checkpoint(loss), floats)(*xs)
+
+        return jax.lax.scan(step, 0, length=2)[1]
+
+    def second_grad(*xs):
+        return jax.grad(lambda *xs: sum(jnp.sum(jnp.cos(dx)) for dx in jax.grad(loss, floats)(*xs)), floats)(*xs)
+
+    return {
+        "value": f,
+        "grad": jax.grad(loss, floats),
+        "second grad": second_grad,
+        "scan of grad": scan_of_grad_of_remat,
+        "vmap": jax.vmap(f, axes),
+        "vmap of grad": jax.vmap(jax.grad(loss, floats), axes),
+        "grad of vmap": jax.grad(lambda *xs: jnp.sum(jax.vmap(loss, axes)(*xs)), floats),
+    }
+
+
+def result_specs(name: str, axes, floats, count: int) -> list[PartitionSpec]:
+    """How `count` results are sharded: values as rows are, gradients as what they are of."""
+    if "grad" not in name:
+        return [ROWS] * count
+    own = [ROWS if axes[i] == 0 else P() for i in floats]
+    if name == "vmap of grad":
+        return [spec if spec == ROWS else P("a") for spec in own]
+    return [P(None, *spec) for spec in own] if name.startswith("scan") else own
+
+
+@functools.cache
+def transformed_reference(name: str) -> tuple:
+    """An op's operands, which of them are mapped, which have gradients, and the results of its reference."""
+    op = getattr(generated, name)
+    made = values(op, TRANSFORMED[name])
+    axes = tuple(0 if x.shape[:2] == MAPPED else None for x in made)
+    floats = tuple(i for i, x in enumerate(made) if x.dtype == np.float32)
+    run = jax.jit(lambda *xs: {k: g(*xs) for k, g in transformed(op.reference, axes, floats).items()})
+    return made, axes, floats, run(*made)
+
+
+def check_transformed(name: str, how: str, got, mesh: Mesh) -> None:
+    _, axes, floats, reference = transformed_reference(name)
+    specs = result_specs(how, axes, floats, len(tupled(got)))
+    for g, e, spec in zip(tupled(got), tupled(reference[how]), specs, strict=True):
+        np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-4, err_msg=how)
+        wanted = NamedSharding(mesh, spec)
+        assert g.sharding.is_equivalent_to(wanted, g.ndim), (how, g.sharding)
+        assert jax.typeof(g).sharding.is_equivalent_to(NamedSharding(mesh.abstract_mesh, spec), g.ndim), how
+
+
+@pytest.mark.parametrize("path", ["kernel", "jnp"])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformations_on_an_explicit_mesh(request, name, path):
+    if path == "kernel":
+        request.getfixturevalue("kernels")
+    op, mesh = getattr(generated, name), make_mesh(EXPLICIT)
+    made, axes, floats, _ = transformed_reference(name)
+    args = [put(mesh, x, ROWS if axis == 0 else NONE) for x, axis in zip(made, axes, strict=True)]
+    with jax.set_mesh(mesh):
+        run = jax.jit(lambda *xs: {k: g(*xs) for k, g in transformed(op, axes, floats).items()})
+        compiled = run.lower(*args).compile()
+        assert set(collectives(compiled)) <= {"all-reduce"}
+        for how, got in compiled(*args).items():
+            check_transformed(name, how, got, mesh)
+
+
+@pytest.mark.parametrize("path", ["kernel", "jnp", "interpret"])
+def test_eager_transformations_on_an_explicit_mesh(request, path):
+    if path == "kernel":
+        request.getfixturevalue("kernels")
+    mesh = make_mesh(EXPLICIT)
+    made, axes, floats, _ = transformed_reference("rmsnorm")
+    op = functools.partial(generated.rmsnorm, implementation="interpret" if path == "interpret" else None)
+    args = [put(mesh, x, spec) for x, spec in zip(made, (ROWS, NONE), strict=True)]
+    with jax.set_mesh(mesh):
+        for how in ("value", "grad", "vmap", "vmap of grad"):
+            check_transformed("rmsnorm", how, transformed(op, axes, floats)[how](*args), mesh)
+
+
+@pytest.mark.parametrize("implementation", [None, "interpret"])
+def test_arrays_of_no_mesh_on_an_explicit_mesh(implementation):
+    """They are whole on every device."""
+    mesh, (x, w) = make_mesh(EXPLICIT), transformed_reference("rmsnorm")[0]
+    call = functools.partial(generated.rmsnorm, implementation=implementation)
+    with jax.set_mesh(mesh):
+        for got in (call(x, w), jax.jit(call)(x, w)):
+            assert_close(got, transformed_reference("rmsnorm")[-1]["value"])
+            assert got.sharding.is_equivalent_to(NamedSharding(mesh, NONE), 3)
+
+
+def test_a_gradient_is_sharded_as_what_it_is_of(kernels):
+    """Also where the op's own rules split it otherwise: rows are gathered along N."""
+    mesh = make_mesh(EXPLICIT)
+    made, _, floats, expected = transformed_reference("rmsnorm")
+    specs = [P("a", None, "b"), P("b")]
+    with jax.set_mesh(mesh):
+        args = [put(mesh, x, spec) for x, spec in zip(made, specs, strict=True)]
+        got = jax.jit(transformed(generated.rmsnorm, None, floats)["grad"])(*args)
+        for dx, spec, e in zip(got, specs, expected["grad"], strict=True):
+            assert dx.sharding.is_equivalent_to(NamedSharding(mesh, spec), dx.ndim)
+            np.testing.assert_allclose(dx, e, rtol=2e-4, atol=2e-4)
+
+
+def test_auto_axes_of_an_explicit_mesh():
+    """Where a caller makes mesh axes automatic, types still name the mesh: the mapped axis is sharded along it."""
+    mesh = make_mesh(EXPLICIT)
+    made, axes, floats, _ = transformed_reference("rmsnorm")
+    with jax.set_mesh(mesh):
+        call = jax.sharding.auto_axes(generated.rmsnorm, out_sharding=P("b"))
+        args = [put(mesh, x, spec) for x, spec in zip(made, (ROWS, NONE), strict=True)]
+        got = jax.jit(transformed(call, axes, floats)["vmap of grad"])(*args)
+        check_transformed("rmsnorm", "vmap of grad", got, mesh)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+def test_a_program_for_cuda_says_how_it_may_be_split(monkeypatch, kind):
     """Lowered, not compiled: the rule that Shardy reads, and no kernel before the shards are known."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
-    mesh = make_mesh()
+    mesh = make_mesh(kind)
     args = put(mesh, normal(8, 6, 16), P("a")), put(mesh, normal(16), NONE)
     text = jax.jit(generated.rmsnorm).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     assert "#sdy.op_sharding_rule<([i, j, k], [l])->([i, j, m])" in text  # N is nobody's: no sharding travels along it

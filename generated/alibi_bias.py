@@ -235,7 +235,7 @@ def alibi_bias_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (H, Q, K // each,), (True, False, False))
+    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, Q, K // each,), (True, False, False))
     there = tidx == 0
     rDslope = cute.make_rmem_tensor((1,), mDslope.element_type)
     if there:

@@ -108,7 +108,7 @@ def all_finite_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_all = partials.over_all_parts(mTotalAllParts, "all")
+    (total_all,) = partials.over_all_parts([mTotalAllParts], ("all",))
     there = tidx == 0
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:

@@ -394,7 +394,7 @@ def batched_dense_gelu_backward_finish(
     c = bidx * 32 + tidx % 32
     iN = c % N
     iE = (c // N)
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:

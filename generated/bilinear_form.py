@@ -118,7 +118,7 @@ def bilinear_form_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:
@@ -451,7 +451,7 @@ def bilinear_form_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDy = cute.make_rmem_tensor((1,), mDy.element_type)
     rDright = cute.make_rmem_tensor((1,), mDright.element_type)

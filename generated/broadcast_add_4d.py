@@ -210,7 +210,7 @@ def broadcast_add_4d_backward_finish(
     c = bidx
     iD = c % D
     iS = (c // D)
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
+    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (S, H, D,), (True, False, True))
     there = tidx == 0
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:

@@ -231,8 +231,7 @@ def channel_affine_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (C, S // each,), (True, False))
-    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (C, S // each,), (True, False))
+    column_sum, column_sum2 = partials.over_parts_of([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False))
     there = tidx == 0
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)

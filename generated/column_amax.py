@@ -106,7 +106,7 @@ def column_amax_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_max = partials.over_parts(mColumnMaxParts, "max", c)
+    (column_max,) = partials.over_parts([mColumnMaxParts], ("max",), c)
     there = (tidx < 32) & (c < mColumnMaxParts.shape[1])
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:
@@ -246,7 +246,7 @@ def column_amax_first_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rOfRows0 = cute.make_rmem_tensor((1,), mOfRows0.element_type)
     if there:

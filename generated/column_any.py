@@ -103,7 +103,7 @@ def column_any_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_any = partials.over_parts(mColumnAnyParts, "any", c)
+    (column_any,) = partials.over_parts([mColumnAnyParts], ("any",), c)
     there = (tidx < 32) & (c < mColumnAnyParts.shape[1])
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:

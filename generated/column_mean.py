@@ -106,7 +106,7 @@ def column_mean_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_mean = partials.over_parts(mColumnMeanParts, "mean", c)
+    (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
     there = (tidx < 32) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
     rY = cute.make_rmem_tensor((1,), mY.element_type)

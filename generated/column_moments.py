@@ -120,8 +120,7 @@ def column_moments_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_mean = partials.over_parts(mColumnMeanParts, "mean", c)
-    column_mean2 = partials.over_parts(mColumnMean2Parts, "mean", c)
+    column_mean, column_mean2 = partials.over_parts([mColumnMeanParts, mColumnMean2Parts], ("mean", "mean"), c)
     there = (tidx < 32) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
     column_mean2 = column_mean2 / cutlass.Float32(row_count)

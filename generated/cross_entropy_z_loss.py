@@ -558,7 +558,7 @@ def cross_entropy_z_loss_backward_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
     rDzWeight = cute.make_rmem_tensor((1,), mDzWeight.element_type)
     if there:

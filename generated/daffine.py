@@ -148,7 +148,7 @@ def daffine_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
@@ -167,7 +167,7 @@ def daffine_finish_total(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     if there:

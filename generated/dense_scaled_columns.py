@@ -527,9 +527,7 @@ def dense_scaled_columns_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
-    column_sum2 = partials.over_parts(mColumnSum2Parts, "sum", c)
-    column_sum3 = partials.over_parts(mColumnSum3Parts, "sum", c)
+    column_sum, column_sum2, column_sum3 = partials.over_parts([mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], ("sum", "sum", "sum"), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDalpha = cute.make_rmem_tensor((1,), mDalpha.element_type)
     rDbeta = cute.make_rmem_tensor((1,), mDbeta.element_type)

@@ -152,7 +152,7 @@ def dgelu_dbias_group_fp8_finish(
     c = bidx * 32 + tidx % 32
     iG = c % G
     iB = (c // G)
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:

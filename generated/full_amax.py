@@ -107,7 +107,7 @@ def full_amax_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_max = partials.over_all_parts(mTotalMaxParts, "max")
+    (total_max,) = partials.over_all_parts([mTotalMaxParts], ("max",))
     there = tidx == 0
     rAmax = cute.make_rmem_tensor((1,), mAmax.element_type)
     if there:
@@ -245,7 +245,7 @@ def full_amax_first_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
     rOfRows0 = cute.make_rmem_tensor((1,), mOfRows0.element_type)
     if there:

@@ -509,7 +509,7 @@ def gemm_linear_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
@@ -530,8 +530,7 @@ def gemm_linear_backward_finish_total(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
-    total_sum2 = partials.over_all_parts(mTotalSum2Parts, "sum")
+    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     there = tidx == 0
     rDalpha = cute.make_rmem_tensor((1,), mDalpha.element_type)
     rDbeta = cute.make_rmem_tensor((1,), mDbeta.element_type)

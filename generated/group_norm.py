@@ -653,8 +653,7 @@ def group_norm_backward_finish(
     c = bidx
     iC = c % C
     iG = (c // C)
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (G, C, S // each,), (True, True, False))
-    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (G, C, S // each,), (True, True, False))
+    column_sum, column_sum2 = partials.over_parts_of([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (G, C, S // each,), (True, True, False))
     there = tidx == 0
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)

@@ -631,8 +631,7 @@ def head_rmsnorm_rotary_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (S, D,), (False, True))
-    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (S, D,), (False, True))
+    column_sum, column_sum2 = partials.over_parts_of([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (S, D,), (False, True))
     there = tidx == 0
     rDweight0 = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDweight1 = cute.make_rmem_tensor((1,), mDweight.element_type)
@@ -662,8 +661,7 @@ def head_rmsnorm_rotary_backward_finish_S_D(
     c = bidx * 32 + tidx % 32
     iD = c % D
     iS = (c // D)
-    column_sum3 = partials.over_parts(mColumnSum3Parts, "sum", c)
-    column_sum4 = partials.over_parts(mColumnSum4Parts, "sum", c)
+    column_sum3, column_sum4 = partials.over_parts([mColumnSum3Parts, mColumnSum4Parts], ("sum", "sum"), c)
     there = (tidx < 32) & (c < mColumnSum3Parts.shape[1])
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)

@@ -613,8 +613,7 @@ def instance_norm_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (C, S // each,), (True, False))
-    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (C, S // each,), (True, False))
+    column_sum, column_sum2 = partials.over_parts_of([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False))
     there = tidx == 0
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)

@@ -533,7 +533,7 @@ def label_log_prob_backward_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
     rDtemperature = cute.make_rmem_tensor((1,), mDtemperature.element_type)
     if there:

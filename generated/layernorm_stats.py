@@ -596,8 +596,7 @@ def layernorm_stats_backward_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
-    column_sum2 = partials.over_parts(mColumnSum2Parts, "sum", c)
+    column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)

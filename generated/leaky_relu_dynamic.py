@@ -197,7 +197,7 @@ def leaky_relu_dynamic_backward_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
     rDslope = cute.make_rmem_tensor((1,), mDslope.element_type)
     if there:

@@ -230,7 +230,7 @@ def matmul_drelu_dbias_epilogue_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     c = bidx * 32 + tidx % 32
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:

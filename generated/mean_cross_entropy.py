@@ -370,7 +370,7 @@ def mean_cross_entropy_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_mean = partials.over_all_parts(mTotalMeanParts, "mean")
+    (total_mean,) = partials.over_all_parts([mTotalMeanParts], ("mean",))
     there = tidx == 0
     total_mean = total_mean / cutlass.Float32(row_count)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)

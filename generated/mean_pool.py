@@ -116,7 +116,7 @@ def mean_pool_finish(
     c = bidx * 32 + tidx % 32
     iD = c % D
     iRows = (c // D)
-    column_mean = partials.over_parts(mColumnMeanParts, "mean", c)
+    (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
     there = (tidx < 32) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
     rY = cute.make_rmem_tensor((1,), mY.element_type)

@@ -114,7 +114,7 @@ def mean_squared_error_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_mean = partials.over_all_parts(mTotalMeanParts, "mean")
+    (total_mean,) = partials.over_all_parts([mTotalMeanParts], ("mean",))
     there = tidx == 0
     total_mean = total_mean / cutlass.Float32(element_count)
     rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)

@@ -259,9 +259,7 @@ def mixture_backward_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
-    total_sum2 = partials.over_all_parts(mTotalSum2Parts, "sum")
-    total_sum3 = partials.over_all_parts(mTotalSum3Parts, "sum")
+    total_sum, total_sum2, total_sum3 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts], ("sum", "sum", "sum"))
     there = tidx == 0
     rDw0 = cute.make_rmem_tensor((1,), mDw.element_type)
     rDw1 = cute.make_rmem_tensor((1,), mDw.element_type)

@@ -618,8 +618,7 @@ def modulated_layernorm_backward_finish(
     c = bidx * 32 + tidx % 32
     iN = c % N
     iB = (c // N)
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
-    column_sum2 = partials.over_parts(mColumnSum2Parts, "sum", c)
+    column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)

@@ -128,7 +128,7 @@ def quantize_fp8_amax_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_max = partials.over_all_parts(mTotalMaxParts, "max")
+    (total_max,) = partials.over_all_parts([mTotalMaxParts], ("max",))
     there = tidx == 0
     rAmax = cute.make_rmem_tensor((1,), mAmax.element_type)
     if there:

@@ -283,8 +283,7 @@ def rotary_backward_finish(
     c = bidx * 32 + tidx % 32
     iD = c % D
     iS = (c // D)
-    column_sum = partials.over_parts(mColumnSumParts, "sum", c)
-    column_sum2 = partials.over_parts(mColumnSum2Parts, "sum", c)
+    column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
     there = (tidx < 32) & (c < mColumnSumParts.shape[1])
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)

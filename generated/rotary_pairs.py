@@ -256,8 +256,7 @@ def rotary_pairs_backward_finish(
     c = bidx
     iD = c % D
     iS = (c // D)
-    column_sum = partials.over_parts_of(mColumnSumParts, "sum", c, (S, H, D,), (True, False, True))
-    column_sum2 = partials.over_parts_of(mColumnSum2Parts, "sum", c, (S, H, D,), (True, False, True))
+    column_sum, column_sum2 = partials.over_parts_of([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (S, H, D,), (True, False, True))
     there = tidx == 0
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)

@@ -600,7 +600,7 @@ def softcap_softmax_backward_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
     rDcap = cute.make_rmem_tensor((1,), mDcap.element_type)
     if there:

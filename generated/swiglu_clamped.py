@@ -256,8 +256,7 @@ def swiglu_clamped_backward_finish(
     # All parts of everything, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum = partials.over_all_parts(mTotalSumParts, "sum")
-    total_sum2 = partials.over_all_parts(mTotalSum2Parts, "sum")
+    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     there = tidx == 0
     rDlimit = cute.make_rmem_tensor((1,), mDlimit.element_type)
     if there:

@@ -325,7 +325,7 @@ class WalkContext(RowContext):
         wanted |= {self.extra_argument(p).split(".")[0] for p in function.params if p in dict(self.spec.types)}
         tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
         static = [p for p in self.static if p.name in function.params]
-        folds = [self.finished(s, finish) for s in statistics]
+        folds = self.folds_of(statistics)
         loads = [
             {"guard": self.guard(a), "text": f"access.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"}
             for a in inputs if a.array is not None
@@ -335,7 +335,7 @@ class WalkContext(RowContext):
             for a in stores if a.array is not None
         ]  # fmt: skip
         coordinates = self.column_coordinates(finish, " ".join([*places, *(row["text"] for row in loads), *arguments]))
-        text = " ".join([*coordinates, *arguments, *(f["text"] for f in folds), *(f["mean"] for f in folds)])
+        text = " ".join([*coordinates, *arguments, *(text for f in folds for text in (f["text"], *f["means"]))])
         counts = {"row_count": self.count(False), "element_count": self.count(True)}
         numbers = [(g.name, "cutlass.Int32", g.name) for g in self.groups] if not self.plan.collapsed else []
         numbers += [(name, "cutlass.Int64", value) for name, value in counts.items()]
@@ -384,27 +384,49 @@ class WalkContext(RowContext):
         others = " * ".join(self.groups[i].name for i in self.plan.spread)
         return f"cutlass.Int64({self.rows_text()})" + (f" * {others}" if everything else "")
 
-    def finished(self, statistic: Statistic, finish: Finish) -> dict:
-        """How a statistic's parts are folded."""
-        parts, op, kind = self.parts(statistic), statistic.op, self.statistic_type(statistic)
-        lost = [self.groups[i].name for i in self.plan.spread if i not in statistic.keeps]
+    def folds_of(self, statistics: list[Statistic]) -> list[dict]:
+        """How statistics' parts are folded, those together that are folded alike."""
+        alike: dict[str, list[Statistic]] = {}
+        for s in statistics:
+            alike.setdefault(self.fold_call(s), []).append(s)
+        found = []
+        for call, members in alike.items():
+            names, parts = ", ".join(s.name for s in members), ", ".join(self.parts(s) for s in members)
+            ops, means = (
+                in_tuple([f'"{s.op}"' for s in members]),
+                [self.mean_line(s) for s in members if s.op == "mean"],
+            )
+            found.append(
+                {
+                    "names": names if len(members) > 1 else f"({names},)",
+                    "text": call.format(f"[{parts}], {ops}"),
+                    "means": means,
+                }
+            )
+        return found
+
+    def lost(self, statistic: Statistic) -> list[str]:
+        """The extents of the axes beside rows that a statistic of columns loses."""
+        return [self.groups[i].name for i in self.plan.spread if i not in statistic.keeps]
+
+    def fold_call(self, statistic: Statistic) -> str:
+        """The function that folds a statistic's parts, but for these."""
+        if statistic.over == "total":
+            return "partials.over_all_parts({})"
+        if not self.lost(statistic):
+            return "partials.over_parts({}, c)"
+        extents = ", ".join(self.groups[i].name for i in self.plan.spread)
+        extents += " // each" if self.plan.shares else ""
+        kept = tuple(i in statistic.keeps for i in self.plan.spread)
+        return f"partials.over_parts_of({{}}, c, ({extents},), {kept})"
+
+    def mean_line(self, statistic: Statistic) -> str:
         count = "element_count" if statistic.over == "total" and not statistic.once else "row_count"
         if statistic.once:
             count = " * ".join([count, *(self.groups[i].name for i in self.plan.apart)])
-        if statistic.over == "total":
-            text = f'partials.over_all_parts({parts}, "{op}")'
-        elif lost:
-            extents = ", ".join(self.groups[i].name for i in self.plan.spread)
-            extents += " // each" if self.plan.shares else ""
-            kept = tuple(i in statistic.keeps for i in self.plan.spread)
-            text, count = (
-                f'partials.over_parts_of({parts}, "{op}", c, ({extents},), {kept})',
-                " * ".join([count, *lost]),
-            )
-        else:
-            text = f'partials.over_parts({parts}, "{op}", c)'
-        mean = f"{statistic.name} = {statistic.name} / {kind}({count})" if op == "mean" else ""
-        return {"name": statistic.name, "text": text, "mean": mean}
+        if statistic.over != "total":
+            count = " * ".join([count, *self.lost(statistic)])
+        return f"{statistic.name} = {statistic.name} / {self.statistic_type(statistic)}({count})"
 
     def column_coordinates(self, finish: Finish, text: str) -> list[str]:
         """The coordinates of a result along its groups of axes, where several make its place and one is asked for."""

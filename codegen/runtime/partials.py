@@ -94,67 +94,87 @@ AT_ONCE = 17  # values that a thread has on their way: 8 warps ask at once for a
 
 @cute.jit
 def fold_every(
-    held: cute.Tensor,
-    op: cutlass.Constexpr[str],
-    read: cutlass.Constexpr[Callable[[cutlass.Int32], Numeric]],
+    held: list[cute.Tensor],
+    ops: cutlass.Constexpr[tuple[str, ...]],
+    read: cutlass.Constexpr[Callable[[int, cutlass.Int32], Numeric]],
     first: cutlass.Int32,
     end: cutlass.Int32,
     step: cutlass.Constexpr[int],
 ):
-    """Fold what is read at `first`, `first + step`, ... before `end` into what is `held`, in this order."""
-    dtype = held.element_type
+    """Fold what is read, of each statistic by its number, at `first`, `first + step`, ... before `end` into what is `held`, in
+    this order."""
     for start in cutlass.range(first, end, step * AT_ONCE):
-        several = cute.make_rmem_tensor((AT_ONCE,), dtype)
-        for i in cutlass.range_constexpr(AT_ONCE):  # no branch stands between one read and the next
-            place = start + i * step
-            several[i] = cutlass.select_(place < end, read(cutlass.min(place, end - 1)), dtype(identity(op, dtype)))
-        for i in cutlass.range_constexpr(AT_ONCE):
-            held.store(combine(op, held.load(), cute.full((1,), several[i], dtype)))
+        several = [cute.make_rmem_tensor((AT_ONCE,), h.element_type) for h in held]
+        for k in cutlass.range_constexpr(len(ops)):
+            nothing = held[k].element_type(identity(ops[k], held[k].element_type))
+            for i in cutlass.range_constexpr(AT_ONCE):  # no branch stands between one read and the next
+                place = start + i * step
+                several[k][i] = cutlass.select_(place < end, read(k, cutlass.min(place, end - 1)), nothing)
+        for k in cutlass.range_constexpr(len(ops)):
+            for i in cutlass.range_constexpr(AT_ONCE):
+                value = cute.full((1,), several[k][i], held[k].element_type)
+                held[k].store(combine(ops[k], held[k].load(), value))
 
 
 @cute.jit
-def over_parts(parts: cute.Tensor, op: cutlass.Constexpr[str], column: cutlass.Int32):
-    """All parts of a column folded, by the 8 warps of a block: the first one gets the result. `parts` is (parts,
-    columns)."""
+def over_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]], column: cutlass.Int32):
+    """All parts of a column folded, of each statistic, by the 8 warps of a block: the first one gets the results. Each of
+    `parts` is (parts, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
-    warp, lane = tidx // WARP, tidx % WARP
-    dtype, warps = parts.element_type, 8
-    held = cute.make_rmem_tensor((1,), dtype)
-    held.fill(identity(op, dtype))
-    if column < parts.shape[1]:
-        fold_every(held, op, lambda part: parts[part, column], warp, parts.shape[0], warps)
-    buffer = SmemAllocator().allocate_tensor(dtype, cute.make_layout((warps, WARP), stride=(WARP, 1)), 16)
-    buffer[warp, lane] = held[0]
+    warp, lane, warps = tidx // WARP, tidx % WARP, 8
+    held = _nothing(parts, ops)
+    if column < parts[0].shape[1]:
+        fold_every(held, ops, lambda k, part: parts[k][part, column], warp, parts[0].shape[0], warps)
+    layout = cute.make_layout((warps, WARP), stride=(WARP, 1))
+    buffers = [SmemAllocator().allocate_tensor(p.element_type, layout, 16) for p in parts]
+    for k in cutlass.range_constexpr(len(ops)):
+        buffers[k][warp, lane] = held[k][0]
     cute.arch.sync_threads()
-    value = cute.full((1,), buffer[0, lane], dtype)
-    for other in cutlass.range_constexpr(1, warps):
-        value = combine(op, value, cute.full((1,), buffer[other, lane], dtype))
-    return result(op, value)[0]
+    found = []
+    for k in cutlass.range_constexpr(len(ops)):
+        value = cute.full((1,), buffers[k][0, lane], parts[k].element_type)
+        for other in cutlass.range_constexpr(1, warps):
+            value = combine(ops[k], value, cute.full((1,), buffers[k][other, lane], parts[k].element_type))
+        found.append(result(ops[k], value)[0])
+    return found
 
 
 @cute.jit
 def over_parts_of(
-    parts: cute.Tensor,
-    op: cutlass.Constexpr[str],
+    parts: list[cute.Tensor],
+    ops: cutlass.Constexpr[tuple[str, ...]],
     place: cutlass.Int32,
     extents: tuple[cutlass.Int32, ...],
     kept: cutlass.Constexpr[tuple[bool, ...]],
 ):
-    """All parts of all columns folded that share their `place` along some of several axes, by a block of 256 threads.
-    `parts` is (parts, columns), `extents` make a column, `kept` says which of them make a place."""
+    """All parts of all columns folded, of each statistic, that share their `place` along some of several axes, by a block of
+    256 threads. Each of `parts` is (parts, columns), `extents` make a column, `kept` says which of them make a place."""
     tidx, _, _ = cute.arch.thread_idx()
-    dtype, threads = parts.element_type, 256
-    held = cute.make_rmem_tensor((1,), dtype)
-    held.fill(identity(op, dtype))
+    held, threads = _nothing(parts, ops), 256
     count = _product(extents, kept)
 
-    def read(j: cutlass.Int32) -> Numeric:
-        return parts[j // count, _interleaved(place, j % count, extents, kept)]
+    def read(k: int, j: cutlass.Int32) -> Numeric:
+        return parts[k][j // count, _interleaved(place, j % count, extents, kept)]
 
-    fold_every(held, op, read, tidx, parts.shape[0] * count, threads)
-    buffers = shared(threads, threads, 1, (dtype,))
-    (value,) = over_row([held], (op,), buffers, threads, 1)
-    return value
+    fold_every(held, ops, read, tidx, parts[0].shape[0] * count, threads)
+    return over_row(held, ops, shared(threads, threads, 1, tuple(p.element_type for p in parts)), threads, 1)
+
+
+@cute.jit
+def over_all_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]]):
+    """All parts folded, of each statistic, by a block of 256 threads. Each of `parts` is (parts,)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    held, threads = _nothing(parts, ops), 256
+    fold_every(held, ops, lambda k, part: parts[k][part], tidx, parts[0].shape[0], threads)
+    return over_row(held, ops, shared(threads, threads, 1, tuple(p.element_type for p in parts)), threads, 1)
+
+
+def _nothing(parts: list[cute.Tensor], ops: tuple[str, ...]) -> list[cute.Tensor]:
+    """Registers for a thread's values, one of each statistic."""
+    held = [cute.make_rmem_tensor((1,), p.element_type) for p in parts]
+    for h, op in zip(held, ops, strict=True):
+        h.fill(identity(op, h.element_type))
+    return held
 
 
 def _product(extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> cutlass.Int32:
@@ -181,16 +201,3 @@ def _interleaved(
         rest[k] = rest[k] // extent if left[k] else Int32(0)
         stride = stride * extent
     return column
-
-
-@cute.jit
-def over_all_parts(parts: cute.Tensor, op: cutlass.Constexpr[str]):
-    """All parts folded, by a block of 256 threads. `parts` is (parts,)."""
-    tidx, _, _ = cute.arch.thread_idx()
-    dtype, threads = parts.element_type, 256
-    held = cute.make_rmem_tensor((1,), dtype)
-    held.fill(identity(op, dtype))
-    fold_every(held, op, lambda part: parts[part], tidx, parts.shape[0], threads)
-    buffers = shared(threads, threads, 1, (dtype,))
-    (value,) = over_row([held], (op,), buffers, threads, 1)
-    return value

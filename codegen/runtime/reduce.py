@@ -258,7 +258,12 @@ def over_row(
             if lane == 0:
                 for k in cutlass.range_constexpr(len(ops)):
                     buffers[k][slot, row, warp] = values[k][0]
-            cute.arch.sync_threads()
+            if cutlass.const_expr(
+                1 < cute.size(buffers[0], mode=[1]) < 16
+            ):  # rows of a block do not wait for each other
+                cute.arch.barrier(barrier_id=row + 1, number_of_threads=per_row)
+            else:
+                cute.arch.sync_threads()
         warps = cute.size(buffers[0], mode=[2])
         # Few values are read by all lanes sooner than lanes can hand them on; those that are rescaled cost more than that
         lanes = 1 if cutlass.const_expr(warps <= AT_ONCE and len(rescaled) == 0) else min(WARP, warps)

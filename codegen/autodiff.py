@@ -47,7 +47,7 @@ class Backward:
     gradients: tuple[tuple[str, str], ...]  # (x, dx)
     scattered: tuple[
         tuple[str, str], ...
-    ] = ()  # (a table, the indices by which dx, of rows taken from it, is added up)
+    ] = ()  # (a table, the indices that took rows from it: dx, of these, is added up)
 
 
 def differentiate(spec: Spec, kept: str = "float32") -> Backward:
@@ -177,7 +177,9 @@ class _Reverse:
                     if isinstance(a, Node) and id(a) in self.active]  # fmt: skip
         if node.op == "cast":  # as in JAX, the cotangent has the type that the value was rounded to
             return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
-        if node.op == "take" and set(node.args[1].dims) <= set(node.args[0].dims):  # no two indices meet in one element
+        if node.op == "take" and set(node.args[1].dims) <= set(node.args[0].dims) - {
+            node.attr
+        }:  # each picks from its own
             rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
             picked: dict[str, Node | tuple[str, ...]] = {"i": node.args[1], "g": g}
             return [(node.args[0], self.evaluated(ast.parse(rule, mode="eval").body, picked))]
@@ -281,7 +283,7 @@ class _Reverse:
                 continue
             gradient = replace(array, name=self.fresh(f"d{array.name}"), default=None, span=None)
             if array.name in self.scattered:
-                taken = self.scattered[array.name][1].dims
+                taken = (*self.spec.array(self.scattered[array.name][0]).axes, *array.axes[1:])
                 gradient = replace(gradient, dtype="float32", dims=tuple(Axis((a,), extents=(None,)) for a in taken))
             outputs.append((array.name, gradient))
             for part in output_parts(array):

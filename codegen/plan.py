@@ -310,8 +310,13 @@ class Planner:
         index = node.args[1].attr
         assert isinstance(index, Leaf)
         axis = str(node.attr)
+        own = self.table_tokens(own, axis, groups)
         mode = self.take_mode(tokens[index.name], own, axis, groups, mode_of)
         return Access(names.take(name, index.name, axis), array, leaf.part, mode, own, None, (index.name, axis))
+
+    def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
+        """A table's tokens where it is read at an index: its axis is not that of others, whose name it may have."""
+        return tuple(axis if isinstance(t, int) and axis in groups[t].axes else t for t in table)
 
     def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
         """How a table is reached at the places of an index, along one of its axes."""
@@ -382,12 +387,11 @@ class _Elementwise(Planner):
         return []
 
     def elementwise(self, borders: Container[str] | None = None) -> Elementwise:
-        apart = {n.attr for n in self.nodes if n.op in ("index", "size")}
-        tables = {n.args[0].attr.name for n in self.nodes if n.op == "take"}  # type: ignore[attr-defined]
+        apart = {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
         groups = self.groups(apart, borders or ())
         tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         # `take` makes its table's own coordinates, `index` a group's: neither can be split away
-        simple = borders is None and not apart and not tables and len(groups) == 1
+        simple = borders is None and not apart and len(groups) == 1
         full = all(_covers(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
         trailing = all(_is_flat(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
         collapsed = simple and full and trailing

@@ -408,6 +408,10 @@ class _Reductions(Planner):
                 found.append(Carried(name, node, min(passes[id(node)])))
         return tuple(found)
 
+    def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
+        del axis, groups
+        return table
+
     def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
         """An index of a row picks that row's own place in the table."""
         return mode_of(tuple(t for t in table if not (isinstance(t, int) and axis in groups[t].axes)))

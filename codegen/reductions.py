@@ -209,9 +209,9 @@ class Reduction:
 
     def aligned(self, access: Access) -> bool:
         """Whether the array's vectors are aligned in memory whatever the number of columns, once they are for one such
-        array: it has every axis, in order."""
+        array: it has every axis, in order, and is read at the row's own place."""
         tokens = access.tokens[:-1] if access.tokens[-1:] == ("parts",) else access.tokens
-        return access.mode == "flat" and tokens == tuple(range(len(self.groups)))
+        return access.mode == "flat" and access.index_of is None and tokens == tuple(range(len(self.groups)))
 
     def of_row(self, access: Access) -> bool:
         """Whether each row has its own values in an array that is read in vectors; else all that meet share them."""

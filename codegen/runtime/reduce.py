@@ -51,8 +51,9 @@ def combine(op: str, a: Vector, b: Vector) -> Vector:
 
 
 def result(op: str, value: Vector) -> Vector:
-    """What has been folded, once all is: a sum of nothing, or of -0.0 alone, is 0.0, as jnp has it."""
-    return value + 0.0 if op in ("sum", "mean") and value.dtype.is_float else value
+    """What has been folded, once all is: a sum of nothing, or of -0.0 alone, is 0.0, as jnp has it. (The compiler takes the
+    addition of 0.0, which says the same, for none.)"""
+    return value - -0.0 if op in ("sum", "mean") and value.dtype.is_float else value
 
 
 def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:

@@ -1,8 +1,10 @@
 """Kernels that fold over several sets of axes, interpreted: each against a reference of its own."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen.plan import Extents
 from codegen.runtime import draw, interpreted, testing
 from codegen.runtime.arguments import Types
 from tests.cpu.test_reductions import spec_text
@@ -124,6 +126,14 @@ OPS: dict[str, tuple[str, ...]] = {
         OVER + "b = x.reshape(x.shape[:-1] + (x.shape[-1] // 4, 4)); scale = jnp.mean(b, axis=-1); s = scale[..., None]; "
         "q = jnp.where(jnp.any(b > s + 1, axis=-1, keepdims=True), b, s).reshape(x.shape); db = x.sum(over); t = q.sum()",
     ),
+    "columns_of_one_result": (
+        "x: T[..., G, C, S]; w: T[G, C]", "dx: T[..., G, C, S]; dw: float32[G, C]; m: float32[G, C]; k: float32[G]",
+        "h = x * rsqrt(mean(square(x), axis=(C, S)) + 1e-2); dx = h * w; dw = sum(h, axis=(..., S)); "
+        "m = max(x * w, axis=(..., S)); k = min(h, axis=(..., C, S))",
+        "over = (0, 1, 2)[: x.ndim - 3]; h = x / jnp.sqrt(jnp.mean(x * x, axis=(-2, -1), keepdims=True) + 1e-2); "
+        "dx = h * w[..., None]; dw = h.sum(over + (-1,)); m = jnp.max(x * w[..., None], axis=over + (-1,)); "
+        "k = jnp.min(h, axis=over + (-2, -1))",
+    ),
 }  # fmt: skip
 
 
@@ -177,3 +187,45 @@ def test_a_row_counts_once(tmp_path):
     op = made(tmp_path, "total_of_row_statistics")
     got = op(np.zeros((70, 10), "float32"), np.zeros(70, "int32"), implementation="interpret")
     np.testing.assert_allclose(got.loss, np.log(10), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("columns", "each"), [(64, 4), (37, 1)])
+def test_neighbouring_columns_of_one_result_leave_one_part(columns, each, tmp_path):
+    """Where vectors do not cross from one result to the next."""
+    op = made(tmp_path, "columns_of_one_result")
+    x = np.random.default_rng(0).standard_normal((5, 2, 3, columns)).astype("float32")
+    got = op(x, np.ones((2, 3), "float32"), implementation="interpret")
+    np.testing.assert_array_equal(got.m, x.max((0, 3)))
+    bound = {a.name: "float32" for a in op.spec.arrays}
+    inner = columns & -columns
+    assert op.plan.launch(bound, Extents(inner, None, 3 * columns, 5, 2), {}, "sm_90a").each == each
+
+
+def test_sums_of_nothing_have_no_sign(tmp_path):
+    """Sums begin at -0.0, which no other -0.0 changes; what they come to is 0.0, as in jnp."""
+    op = made(tmp_path, "total_beside_columns")
+    for x in (np.zeros((0, 5), "float32"), np.full((70, 300), -0.0, "float32")):
+        got = op(x, np.ones_like(x), np.float32(1), implementation="interpret")
+        assert not np.signbit(got.dscale).any() and not np.signbit(got.dbias).any()
+    rows = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[...]", "y = sum(x, axis=N)"))
+    assert not np.signbit(rows(np.full((3, 300), -0.0, "float32"), implementation="interpret")).any()
+
+
+def test_means_beside_columns_are_rounded_once(tmp_path):
+    """In a loop over rows a sum is multiplied by 1 / N and corrected: the result is the quotient, correctly rounded."""
+    chain = "m = mean(x, axis=N); k = sum(x, axis=...)"
+    op = make_op(tmp_path, spec_text("x: float32[..., N]", "m: float32[...]; k: float32[N]", chain))
+    for columns in (3, 7, 49, 641, 1000):
+        x = np.random.default_rng(columns).integers(-(2**12), 2**12, (40, columns)).astype("float32")  # exact sums
+        x[0, 0], x[1, 0], x[2, 0] = np.inf, -np.inf, np.nan
+        with np.errstate(invalid="ignore"):
+            wanted = x.sum(1, dtype="float32") / np.float32(columns)
+        np.testing.assert_array_equal(op(x, implementation="interpret").m, wanted)
+
+
+def test_every_bfloat16_is_widened_as_it_is(tmp_path):
+    op = make_op(tmp_path, spec_text("x: bfloat16[..., N]", "y: float32[..., N]", "y = x"))
+    x = np.arange(2**16, dtype="uint16").view(jnp.bfloat16).reshape(-1, 64)
+    got = np.asarray(op(jnp.asarray(x), implementation="interpret"))
+    np.testing.assert_array_equal(got, x.astype("float32"))
+    assert (np.signbit(got) == (x.view("uint16") >= 2**15)).all()

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.runtime.testing import check_op
+from codegen.pipeline import Derived
+from codegen.runtime.testing import check_gradient, check_op
 from tests.making import make_op
 
 SPEC = """
@@ -83,3 +84,54 @@ def test_an_empty_table_has_no_value_to_give(implementation, tmp_path):
 def test_an_empty_output_takes_nothing_from_an_empty_table(rows, n, implementation, tmp_path):
     y = make_op(tmp_path, SPEC)(*empty(rows, n), implementation=implementation)
     assert y.shape == (*rows, n)
+
+
+@pytest.mark.parametrize("chain", ["y = take(table, positions, axis=P)", "y = x * take(table, positions, axis=P)"])
+def test_rows_of_a_table_get_their_gradient_by_index(chain, tmp_path):
+    """Indices that repeat add up, those beyond the ends count for these; also where nothing else asks for the table's values."""
+    more = ["x"] * chain.startswith("y = x")
+    taken = "jnp.take(table, jnp.clip(positions, 0, table.shape[0] - 1), axis=0)"
+    op = make_op(
+        tmp_path,
+        "op: made\nsummary: Made here.\ntypes:\n  T: [float32, bfloat16]\n"
+        "inputs:\n  table: T[P, N]\n  positions: int32[...]\n" + "".join(f"  {x}: T[..., N]\n" for x in more) +
+        f"outputs:\n  y: T[..., N]\nchain: |\n  {chain}\nreference: |\n  y = {' * '.join([*more, taken])}\n"
+        "domain:\n  positions: index(P)\n",
+    )  # fmt: skip
+    assert isinstance(op.backward, Derived)
+    check_gradient(op, "interpret")
+    at, others = jnp.asarray([[3, 0, 3], [-2, 9, 3]]), [jnp.full((2, 3, 40), 2.0) for _ in more]
+    dtable = jax.grad(lambda table: op(table, at, *others, implementation="interpret").sum())(jnp.ones((4, 40)))
+    np.testing.assert_array_equal(dtable[:, 7], np.array([2, 0, 0, 4]) * 2 ** len(more))
+
+
+OWN_AXIS = {  # the table's axis is one of the op's: inputs, output, chain, reference
+    "rows": ("x: T[P, N]; t: T[P, N]; i: int32[P]", "T[P, N]", "x * take(t, i, axis=P)", "x * jnp.take(t, i, 0, mode='clip')"),
+    "columns": ("x: T[..., N]; t: T[N]; i: int32[N]", "T[..., N]", "x + take(t, i, axis=N)", "x + jnp.take(t, i, 0, mode='clip')"),
+    "itself": ("t: float32[P, N]; i: int32[P]", "float32[P, N]", "t * take(t, i, axis=P)", "t * jnp.take(t, i, 0, mode='clip')"),
+    "vector": ("t: T[P]; i: int32[P]", "T[P]", "take(t, i, axis=P)", "jnp.take(t, i, 0, mode='clip')"),
+    "row_sums": ("t: T[P, N]; i: int32[P]", "T[P]", "sum(take(t, i, axis=P), axis=N)", "jnp.take(t, i, 0, mode='clip').sum(-1)"),
+    "centred": (
+        "x: T[P, N]; t: T[P, N]; i: int32[P]", "T[P, N]", "x - mean(take(t, i, axis=P), axis=N)",
+        "x - jnp.mean(jnp.take(t, i, 0, mode='clip'), -1, keepdims=True)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_AXIS)
+def test_indices_along_an_axis_that_the_op_has_itself(name, tmp_path):
+    """A row is picked by its index, not by its own place."""
+    inputs, output, chain, reference = OWN_AXIS[name]
+    op = make_op(
+        tmp_path,
+        "op: made\nsummary: Made here.\n"
+        + "types:\n  T: [float32, bfloat16]\n" * ("T[" in inputs)
+        + "inputs:\n"
+        + "".join(f"  {i.strip()}\n" for i in inputs.split(";"))
+        + f"outputs:\n  y: {output}\nchain: |\n  y = {chain}\nreference: |\n  y = {reference}\n"
+        + f"domain:\n  i: index({'N' if 'int32[N]' in inputs else 'P'})\n",
+    )
+    for implementation in ("xla", "interpret"):
+        check_op(op, implementation)
+        check_gradient(op, implementation)
+    assert isinstance(op.backward, Derived) == (name != "itself")  # whose table is read whole besides

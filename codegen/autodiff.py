@@ -26,6 +26,8 @@ from codegen.statements import MAX_STATEMENTS, read_lines
 from codegen.text import Scalar, Source
 from codegen.unparse import unparse
 
+MOST_OPERATIONS = 600  # twenty times those of any op one would write: deriving more takes long, and so does compiling
+
 _TIMES_SIZE = ast.parse("g * size(axis)", mode="eval").body
 _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
@@ -62,6 +64,9 @@ class _Reverse:
         self.statements = read_chain(spec, self.scope)
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
+        operations = sum(1 for _ in topological(s.value for s in self.statements))
+        if operations > MOST_OPERATIONS:
+            raise Mistake(f"the backward of {operations} operations; one of more than {MOST_OPERATIONS} is left to jnp")
         self.graph = self.scope.graph
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}

@@ -23,7 +23,6 @@ from codegen.scope import make_scope
 from codegen.simplify import Algebra
 from codegen.spec import Array, Axis, Spec
 from codegen.statements import MAX_STATEMENTS, read_lines
-from codegen.text import Scalar, Source
 from codegen.unparse import unparse
 
 MOST_OPERATIONS = 600  # twenty times those of any op one would write: deriving more takes long, and so does compiling
@@ -235,14 +234,13 @@ class _Reverse:
         more = self.extra_outputs(saved)
         kept = [a for a in self.spec.outputs if a.name in used] + more
         inputs += kept
-        inputs += self.needed(used, inputs, [output for _, output in outputs])
+        inputs += self.spec.inputs_for(used, inputs, {axis for _, output in outputs for axis in output.axes})
         names = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
         text = unparse(assigned, self.calls, names, leaves)
-        source = Source(f"{self.spec.path} (backward)", text, tuple(text.split("\n")))
-        spec = replace(
-            self.spec, source=source, op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
+        spec = self.spec.with_chain(
+            f"{self.spec.path} (backward)", text,
+            op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
             inputs=tuple(inputs), outputs=tuple(output for _, output in outputs), params=params,
-            chain=Scalar(source, text, "plain", 0, len(text)),
             grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
         )  # fmt: skip
         forward = None
@@ -349,13 +347,3 @@ class _Reverse:
         arrays |= {(name, len(v.dims)) for name, v in saved.items() if any(n is v for n in nodes)}
         large = sum(size == most for _, size in arrays)
         return large, sum(n.op in REDUCTIONS for n in nodes if id(n) not in leaves)
-
-    def needed(self, used: set[str], given: list[Array], outputs: list[Array]) -> list[Array]:
-        """The inputs that the backward takes: those it reads, and any that are needed for an axis' extent."""
-        chosen = [a for a in self.spec.inputs if a.name in used]
-        wanted = {axis for a in outputs for axis in a.axes} - set(self.spec.extents)
-        for array in self.spec.inputs:
-            known = {axis for a in (*given, *chosen) if a.default is None for axis in a.axes}
-            if array not in chosen and array.default is None and set(array.axes) & wanted - known:
-                chosen.append(array)
-        return sorted(chosen, key=self.spec.inputs.index)

@@ -20,7 +20,6 @@ from codegen.ir import DTYPES, Leaf, Node, Statement, topological
 from codegen.scope import make_scope
 from codegen.spec import Array, Spec
 from codegen.statements import Placed, read_lines
-from codegen.text import Scalar, Source
 from codegen.tiles import GemmLaunch, Product, Tile, fresh
 from codegen.unparse import unparse
 
@@ -199,12 +198,11 @@ class _Splitter:
         used |= {str(n.attr) for n in nodes if n.op == "param"}
         params = tuple(p for p in spec.params if p.name in used)
         inputs = (*(p.acc for p in self.found.values()), *(a for a in spec.inputs if a.name in used))
-        source = Source(f"{spec.path} (epilogue)", text, tuple(text.split("\n")))
         domain = tuple((n, d) for n, d in spec.domain if n in used)
-        return replace(
-            spec, source=source, op=f"{spec.op}_epilogue", summary=f"What follows the matmul of {spec.op}.",
-            inputs=inputs, params=params, chain=Scalar(source, text, "plain", 0, len(text)), save=(), aliases=(),
-            domain=domain, bench=(),
+        return spec.with_chain(
+            f"{spec.path} (epilogue)", text,
+            op=f"{spec.op}_epilogue", summary=f"What follows the matmul of {spec.op}.",
+            inputs=inputs, params=params, save=(), aliases=(), domain=domain, bench=(),
         )  # fmt: skip
 
 
@@ -275,11 +273,10 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
         for part in ([f"[{k}]" for k in range(acc.parts)] if acc.parts else [""])
     ]
     text = epilogue.chain.value + "".join(f"{line}\n" for line in lines)
-    source = Source(epilogue.source.path, text, tuple(text.split("\n")))
-    forward = replace(
-        epilogue, source=source, op=f"{spec.op}_forward", summary=f"{spec.op}, with what its backward takes.",
-        outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)),
-        chain=Scalar(source, text, "plain", 0, len(text)), grad="none",
+    forward = epilogue.with_chain(
+        epilogue.source.path, text,
+        op=f"{spec.op}_forward", summary=f"{spec.op}, with what its backward takes.",
+        outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)), grad="none",
     )  # fmt: skip
     return Pulled(how, forward, (*shared, *names.items()))
 

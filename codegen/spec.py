@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import collections.abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from codegen.errors import Span
 from codegen.ir import DTYPES, ROWS
@@ -90,6 +91,23 @@ class Spec:
     def place(self, key: str, name: str) -> Span:
         """Where `name` stands under `key` (params, save, domain, grad, aliases)."""
         return self.places[key, name]
+
+    def with_chain(self, title: str, text: str, **changes: Any) -> Spec:
+        """This spec with another chain, which no file holds: messages about it name `title`."""
+        source = Source(title, text, tuple(text.split("\n")))
+        return replace(self, source=source, chain=Scalar(source, text, "plain", 0, len(text)), **changes)
+
+    def inputs_for(
+        self, read: collections.abc.Collection[str], given: collections.abc.Iterable[Array], axes: set[str]
+    ) -> tuple[Array, ...]:
+        """The inputs of which a part of the chain reads values, and those whose extents it needs, along some of `axes`: that
+        no array which is `given` has."""
+        chosen, given = [a for a in self.inputs if a.name in read], list(given)
+        for array in self.inputs:
+            known = {axis for a in (*given, *chosen) if a.default is None for axis in a.axes} | set(self.extents)
+            if array not in chosen and array.default is None and set(array.axes) & axes - known:
+                chosen.append(array)
+        return tuple(sorted(chosen, key=self.inputs.index))
 
     @property
     def arrays(self) -> tuple[Array, ...]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from codegen.errors import Mistake
 from codegen.ir import Leaf, Node, Statement, topological
 from codegen.spec import Array, Axis, Spec
-from codegen.text import Scalar, Source
 from codegen.unparse import unparse
 
 
@@ -51,16 +50,7 @@ def _made(
     nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
     read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
-    chosen = [a for a in spec.inputs if a.name in read]
-    wanted = {axis for a in outputs for axis in a.axes} | {n.attr for n in nodes if n.op in ("size", "index")}
-    for array in spec.inputs:
-        known = {axis for a in (*chosen, *more) if a.default is None for axis in a.axes} | set(spec.extents)
-        if array not in chosen and array.default is None and set(array.axes) & wanted - known:
-            chosen.append(array)
-    inputs = (*sorted(chosen, key=spec.inputs.index), *more)
+    axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
     text = unparse(statements, {}, names, leaves)
-    source = Source(title, text, tuple(text.split("\n")))
-    return replace(
-        spec, source=source, inputs=inputs, outputs=tuple(outputs), params=params,
-        chain=Scalar(source, text, "plain", 0, len(text)),
-    )  # fmt: skip
+    inputs = (*spec.inputs_for(read, more, axes), *more)
+    return spec.with_chain(title, text, inputs=inputs, outputs=tuple(outputs), params=params)

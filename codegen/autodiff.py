@@ -210,7 +210,7 @@ class _Reverse:
             raise Mistake(
                 "no kernel for the gradient of 'take' but of a table whose first axis indices pick from, once"
             )
-        if "float64" in self.spec.dtypes(self.spec.array(arrays[0])):
+        if any("float64" in self.spec.dtypes(a) for a in self.spec.inputs):
             raise Mistake("what rows of a table get is added up in float32, which float64 would lose")
         self.scattered[arrays[0]] = arrays[1], g
 
@@ -228,7 +228,6 @@ class _Reverse:
         leaves = {id(node): name for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
-        used |= {name for table, (index, _) in self.scattered.items() for name in (table, index)}
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
         inputs = [a for a in self.cotangents.values() if a.name in used]
         more = self.extra_outputs(saved)

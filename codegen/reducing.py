@@ -43,7 +43,7 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
 def waited_for(spec: Spec, statements: tuple[Statement, ...]) -> list[Node]:
     """The reductions that all rows of an op would wait for, if that is why it has no plan; none of them waits for another."""
     planner = _Reductions(spec, statements)
-    found = [] if planner.refuse_axes() or planner.refuse_orders() else planner.waited
+    found = [] if not planner.over or planner.refuse_axes() or planner.refuse_orders() else planner.waited
     return [n for n in found if not any(id(n) in planner.reached_by([m]) for m in found if m is not n)]
 
 

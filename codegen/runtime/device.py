@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import cutlass
 import cutlass.cute as cute
 import numpy as np
-from cutlass import BFloat16, Boolean, Float32, Float64, Int32, Numeric, Uint8, Uint32, Uint64
+from cutlass import BFloat16, Boolean, Float32, Float64, Int16, Int32, Int64, Numeric, Uint8, Uint32, Uint64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 
@@ -283,7 +283,7 @@ def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
 
 
 def divide_by_count(a: Numeric, count: Numeric) -> Numeric:
-    """a / count, correctly rounded, for loops in which `count`, a whole number, stays what it is: one division before the loop,
+    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, stays what it is: one division before the loop,
     and the remainder of its product with `a` to correct that (Markstein, 1990)."""
     if not isinstance(a, Float32):
         return a / count
@@ -470,6 +470,12 @@ def _widened(x: Vector) -> Vector:
     held[0, None].store((words * 0x10000).bitcast(Float32))
     held[1, None].store((words & -0x10000).bitcast(Float32))
     return cute.make_tensor(held.iterator, cute.make_layout(x.shape)).load()
+
+
+def negative_zero(dtype: type[Numeric]) -> Numeric:
+    """-0.0, from its bits: of the Python numbers -0.0 and 0.0, which are equal, the DSL makes one constant, the first it meets."""
+    integer = {16: Int16, 32: Int32, 64: Int64}[dtype.width]
+    return cute.full((1,), -(2 ** (dtype.width - 1)), integer).bitcast(dtype)[0]
 
 
 def limits(dtype: type[Numeric]) -> tuple[int, int]:

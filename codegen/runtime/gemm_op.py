@@ -346,7 +346,7 @@ class GemmBackward(Backward):
         how = derived.how
         operands, kept = residuals
         arrays = op._arrays(key, operands)
-        names = [*how.inputs, *(p.name for p in self._dynamic)]
+        names = self._kept()
         values = {name: (arrays | op.parameters(key, operands)).get(name) for name in names}
         values |= dict(zip([*how.saved, *(acc for acc, _ in derived.products)], kept, strict=True))
         gradients = self.gradients(key, values, cotangents)

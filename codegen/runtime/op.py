@@ -509,14 +509,14 @@ class Backward(_Derived):
         outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
         made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
         given = dict(zip(self._operand_names(key), operands, strict=True))
-        names = [*how.inputs, *(p.name for p in self._dynamic)]
+        names = self._kept()
         residuals = tuple(made[name] for name in how.saved), tuple(given.get(name) for name in names)
         return outputs[: len(self.origin.spec.outputs)], residuals
 
     def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
         """The gradient of each operand of the forward; None where it is zero."""
         how = self.derived.how
-        names = [*how.saved, *how.inputs, *(p.name for p in self._dynamic)]
+        names = [*how.saved, *self._kept()]
         values = dict(zip(names, (*residuals[0], *residuals[1]), strict=True))
         return self.ordered(key, self.gradients(key, values, cotangents))
 
@@ -530,10 +530,17 @@ class Backward(_Derived):
             there |= dict(zip((a.name for a in self.first.spec.outputs), self.first.given(key, there), strict=True))
         found = {name: dx for (name, _), dx in zip(how.gradients, self.given(key, there), strict=True)}
         for table, index in how.scattered:
-            places = jnp.clip(there[index], 0, there[table].shape[0] - 1)
-            zeros = jnp.zeros(there[table].shape, found[table].dtype)
-            found[table] = zeros.at[places].add(found[table]).astype(there[table].dtype)
+            rows, at = there[table], there[index]
+            at = at if at.dtype.itemsize >= 4 else at.astype(jnp.int32)
+            zeros = jnp.zeros(rows.shape, found[table].dtype)
+            found[table] = zeros.at[jnp.clip(at, 0, rows.shape[0] - 1)].add(found[table]).astype(rows.dtype)
         return found
+
+    def _kept(self) -> list[str]:
+        """The inputs and dynamic parameters that the backward needs, by name."""
+        how = self.derived.how
+        more = [name for pair in how.scattered for name in pair if name not in how.inputs]
+        return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:
         """Gradients in the order of the forward's operands; None where there is none."""

@@ -36,6 +36,7 @@ from codegen.runtime.evaluate import evaluate_outputs
 from codegen.spec import Array
 
 if TYPE_CHECKING:
+    from codegen.reductions import Reduction, Statistic
     from codegen.runtime.op import Key, Op
 
 Shards = Mapping[str, tuple[str, ...]]  # a factor to the mesh axes that it is split along
@@ -302,7 +303,9 @@ def _finish(
     compute = op.compute(key)
     known = {}
     for statistic, own, across in zip(plan.columns, parts, over, strict=True):
-        whole = fold(statistic.op, own, across).reshape(views.with_every_axis(plan.order, statistic.node.dims, axes))
+        whole = fold(statistic.op, _of_axes(plan, statistic, own, axes), across).reshape(
+            views.with_every_axis(plan.order, statistic.node.dims, axes)
+        )
         if statistic.op == "mean":
             count = math.prod(axes.shape(statistic.node.attr)) * math.prod(mesh[axis] for axis in across)
             whole = whole / jnp.asarray(count, whole.dtype)
@@ -310,6 +313,18 @@ def _finish(
     late = [a for a in op.spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
     stores = [a for a in plan.stores if a.array in late]
     return evaluate_outputs(op._op, stores, arrays, op.parameters(key, operands), axes, key.types, known, compute)
+
+
+def _of_axes(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes) -> jax.Array:
+    """The parts of a statistic as it keeps axes: parts of all that blocks keep apart, (parts, columns), to more of fewer."""
+    if statistic.over != "column":
+        return parts
+    extents = [views.group_extents(plan, axes)[i] for i in plan.spread]
+    each = max(1, math.prod(extents) // max(1, parts.shape[1]))  # neighbouring columns that have one result
+    apart = parts.reshape(parts.shape[0], *extents[:-1], extents[-1] // each)
+    lost = [1 + k for k, i in enumerate(plan.spread) if i not in statistic.keeps]
+    kept = [n for k, n in enumerate(apart.shape) if k and k not in lost]
+    return jnp.moveaxis(apart, lost, range(1, 1 + len(lost))).reshape(-1, *kept)
 
 
 def _values(op: Op, array: Array):

@@ -26,11 +26,11 @@ Rescaled: TypeAlias = tuple[int, int, str, float]
 AT_ONCE = 8  # values of warps that every lane reads
 
 
-def identity(op: str, dtype: type[Numeric]) -> bool | int | float:
+def identity(op: str, dtype: type[Numeric]) -> Any:
     """What changes nothing that it is combined with: of sums of floats -0.0, since 0.0 makes -0.0 to 0.0, and so would cost an
     addition; `result` ends such sums."""
     if op in ("sum", "mean"):
-        return -0.0 if dtype.is_float else 0
+        return device.negative_zero(dtype) if dtype.is_float else 0
     if op == "prod":
         return 1
     if op in ("any", "all"):
@@ -51,9 +51,8 @@ def combine(op: str, a: Vector, b: Vector) -> Vector:
 
 
 def result(op: str, value: Vector) -> Vector:
-    """What has been folded, once all is: a sum of nothing, or of -0.0 alone, is 0.0, as jnp has it. (The compiler takes the
-    addition of 0.0, which says the same, for none.)"""
-    return value - -0.0 if op in ("sum", "mean") and value.dtype.is_float else value
+    """What has been folded, once all is: a sum of nothing, or of -0.0 alone, is 0.0, as jnp has it."""
+    return value + 0.0 if op in ("sum", "mean") and value.dtype.is_float else value
 
 
 def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
@@ -69,29 +68,27 @@ def accumulate(
     for held, op, value in zip(running, ops, values, strict=True):
         value = value.to(held.element_type)
         if isinstance(inside, tuple):
-            value = _inside_row(value, identity(op, held.element_type), *inside)
+            value = _inside_row(value, op, *inside)
         elif inside is not None:
             value = device.where(inside, value, identity(op, held.element_type))
         held.store(combine(op, held.load(), value))
 
 
-def _inside_row(value: Vector, other: bool | int | float, first: cutlass.Int32, columns: cutlass.Int32) -> Vector:
-    """A vector with another value where its columns, from `first` on, lie outside the row."""
+def _inside_row(value: Vector, op: str, first: cutlass.Int32, columns: cutlass.Int32) -> Vector:
+    """A vector with what adds nothing where its columns, from `first` on, lie outside the row."""
     held = cute.make_rmem_tensor(value.shape, value.dtype)
     held.store(value)
-    _replace_outside(held, other, first, columns)
+    _replace_outside(held, op, first, columns)
     return held.load()
 
 
 @cute.jit
-def _replace_outside(
-    held: cute.Tensor, other: cutlass.Constexpr[bool | int | float], first: cutlass.Int32, columns: cutlass.Int32
-):
+def _replace_outside(held: cute.Tensor, op: cutlass.Constexpr[str], first: cutlass.Int32, columns: cutlass.Int32):
     vec = cute.size(held)
     if (first < 0) | (first + vec > columns):  # few vectors: for the others a branch costs less than masks
         for i in cutlass.range(vec, unroll_full=True):
             if (first + i < 0) | (first + i >= columns):
-                held[i] = held.element_type(other)
+                held[i] = held.element_type(identity(op, held.element_type))
 
 
 def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.Tensor:

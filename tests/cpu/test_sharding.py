@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import generated
 from codegen.pipeline import Derived
-from codegen.runtime import arguments, gemm_op, partition
+from codegen.runtime import arguments, gemm_op, partition, views
 from codegen.runtime.op import Op
 from codegen.tiles import Tile
 from tests.making import make_op
@@ -70,8 +70,19 @@ def stand_in(op: Op, key, donated, *operands):
     for statistic in op.plan.columns if op.plan.kind != "gemm" else ():  # a contraction's kernel finishes what it folds
         part = by_name[values[id(statistic.node)]].astype("int32" if statistic.kind == "bool" else "float32")
         count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
-        parts.append((part * count).astype(part.dtype).reshape(1, *([-1] if part.ndim else [])))
+        part = (part * count).astype(part.dtype).reshape(1, *([-1] if part.ndim else []))
+        parts.append(spread(op.plan, statistic, part, axes) if statistic.over == "column" else part)
     return (*outputs, *parts)
+
+
+def spread(plan, statistic, part, axes):
+    """A statistic of columns as a kernel leaves it, which folds no columns: here all of it lies with the first of those."""
+    extents = [views.group_extents(plan, axes)[i] for i in plan.spread]
+    lost = [i not in statistic.keeps for i in plan.spread]
+    nothing = {"max": -jnp.inf, "min": jnp.inf, "prod": 1}.get(statistic.op, 0)
+    own = part.reshape([1 if gone else n for n, gone in zip(extents, lost, strict=True)])
+    rest = [(0, n - 1 if gone else 0, 0) for n, gone in zip(extents, lost, strict=True)]
+    return jax.lax.pad(own, np.asarray(nothing, part.dtype), rest).reshape(1, -1) if any(lost) else part
 
 
 def forget() -> None:
@@ -306,7 +317,13 @@ INTERPRETED = [
     ("daffine", [((8, 24), P("a")), ((8, 24), P("a")), ((), NONE)]),
     ("daffine", [((8, 24), P(None, "b")), ((8, 24), P(None, "b")), ((), NONE)]),
     ("daffine", [((8, 24), P("a", "b")), ((8, 24), P("a", "b")), ((), NONE)]),
-]
+    # statistics that lose columns as well: each block leaves theirs apart, neighbours that have one result together
+    ("dchannel_affine", [((8, 4, 16), P("a")), ((8, 4, 16), P("a")), ((4,), NONE)]),
+    ("dchannel_affine", [((8, 4, 6), P(None, "b")), ((8, 4, 6), P(None, "b")), ((4,), P("b"))]),
+    ("dchannel_affine", [((8, 4, 16), P(None, None, "a")), ((8, 4, 16), P(None, None, "a")), ((4,), NONE)]),
+    ("dgroup_norm", [((8, 4, 2, 16), P("a")), ((8, 4, 2, 16), P("a")), ((4, 2), NONE)]),
+    ("dgroup_norm", [((8, 4, 2, 9), P("a", "b")), ((8, 4, 2, 9), P("a", "b")), ((4, 2), P("b"))]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "given"), INTERPRETED, ids=[f"{r[0]}-{r[1][0][1]}" for r in INTERPRETED])

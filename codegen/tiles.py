@@ -217,6 +217,9 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
         raise Mistake("the two products differ in shape or type")
     if b.dtype != a.dtype:
         raise Mistake(f"{a.name!r} and {b.name!r} are of two types")
+    again = {x.name for p in products for x in (p.a, p.b)} & {x.name for x in epilogue.inputs}
+    if again:
+        raise Mistake(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")
     batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
     rows = tuple(x for x in a.axes if x not in (*batch, first.axis))
     columns = tuple(x for x in b.axes if x not in (*batch, first.axis))

@@ -524,7 +524,7 @@ def cross_entropy_z_loss_backward_kernel(
                     cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
-                once = reduce.inside(c, cutlass.select_(columns < 1, columns, 1), vec, True, False)  # a row counts once
+                once = reduce.inside(c, cutlass.select_(row < rows, 1, 0), vec, True, False)  # a row counts once
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
                 rDx.store(dx.to(mDx.element_type))
                 access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)

@@ -331,7 +331,7 @@ def mean_cross_entropy_kernel(
                     cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                 )
-                once = reduce.inside(c, cutlass.select_(columns < 1, columns, 1), vec, True, False)  # a row counts once
+                once = reduce.inside(c, cutlass.select_(row < rows, 1, 0), vec, True, False)  # a row counts once
                 reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), once)
             if (row < rows) & (first == 0):
                 lse = mean_cross_entropy_row(

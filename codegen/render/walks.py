@@ -254,7 +254,7 @@ class WalkContext(RowContext):
             "arguments": self.arguments(function, "vec"),
             "results": ", ".join([*names, *values]),
             "inside": any(not s.once for s in self.plan.columns),
-            "once": bool(once),
+            "once": self.there() if once else "",
             "folds": [f for f in folds if f],
             "store_parts": self.fold_lists(self.of_columns(), "{running}, {ops}, [{parts}]"),
             "over_row": self.fold_lists(self.totals(), "{running}, {ops}"),

@@ -229,3 +229,11 @@ def test_every_bfloat16_is_widened_as_it_is(tmp_path):
     got = np.asarray(op(jnp.asarray(x), implementation="interpret"))
     np.testing.assert_array_equal(got, x.astype("float32"))
     assert (np.signbit(got) == (x.view("uint16") >= 2**15)).all()
+
+
+def test_rows_without_columns_count_once(tmp_path):
+    chain = "y = sin(sum(x * s, axis=...)); z = cos(sum(s, axis=...))"
+    op = make_op(tmp_path, spec_text("x: float32[..., N]; s: float32[...]", "y: float32[N]; z: float32[]", chain))
+    s = np.arange(3, dtype="float32") + 1
+    np.testing.assert_allclose(op(np.ones((3, 0), "float32"), s, implementation="interpret").z, np.cos(6), rtol=1e-6)
+    np.testing.assert_allclose(op(np.ones((3, 5), "float32"), s, implementation="interpret").z, np.cos(6), rtol=1e-6)

@@ -135,3 +135,38 @@ def test_indices_along_an_axis_that_the_op_has_itself(name, tmp_path):
         check_op(op, implementation)
         check_gradient(op, implementation)
     assert isinstance(op.backward, Derived) == (name != "itself")  # whose table is read whole besides
+
+
+SCATTERED = {  # inputs, output, chain, reference
+    "one_value_a_row": ("t: float32[P, N]; i: int32[...]; s: float32[...]", "float32[...]",
+        "sum(take(t, i, axis=P), axis=N) * s", "jnp.take(t, i, 0, mode='clip').sum(-1) * s"),
+    "columns": ("t: float32[P, N]; i: int32[...]", "float32[N]",
+        "sum(take(t, i, axis=P), axis=...)", "jnp.take(t, i, 0, mode='clip').sum(tuple(range(i.ndim)))"),
+    "everything": ("t: float32[P, N]; i: int32[...]", "float32[]",
+        "mean(take(t, i, axis=P), axis=(..., N))", "jnp.mean(jnp.take(t, i, 0, mode='clip'))"),
+    "a_wider_type": ("x: float64[..., N]; t: float32[P, N]; i: int32[...]", "float64[..., N]",
+        "x * take(t, i, axis=P)", "x * jnp.take(t, i, 0, mode='clip')"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_a_tables_gradient_has_the_axes_of_what_is_taken(name, tmp_path):
+    inputs, output, chain, reference = SCATTERED[name]
+    op = make_op(
+        tmp_path,
+        "op: made\nsummary: Made here.\ninputs:\n" + "".join(f"  {i.strip()}\n" for i in inputs.split(";"))
+        + f"outputs:\n  y: {output}\nchain: |\n  y = {chain}\nreference: |\n  y = {reference}\ndomain:\n  i: index(P)\n",
+    )  # fmt: skip
+    for implementation in ("xla", "interpret"):
+        check_gradient(op, implementation)
+
+
+def test_indices_narrower_than_the_table(tmp_path):
+    op = make_op(
+        tmp_path,
+        "op: made\nsummary: Made here.\ninputs:\n  x: float32[..., N]\n  t: float32[P, N]\n  i: uint8[...]\n"
+        "outputs:\n  y: float32[..., N]\nchain: |\n  y = x + take(t, i, axis=P)\nreference: |\n  y = x + jnp.take(t, i, 0)\n",
+    )
+    at, table = jnp.asarray([100, 100, 7], "uint8"), jnp.zeros((300, 4))
+    found = jax.grad(lambda t: op(jnp.zeros((3, 4)), t, at, implementation="interpret").sum())(table)
+    np.testing.assert_array_equal(np.nonzero(np.asarray(found[:, 0]))[0], [7, 100])

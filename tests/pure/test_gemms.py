@@ -66,6 +66,10 @@ REASONS = {
     "one product, or two of the same rows": ("x: T[..., K]; v: T[..., J]; w: T[K, N]; u: T[J, N]", "y = x @ w + v @ u"),
     "a GEMM kernel reads rows along K": ("x: T[K, M]; w: T[K, N]", "y = x @ w", "y: T[M, N]"),
     "the two products differ": ("x: T[..., K]; w: T[K, N]; v: T[N, K]", "y = x @ w + x @ v"),
+    "a factor of the product, as well": (
+        "x: T[..., K]; w: T[K, N]; i: int32[...]",
+        "y = x @ w + take(w, i, axis=K)",
+    ),
     "of two types": ("x: T[..., K]; w: float32[K, N]", "y = x @ w"),
     "a product of vectors": ("x: T[..., K]; w: T[K]", "y = x @ w", "y: T[...]"),
     "axes in an order": ("x: T[M, B, K]; w: T[B, K, N]", "y = x @ w", "y: T[M, B, N]"),

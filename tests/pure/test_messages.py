@@ -120,6 +120,7 @@ EXCEPTIONS = {
     "a GEMM kernel": "XLA's matmul, and a kernel for the epilogue",
     "the two products differ": "the same",
     "of two types": "the same",
+    "a factor of the product, as well": "the same",
     "a product of vectors": "the same",
     "is a tile of": "the same",
     "its tiles come to": "the same",

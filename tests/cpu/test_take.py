@@ -141,7 +141,7 @@ SCATTERED = {  # inputs, output, chain, reference
     "one_value_a_row": ("t: float32[P, N]; i: int32[...]; s: float32[...]", "float32[...]",
         "sum(take(t, i, axis=P), axis=N) * s", "jnp.take(t, i, 0, mode='clip').sum(-1) * s"),
     "columns": ("t: float32[P, N]; i: int32[...]", "float32[N]",
-        "sum(take(t, i, axis=P), axis=...)", "jnp.take(t, i, 0, mode='clip').sum(tuple(range(i.ndim)))"),
+        "sum(take(t, i, axis=P), axis=...)", "jnp.take(t, i.reshape(-1), 0, mode='clip').sum(0)"),
     "everything": ("t: float32[P, N]; i: int32[...]", "float32[]",
         "mean(take(t, i, axis=P), axis=(..., N))", "jnp.mean(jnp.take(t, i, 0, mode='clip'))"),
     "a_wider_type": ("x: float64[..., N]; t: float32[P, N]; i: int32[...]", "float64[..., N]",

@@ -253,12 +253,14 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
             return on_shard(op, key, kernel, local, call.folded(shards), mesh.shape)
 
         def shard(*local):
-            over = call.summed(shards)
-            if over or (op.plan.kind == "gemm" and any(call.folded(shards))):
-                return op.after_products(key, local, over, run)
-            if call.sized(shards):
-                return op.jnp_form(key, *local, sizes=call.axes)
-            return run(op, key, kernel, local)
+            # The mesh of the caller's context is not that of a shard: JAX would mark what is made there as sharded again
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                over = call.summed(shards)
+                if over or (op.plan.kind == "gemm" and any(call.folded(shards))):
+                    return op.after_products(key, local, over, run)
+                if call.sized(shards):
+                    return op.jnp_form(key, *local, sizes=call.axes)
+                return run(op, key, kernel, local)
 
         return mesh, shard, tuple(outer), tuple(inner)
 

@@ -238,4 +238,5 @@ def test_comparisons_of_pairs(dtype, tmp_path, monkeypatch):
     dy = jnp.arange(36, dtype=dtype).reshape(3, 12) + 1
     op = make_op(tmp_path, RELU_BACKWARD)
     np.testing.assert_array_equal(op(dy, x, implementation="interpret"), jnp.where(x > 0, dy, 0))
-    assert seen  # the compiler does compare two at a time
+    # The compiler compares two halves at a time; of bfloat16 a kernel makes float32 itself
+    assert bool(seen) == (dtype is jnp.float16)

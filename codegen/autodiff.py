@@ -46,9 +46,7 @@ class Backward:
     saved: tuple[str, ...]  # outputs, and values of the chain, it takes
     inputs: tuple[str, ...]  # inputs it takes
     gradients: tuple[tuple[str, str], ...]  # (x, dx)
-    scattered: tuple[
-        tuple[str, str], ...
-    ] = ()  # (a table, the indices that took rows from it: dx, of these, is added up)
+    scattered: tuple[tuple[str, str], ...] = ()  # (a table, the indices by which its dx, of rows taken, is added up)
 
 
 def differentiate(spec: Spec, kept: str = "float32") -> Backward:
@@ -181,15 +179,15 @@ class _Reverse:
                     if isinstance(a, Node) and id(a) in self.active]  # fmt: skip
         if node.op == "cast":  # as in JAX, the cotangent has the type that the value was rounded to
             return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
-        if node.op == "take" and set(node.args[1].dims) <= set(node.args[0].dims) - {
-            node.attr
-        }:  # each picks from its own
-            rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
-            picked: dict[str, Node | tuple[str, ...]] = {"i": node.args[1], "g": g}
-            return [(node.args[0], self.evaluated(ast.parse(rule, mode="eval").body, picked))]
         if node.op == "take":
-            self.scatter(node, g)
-            return []
+            table, index = node.args
+            if not set(index.dims) <= set(table.dims) - {node.attr}:
+                self.scatter(node, g)
+                return []
+            # Each index picks from a row of its own: no two meet in one element
+            rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
+            picked: dict[str, Node | tuple[str, ...]] = {"i": index, "g": g}
+            return [(table, self.evaluated(ast.parse(rule, mode="eval").body, picked))]
         rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
         if node.op in REDUCTIONS:
             rules = (REDUCTIONS[node.op][3],)

@@ -320,7 +320,7 @@ def test_the_jnp_form_agrees_with_the_reference(text):
     testing.check_op(make_jnp_op(text), "xla", 8)
 
 
-@pytest.mark.parametrize("text", [SOFTMAX, NORM])
+@pytest.mark.parametrize("text", [SOFTMAX, NORM, AMAX])
 def test_a_call_that_loses_columns_is_caught(text):
     """Where `x` has more than one row and column, its last row and column are taken for copies of the first."""
     op = make_jnp_op(text)

@@ -7,6 +7,7 @@ import pytest
 
 from codegen.pipeline import Derived
 from codegen.runtime.testing import check_gradient, check_op
+from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 
 SPEC = """
@@ -124,13 +125,12 @@ def test_indices_along_an_axis_that_the_op_has_itself(name, tmp_path):
     inputs, output, chain, reference = OWN_AXIS[name]
     op = make_op(
         tmp_path,
-        "op: made\nsummary: Made here.\n"
-        + "types:\n  T: [float32, bfloat16]\n" * ("T[" in inputs)
-        + "inputs:\n"
-        + "".join(f"  {i.strip()}\n" for i in inputs.split(";"))
-        + f"outputs:\n  y: {output}\nchain: |\n  y = {chain}\nreference: |\n  y = {reference}\n"
-        + f"domain:\n  i: index({'N' if 'int32[N]' in inputs else 'P'})\n",
-    )
+        spec_text(
+            inputs, f"y: {output}", f"y = {chain}", f"y = {reference}",
+            more=f"domain: {{i: index({'N' if 'int32[N]' in inputs else 'P'})}}\n",
+            types="{T: [float32, bfloat16]}" if "T[" in inputs else "",
+        ),
+    )  # fmt: skip
     for implementation in ("xla", "interpret"):
         check_op(op, implementation)
     check_gradient(op, "interpret")
@@ -154,17 +154,17 @@ def test_a_tables_gradient_has_the_axes_of_what_is_taken(name, tmp_path):
     inputs, output, chain, reference = SCATTERED[name]
     op = make_op(
         tmp_path,
-        "op: made\nsummary: Made here.\ninputs:\n" + "".join(f"  {i.strip()}\n" for i in inputs.split(";"))
-        + f"outputs:\n  y: {output}\nchain: |\n  y = {chain}\nreference: |\n  y = {reference}\ndomain:\n  i: index(P)\n",
-    )  # fmt: skip
+        spec_text(inputs, f"y: {output}", f"y = {chain}", f"y = {reference}", more="domain: {i: index(P)}\n"),
+    )
     check_gradient(op, "interpret")
 
 
 def test_indices_narrower_than_the_table(tmp_path):
     op = make_op(
         tmp_path,
-        "op: made\nsummary: Made here.\ninputs:\n  x: float32[..., N]\n  t: float32[P, N]\n  i: uint8[...]\n"
-        "outputs:\n  y: float32[..., N]\nchain: |\n  y = x + take(t, i, axis=P)\nreference: |\n  y = x + jnp.take(t, i, 0)\n",
+        spec_text(
+            "x: float32[..., N]; t: float32[P, N]; i: uint8[...]", "y: float32[..., N]", "y = x + take(t, i, axis=P)"
+        ),
     )
     at, table = jnp.asarray([100, 100, 7], "uint8"), jnp.zeros((300, 4))
     found = jax.grad(lambda t: op(jnp.zeros((3, 4)), t, at, implementation="interpret").sum())(table)

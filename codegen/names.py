@@ -20,7 +20,7 @@ KERNEL_NAMES = frozenset("""
 REDUCING_NAMES = frozenset("""
     tidx bidx row rows cols columns column first first_of_row step passes p v c u values certain inside vec ragged threads
     per_row vectors cluster kept exact carried lean resident at_once staged shared_sums held whole k base part parts piece pieces pace rows_a_block total width row_count
-    found there element_count once place some begin
+    found there element_count once place some begin seen
 """.split())  # fmt: skip
 # Those of the package and of the test module that an op would stand beside.
 PACKAGE_NAMES = frozenset("importlib sys types pytest check_op check_gradient".split())

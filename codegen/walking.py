@@ -45,6 +45,9 @@ PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120"
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block a processor that an H100 runs at once
 SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of a processor's shared memory
 LEAST_SHARED = 96  # where it is not known
+UNEVEN = ("sm_90",)  # architectures whose memory serves some processors better than others
+LONG = 8  # rows of a thread, from which on a call is long
+COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class WalkLaunch:
     resident: int = 0  # blocks that a processor has registers for, at least, unless 0
     staged: bool = False  # rows come to shared memory, and one of them to registers; else all to registers
     shared_sums: bool = False  # what a thread's columns come to lies in shared memory; else in registers
+    paced: bool = False  # blocks wait for those that memory serves worse, if a call is long
+    long: bool = False  # whether it has so many rows
     each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
     first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
 
@@ -77,7 +82,7 @@ class WalkLaunch:
             own["each"] = self.each
         if self.first is None:
             return own
-        own |= {name: getattr(self, name) for name in ("staged", "shared_sums", "lean", "whole")}
+        own |= {name: getattr(self, name) for name in ("staged", "shared_sums", "lean", "whole", "paced")}
         return own | {f"rows_{name}": value for name, value in self.first.constants.items()}
 
     def blocks(self, rows: int, columns: int) -> int:
@@ -153,9 +158,13 @@ def whole(
         slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
         full = shares(apart, slots, 1)
         parts = max(1, min(full, -(-(rows or 2**31) // (threads // per_row))))
+        uneven = arch is not None and arch.startswith(UNEVEN)
+        # All run at once, no others wait for one that pauses, and it has sent for no more than its next row
+        paced = uneven and staged and at_once == 2 and cluster == 1 and resident > 1 and full * apart <= slots
+        long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))
         launch = WalkLaunch(
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, parts, lean, resident, staged,
-            shared_sums,
+            shared_sums, paced=paced, long=long,
         )  # fmt: skip
         if at_once > 1 and filled(full * apart, slots) > 0.75:
             return launch

@@ -371,6 +371,7 @@ def add_rmsnorm_backward_kernel(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
     mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -385,7 +386,10 @@ def add_rmsnorm_backward_kernel(
     shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
     lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
     whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
+    paced: cutlass.Constexpr[bool],  # whether blocks wait for those that memory serves worse
 ):
+    if cutlass.const_expr(paced):
+        partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
@@ -420,6 +424,8 @@ def add_rmsnorm_backward_kernel(
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sDresidualOut = access.staging(mDresidualOut.element_type, vec * 1, vectors, at_once, threads)
         sResidualOut = access.staging(mResidualOut.element_type, vec * 1, vectors, at_once, threads)
+        if cutlass.const_expr(paced):
+            sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -453,6 +459,8 @@ def add_rmsnorm_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
+                if cutlass.const_expr(paced):
+                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sDresidualOut[None, None, u], column, step, columns, rDresidualOut[None, None, k])
                 access.take_row(sResidualOut[None, None, u], column, step, columns, rResidualOut[None, None, k])
@@ -553,6 +561,7 @@ def add_rmsnorm_backward_launch(
     mColumnSumParts: cute.Tensor,
     mRowMeanOfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mCounter: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -567,6 +576,7 @@ def add_rmsnorm_backward_launch(
     shared_sums: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     whole: cutlass.Constexpr[bool],
+    paced: cutlass.Constexpr[bool],
     rows_vec: cutlass.Constexpr[int],
     rows_ragged: cutlass.Constexpr[bool],
     rows_threads: cutlass.Constexpr[int],
@@ -589,12 +599,15 @@ def add_rmsnorm_backward_launch(
         pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
+        if mCounter.shape[0] > 0:
+            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         add_rmsnorm_backward_kernel(
-            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+            use_pdl=paced,
         )
     blocks = (N + 31) // 32
     if blocks > 0:

@@ -406,6 +406,7 @@ def cross_entropy_z_loss_backward_kernel(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     mRowMaxOfRows: cute.Tensor,  # (rows), or nothing
     mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     ignore_index: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -420,7 +421,10 @@ def cross_entropy_z_loss_backward_kernel(
     shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
     lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
     whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
+    paced: cutlass.Constexpr[bool],  # whether blocks wait for those that memory serves worse
 ):
+    if cutlass.const_expr(paced):
+        partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDloss.shape[0], mX.shape[1]
@@ -450,6 +454,8 @@ def cross_entropy_z_loss_backward_kernel(
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        if cutlass.const_expr(paced):
+            sSeen = partials.rows_seen(at_once)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -480,6 +486,8 @@ def cross_entropy_z_loss_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
+                if cutlass.const_expr(paced):
+                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -582,6 +590,7 @@ def cross_entropy_z_loss_backward_launch(
     mTotalSumParts: cute.Tensor,
     mRowMaxOfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mCounter: cute.Tensor,
     ignore_index: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -596,6 +605,7 @@ def cross_entropy_z_loss_backward_launch(
     shared_sums: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     whole: cutlass.Constexpr[bool],
+    paced: cutlass.Constexpr[bool],
     rows_vec: cutlass.Constexpr[int],
     rows_ragged: cutlass.Constexpr[bool],
     rows_threads: cutlass.Constexpr[int],
@@ -614,12 +624,15 @@ def cross_entropy_z_loss_backward_launch(
         )
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
+        if mCounter.shape[0] > 0:
+            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         cross_entropy_z_loss_backward_kernel(
-            mDloss, mDzLoss, mX, mLabel, mZWeight, mDx, mDzWeight, mTotalSumParts, mRowMaxOfRows, mRowSumOfRows,
-            ignore_index, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+            mDloss, mDzLoss, mX, mLabel, mZWeight, mDx, mDzWeight, mTotalSumParts, mRowMaxOfRows, mRowSumOfRows, mCounter,
+            ignore_index, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+            use_pdl=paced,
         )
     blocks = 1
     if blocks > 0:

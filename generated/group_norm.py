@@ -461,6 +461,7 @@ def group_norm_backward_kernel(
     mRowSum2OfRows: cute.Tensor,  # (B, G), or nothing
     mRowMean2OfRows: cute.Tensor,  # (B, G), or nothing
     mRowSumOfRows: cute.Tensor,  # (B, G), or nothing
+    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -476,7 +477,10 @@ def group_norm_backward_kernel(
     shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
     lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
     whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
+    paced: cutlass.Constexpr[bool],  # whether blocks wait for those that memory serves worse
 ):
+    if cutlass.const_expr(paced):
+        partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, G, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
@@ -512,6 +516,8 @@ def group_norm_backward_kernel(
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        if cutlass.const_expr(paced):
+            sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
@@ -549,6 +555,8 @@ def group_norm_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
+                if cutlass.const_expr(paced):
+                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
@@ -683,6 +691,7 @@ def group_norm_backward_launch(
     mRowSum2OfRows: cute.Tensor,
     mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mCounter: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -698,6 +707,7 @@ def group_norm_backward_launch(
     shared_sums: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     whole: cutlass.Constexpr[bool],
+    paced: cutlass.Constexpr[bool],
     rows_vec: cutlass.Constexpr[int],
     rows_ragged: cutlass.Constexpr[bool],
     rows_threads: cutlass.Constexpr[int],
@@ -720,12 +730,15 @@ def group_norm_backward_launch(
         pieces = (C * S + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces * G
     if blocks > 0:
+        if mCounter.shape[0] > 0:
+            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         group_norm_backward_kernel(
-            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each, staged, shared_sums, lean, whole,
+            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, mCounter,
+            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+            use_pdl=paced,
         )
     blocks = G * C
     if blocks > 0:

@@ -221,6 +221,7 @@ def mean_cross_entropy_kernel(
     mPickedOfRows: cute.Tensor,  # (rows), or nothing
     mRowMaxOfRows: cute.Tensor,  # (rows), or nothing
     mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -234,7 +235,10 @@ def mean_cross_entropy_kernel(
     shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
     lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
     whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
+    paced: cutlass.Constexpr[bool],  # whether blocks wait for those that memory serves worse
 ):
+    if cutlass.const_expr(paced):
+        partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
@@ -262,6 +266,8 @@ def mean_cross_entropy_kernel(
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        if cutlass.const_expr(paced):
+            sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -291,6 +297,8 @@ def mean_cross_entropy_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
+                if cutlass.const_expr(paced):
+                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
                 rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -393,6 +401,7 @@ def mean_cross_entropy_launch(
     mPickedOfRows: cute.Tensor,
     mRowMaxOfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mCounter: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -406,6 +415,7 @@ def mean_cross_entropy_launch(
     shared_sums: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     whole: cutlass.Constexpr[bool],
+    paced: cutlass.Constexpr[bool],
     rows_vec: cutlass.Constexpr[int],
     rows_ragged: cutlass.Constexpr[bool],
     rows_threads: cutlass.Constexpr[int],
@@ -425,12 +435,15 @@ def mean_cross_entropy_launch(
     rows = mX.shape[0]
     blocks = mTotalMeanParts.shape[0]
     if blocks > 0:
+        if mCounter.shape[0] > 0:
+            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         mean_cross_entropy_kernel(
-            mX, mLabel, mLoss, mLse, mTotalMeanParts, mPickedOfRows, mRowMaxOfRows, mRowSumOfRows,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+            mX, mLabel, mLoss, mLse, mTotalMeanParts, mPickedOfRows, mRowMaxOfRows, mRowSumOfRows, mCounter,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+            use_pdl=paced,
         )
     blocks = 1
     if blocks > 0:

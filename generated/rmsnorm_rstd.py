@@ -353,6 +353,7 @@ def rmsnorm_rstd_backward_kernel(
     mDweight: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -366,7 +367,10 @@ def rmsnorm_rstd_backward_kernel(
     shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
     lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
     whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
+    paced: cutlass.Constexpr[bool],  # whether blocks wait for those that memory serves worse
 ):
+    if cutlass.const_expr(paced):
+        partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
@@ -399,6 +403,8 @@ def rmsnorm_rstd_backward_kernel(
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
+        if cutlass.const_expr(paced):
+            sSeen = partials.rows_seen(at_once)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -431,6 +437,8 @@ def rmsnorm_rstd_backward_kernel(
             column, k = first, u % held
             if cutlass.const_expr(staged):
                 cute.arch.cp_async_wait_group(at_once - 1)
+                if cutlass.const_expr(paced):
+                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
@@ -521,6 +529,7 @@ def rmsnorm_rstd_backward_launch(
     mDweight: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mCounter: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -534,6 +543,7 @@ def rmsnorm_rstd_backward_launch(
     shared_sums: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     whole: cutlass.Constexpr[bool],
+    paced: cutlass.Constexpr[bool],
     rows_vec: cutlass.Constexpr[int],
     rows_ragged: cutlass.Constexpr[bool],
     rows_threads: cutlass.Constexpr[int],
@@ -556,12 +566,15 @@ def rmsnorm_rstd_backward_launch(
         pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
+        if mCounter.shape[0] > 0:
+            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         rmsnorm_rstd_backward_kernel(
-            mDy, mDrstd, mRstd, mX, mWeight, mDx, mDweight, mColumnSumParts, mRowSumOfRows,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole,
+            mDy, mDrstd, mRstd, mX, mWeight, mDx, mDweight, mColumnSumParts, mRowSumOfRows, mCounter,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+            use_pdl=paced,
         )
     blocks = (N + 31) // 32
     if blocks > 0:

@@ -114,4 +114,5 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "membar": accesses.fence,
     "fence": accesses.fence,
     "griddepcontrol": nothing,
+    "nanosleep": nothing,
 }

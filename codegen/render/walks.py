@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from codegen import emit
 from codegen.ir import Statement
+from codegen.names import fresh
 from codegen.pipeline import Op
 from codegen.plan import Access
 from codegen.reductions import RowLaunch, Statistic
@@ -153,7 +154,13 @@ class WalkContext(RowContext):
         types = RowLaunch.__annotations__
         constants = [(f"rows_{name}", types[name]) for name in first.launch_constants()]
         words = [t["name"] for t in first.tensor_lines()] + [p.name for p in self.static] + [n for n, _ in constants]
-        return {"name": f"{first.spec.op}_launch", "constants": constants, "arguments": ", ".join(words)}
+        arguments = ", ".join(words)
+        return {
+            "name": f"{first.spec.op}_launch",
+            "constants": constants,
+            "arguments": arguments,
+            "counter": self.counter(),
+        }
 
     # What is folded over rows
 
@@ -165,6 +172,10 @@ class WalkContext(RowContext):
 
     def parts(self, statistic: Statistic) -> str:
         return f"m{camel(statistic.name)}Parts"
+
+    def counter(self) -> str:
+        """The tensor in which blocks count what they have done."""
+        return fresh({*self.tensors.values(), *map(self.parts, self.plan.columns)}, "mCounter")
 
     def folded(self, statistic: Statistic) -> dict:
         name = camel(statistic.name)
@@ -185,6 +196,13 @@ class WalkContext(RowContext):
                 {"name": f"m{camel(a.name)}", "hint": "cute.Tensor", "comment": f"({shape}), or nothing"}
                 for a in self.plan.first.stores
             ]
+            rows += [
+                {
+                    "name": self.counter(),
+                    "hint": "cute.Tensor",
+                    "comment": "(4) rows that all blocks have done, with room, or nothing",
+                }
+            ]
         return super().tensor_lines() + rows
 
     def launch_constants(self) -> tuple[str, ...]:
@@ -200,7 +218,7 @@ class WalkContext(RowContext):
             "resident",
         )
         own += ("each",) if self.plan.shares else ()
-        return own if self.plan.first is None else (*own, "staged", "shared_sums", "lean", "whole")
+        return own if self.plan.first is None else (*own, "staged", "shared_sums", "lean", "whole", "paced")
 
     def late(self, access: Access) -> bool:
         """Whether an output needs all rows."""

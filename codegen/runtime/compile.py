@@ -175,6 +175,8 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1,) * max(1, op.plan.kept)
         tensors[f"{statistic.name} of rows"] = _fake(DTYPES[dtype].cutlass, divisors, views.PARTS_ALIGNMENT)
+    for _, dtype in views.counter(op.plan, how):
+        tensors["counter"] = _fake(DTYPES[dtype].cutlass, (1,), views.PARTS_ALIGNMENT)
     constants = [
         (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
     ]  # fmt: skip
@@ -230,6 +232,8 @@ def _parameters(op: Op, entry: str, tensors: list[str]) -> list[str]:
         for k in module
         if k in entry and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish", f"{op.spec.op}_rows_kernel"))
     ]
+    if not kernels:  # `partials.begin`
+        return ["counter"]
     kernel = module[max(kernels, key=len)]
     own = inspect.signature(kernel).parameters
     return [tensor for name, tensor in zip(names, tensors, strict=False) if name in own]

@@ -405,6 +405,7 @@ class Op(Generic[P, R]):
         dynamic = [p.name for p in self._dynamic]
         folded = [f"{s.name} parts" for s in self.plan.columns]
         folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
+        folded += ["counter" for _ in views.counter(self.plan, None)]
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
     def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
@@ -431,6 +432,7 @@ class Op(Generic[P, R]):
         inputs = (*map(tensor, spec.inputs), *scalars)
         compute, integer = self.compute(key), spec.integer
         left = views.parts(plan, axes, how, compute, integer) + views.row_statistics(plan, axes, how, compute, integer)
+        left += views.counter(plan, how)
         parts = [Tensor(shape, dtype, (1,) * len(shape), views.PARTS_ALIGNMENT) for shape, dtype in left]
         outputs = (*map(tensor, spec.outputs), *parts)
         return KernelCall(

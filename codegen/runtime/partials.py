@@ -9,11 +9,13 @@ from collections.abc import Callable
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Numeric
+from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from cutlass.memory import SmemAllocator
 
 from codegen.runtime.device import WARP, vector
 from codegen.runtime.reduce import combine, identity, over_row, result, shared
+from codegen.walking import COUNTER
 
 
 def shared_columns(threads: int, per_row: int, count: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:
@@ -87,6 +89,60 @@ def await_last():
     """Wait for what the kernel before has written."""
     if cutlass.const_expr(overlaps()):
         cute.arch.griddepcontrol_wait()
+
+
+# Keeping pace
+#
+# Blocks that walk down rows have equal shares of them, so that sums have one order. Memory does not serve all processors alike:
+# of an H100's five stacks three lie on one side, and the processors there are done after 3/4 of the time, to leave the others
+# with a memory that these alone cannot keep busy. So all blocks count the rows that they have done, and one that is ahead of
+# their mean pauses. What is computed does not depend on it.
+
+AHEAD = 1  # rows that a block may be ahead
+PAUSE = 600  # nanoseconds
+
+
+@cute.kernel
+def begin(counter: cute.Tensor):
+    """Before a kernel whose blocks keep pace: nobody has done a row."""
+    begin_next()
+    tidx, _, _ = cute.arch.thread_idx()
+    if tidx < COUNTER:
+        counter[tidx] = Int32(0)
+
+
+@cute.jit
+def rows_seen(at_once: cutlass.Constexpr[int]):
+    """Shared memory for how many rows all blocks had done when this one came to its last rows, of the first word: (COUNTER,
+    at_once)."""
+    seen = SmemAllocator().allocate_tensor(Int32, cute.make_layout((COUNTER, at_once)), 16)
+    tidx, _, _ = cute.arch.thread_idx()
+    if tidx == 0:
+        seen.fill(2**31 - 1)
+    return seen
+
+
+@cute.jit
+def keep_pace(counter: cute.Tensor, done: cutlass.Int32, seen: cute.Tensor, apart: cutlass.Constexpr[bool]):
+    """A block comes to a row. Its first thread pauses if the block was ahead when it had `done` so many rows, and all blocks
+    those that it has `seen` (COUNTER,). Then it counts this row in the `counter` (COUNTER,), and sends for what that is now: it
+    is there when the copies are that the thread commits next. `apart`: the block's threads do not wait for each other in a row.
+    Of a counter without words, there is nothing to keep to."""
+    tidx, _, _ = cute.arch.thread_idx()
+    if tidx * COUNTER < counter.shape[0]:
+        blocks, _, _ = cute.arch.grid_dim()
+        if (done - AHEAD) * blocks > seen[0]:
+            _pause()
+        cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL
+        atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), Int32, num_bits_per_copy=32 * COUNTER)
+        cute.copy(atom, cute.make_tensor(counter.iterator, cute.make_layout((COUNTER,))), seen)
+    if cutlass.const_expr(apart):
+        cute.arch.sync_threads()
+
+
+def _pause() -> None:
+    llvm.inline_asm(None, [], f"nanosleep.u32 {PAUSE};", "", has_side_effects=True)
 
 
 AT_ONCE = 17  # values that a thread has on their way: 8 warps ask at once for a part of each of 132 multiprocessors

@@ -16,6 +16,7 @@ from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.spec import Array, Spec
 from codegen.tiles import GemmLaunch
+from codegen.walking import COUNTER
 
 # The largest extent of a group: a vector may run past it without leaving int32
 LIMIT = INT_MAX - 64
@@ -144,6 +145,13 @@ def row_statistics(plan: Plan, axes: Axes, how: Any, compute: str, integer: str)
     extents = group_extents(plan, axes)[: plan.kept]
     shape = tuple(0 for _ in extents) if how.whole else tuple(extents)
     return [(shape or (0 if how.whole else 1,), dtype) for _, dtype in row_statistic_dtypes(plan, compute, integer)]
+
+
+def counter(plan: Plan, how: Any) -> list[tuple[tuple[Any, ...], str]]:
+    """Shape and dtype of that by which blocks keep pace that walk down whole rows; of nothing, where they need not."""
+    if not isinstance(plan, Reduction) or plan.first is None:
+        return []
+    return [((COUNTER if how is not None and how.long else 0,), "int32")]
 
 
 def row_statistic_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:

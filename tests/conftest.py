@@ -7,6 +7,7 @@ tests/gpu        an NVIDIA GPU; skipped, here and nowhere else, where there is n
 """
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,9 @@ import pytest
 
 # Kernels are kept between runs, but beside the checkout; also by the processes that tests start
 os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
+
+# Processes full of traced programs: looking through them for garbage as often as Python does takes a tenth of the time
+gc.set_threshold(100_000, 20, 100)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 

@@ -26,6 +26,7 @@ chain: |
 reference: jax.nn.softmax(x, axis=-1)
 bench:
   - {...: 65536, N: 4096}
+  - {...: 4096, N: 16384}
   - {...: 8192, N: 32768}
 """
 

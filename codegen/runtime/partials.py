@@ -94,9 +94,9 @@ def await_last():
 # Keeping pace
 #
 # Blocks that walk down rows have equal shares of them, so that sums have one order. Memory does not serve all processors alike:
-# of an H100's five stacks three lie on one side, and the processors there are done after 3/4 of the time, to leave the others
-# with a memory that these alone cannot keep busy. So all blocks count the rows that they have done, and one that is ahead of
-# their mean pauses. What is computed does not depend on it.
+# one half of an H100's is done after 3/4 of the time (three of its five stacks lie on one side), and leaves the other half with
+# a memory that this alone cannot keep busy. So all blocks count the rows that they have done, and one that is ahead of their
+# mean pauses. What is computed does not depend on it.
 
 AHEAD = 1  # rows that a block may be ahead
 PAUSE = 600  # nanoseconds

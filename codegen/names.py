@@ -9,7 +9,7 @@ from codegen.errors import Mistake, shown
 
 # Names that generated files use at module level, and Python's own that must keep their meaning there.
 RESERVED = frozenset("""
-    cuda cutlass cute jax jnp access device partials reduce runtime compute int_compute row_axes approx vec stream implementation NamedTuple SPEC
+    cuda cutlass cute jax jnp access device partials reduce runtime compute int_compute row_axes approx vec stream implementation precision NamedTuple SPEC
     print range len tuple list dict set int float bool str bytes object type super self None True False
 """.split())  # fmt: skip
 # Those of a kernel's own variables that a parameter or an output would stand beside.

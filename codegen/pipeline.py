@@ -81,7 +81,10 @@ def _in_turns(spec: Spec) -> tuple[Op | None, Op]:
 def derived(spec: Spec) -> Op:
     """The op of a spec that was made from another. Raises `SpecError` where it has no kernel."""
     statements = read_chain(spec, whole=False)
-    return Op(spec, statements, Reference(()), plan_of(spec, statements))
+    plan = plan_of(spec, statements)
+    if isinstance(plan, Elementwise | Reduction) and not plan.loads:
+        raise Mistake("it reads nothing: what it gives does not depend on anything")
+    return Op(spec, statements, Reference(()), plan)
 
 
 def gemm_backward(spec: Spec, plan: Gemm) -> Derived:

@@ -414,13 +414,24 @@ class Reduction:
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
             sums=wide * (vec // each) * sum(s.over == "column" for s in self.columns),
             dear=self.dear,
-            stageable=all(a.mode == "flat" and vec * n >= 4 for a, n in sizes.items() if self.of_row(a)),
+            stageable=all(
+                a.mode == "flat" and vec * n * _interleaved(a) in COPIED for a, n in sizes.items() if self.of_row(a)
+            ),
         )
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
         threads = schedule.get("threads", 512)
         return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False, False, False)
+
+
+COPIED = (4, 8, 16)  # bytes that a thread may send for at once
+
+
+def _interleaved(access: Access) -> int:
+    """How many elements an array has at each of its columns: neighbouring parts."""
+    parts = access.array.parts if access.array is not None and access.tokens[-1:] == ("parts",) else None
+    return parts or 1
 
 
 def axes_of(reduction: Node) -> tuple[str, ...]:

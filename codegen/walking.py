@@ -99,7 +99,7 @@ class Needs:
     width: int  # of all inputs, of a row
     fixed: int  # of inputs that all rows share
     sums: int  # of the columns' results
-    stageable: bool  # every input of a row comes in whole vectors of four bytes or more
+    stageable: bool  # every input of a row comes in vectors that can be sent for
     dear: bool  # something costly is computed of each column: registers for that
 
 

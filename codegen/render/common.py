@@ -16,7 +16,7 @@ from codegen.ops import OPS
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
 from codegen.reductions import Reduction
-from codegen.spec import Array
+from codegen.spec import Array, Param
 
 
 def camel(name: str) -> str:
@@ -76,7 +76,8 @@ class Context:
             },
             "tensors": self.tensor_lines(),
             "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
-            "byte_tensors": [self.tensors[a.name] for a in spec.arrays if spec.kind(a) == "bool"],
+            "byte_tensors": [self.tensors[a.name] for a in spec.arrays if spec.kind(a) == "bool"]
+            + [f"m{camel(p.name)}" for p in self.dynamic if p.kind == "bool"],
             "result_class": self.result_class(),
             "spec": quoted_block(spec.source.text),
             "signature": self.signature(),
@@ -262,14 +263,23 @@ class Context:
             return f"device.cast({load}, {self.compute()})"
         return f"{load}.to(cutlass.{self.integer})" if kind == "int" else f"{load} != 0"
 
+    @staticmethod
+    def parameter_text(param: Param) -> str:
+        """What a kernel reads of a parameter: its constant, or the one element of its tensor."""
+        if param.static:
+            return param.name
+        return f"m{camel(param.name)}[0]" + (" != 0" if param.kind == "bool" else "")
+
     def guard(self, access: Access) -> str:
         array = access.array
         return self.tensors[array.name] if array is not None and array.default is not None else ""
 
     def converted(self, access: Access) -> str:
         assert access.array is not None
-        kind = self.spec.kind(access.array)
-        return "device.cast({0}, {1})" if kind == "int" else "{0}.to({1})"
+        narrow = any(DTYPES[d].kind == "float" and DTYPES[d].size == 1 for d in self.spec.dtypes(access.array))
+        values = {(s.name, s.part): s.value.kind for s in self.statements}
+        integer = narrow and values.get((access.array.name, access.part)) != "float"
+        return "device.cast({0}, {1})" if integer or self.spec.kind(access.array) == "int" else "{0}.to({1})"
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]

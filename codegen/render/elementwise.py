@@ -338,8 +338,7 @@ class ElementwiseContext(Context):
             texts[access.name] = self.as_computed(load, kind)
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
-            value = p.name if p.static else f"m{camel(p.name)}[0]"
-            texts[p.name] = f"cute.full((vec,), {value}, {dtype})"
+            texts[p.name] = f"cute.full((vec,), {self.parameter_text(p)}, {dtype})"
         return list(texts.values())
 
     def stores(self) -> list[dict]:

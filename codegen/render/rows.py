@@ -180,8 +180,7 @@ class RowContext(RowAccess):
         texts = {access.name: self.operand_text(access, width) for access in self.plan.loads}
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
-            value = p.name if p.static else f"m{camel(p.name)}[0]"
-            texts[p.name] = f"cute.full(({width},), {value}, {dtype})"
+            texts[p.name] = f"cute.full(({width},), {self.parameter_text(p)}, {dtype})"
         return texts
 
     def operand_text(self, access: Access, width: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen import emit
-from codegen.ir import Statement
+from codegen.ir import ROWS, Statement
 from codegen.names import fresh
 from codegen.pipeline import Op
 from codegen.plan import Access
@@ -315,7 +315,7 @@ class WalkContext(RowContext):
         leaves = {emit.leaf_key(s.node): s.name for s in self.plan.columns}
         found: list[Finish] = []
         for axes, stores in by_axes.items():
-            suffix = "_".join(["", *(axes or ("total",))]) if found else ""
+            suffix = "_".join(["", *("rows" if a == ROWS else a for a in axes or ("total",))]) if found else ""
             kept = tuple(
                 i for i in self.plan.spread if set(self.groups[i].axes) <= set(axes) and not self.plan.collapsed
             )

@@ -73,10 +73,39 @@ def as_array(spec: Spec, array: Array, value: Any, types: Mapping[str, str]) -> 
     if not array.dims and isinstance(value, bool | int | float | np.generic):
         names = spec.dtypes(array)
         if len(names) == 1 or array.dtype in types:
-            return jnp.asarray(value, names[0] if len(names) == 1 else types[array.dtype])
+            return _scalar(spec, array, value, names[0] if len(names) == 1 else types[array.dtype])
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         raise TypeError(f"{spec.op}: {array.name!r} must be an array, {array}, not {type(value).__name__}")
+    try:
+        dtype = jnp.dtype(value.dtype)
+    except TypeError:
+        raise TypeError(f"{spec.op}: {array.name!r} is {array}, not of dtype {value.dtype}") from None
+    if isinstance(value, np.ndarray) and not dtype.isnative:
+        return value.astype(dtype.newbyteorder("="))
     return value
+
+
+def _scalar(spec: Spec, array: Array, value: Any, dtype: str) -> jax.Array:
+    """A Python or NumPy scalar as an array, where that is what it says."""
+    kind, own = DTYPES[dtype].kind, value.dtype if isinstance(value, np.generic) else None
+    if own is None:
+        fits = {"bool": bool, "int": int, "float": int | float}[kind]
+        good = isinstance(value, fits) and isinstance(value, bool) == (kind == "bool")
+    else:
+        good = jnp.issubdtype(own, {"bool": jnp.bool_, "int": jnp.integer, "float": jnp.number}[kind])
+        good = good and not jnp.issubdtype(own, jnp.complexfloating)
+    if not good:
+        raise TypeError(f"{spec.op}: {array.name!r} is {array} with dtype {dtype}, not {type(value).__name__}")
+    if kind == "int" and not jnp.iinfo(dtype).min <= int(value) <= jnp.iinfo(dtype).max:
+        raise ValueError(f"{spec.op}: {array.name!r} is {array} with dtype {dtype}, which {value} is out of")
+    return jnp.asarray(_as_float(spec, array.name, value) if kind == "float" else value, dtype)
+
+
+def _as_float(spec: Spec, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{spec.op}: {name!r} is a float, which {len(str(value))} digits are too large for") from None
 
 
 def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str]) -> Types:
@@ -195,11 +224,26 @@ def static_value(spec: Spec, param: Param, value: Any) -> Any:
     if not isinstance(value, good) or (param.kind != "bool" and isinstance(value, bool)):
         got = type(value).__name__
         raise TypeError(f"{spec.op}: {param.name!r} is a static {param.kind}, compiled into the kernel, not {got}")
-    return float(value) if param.kind == "float" else value
+    if param.kind == "int":
+        _refuse_wide(spec, param, int(value))
+    if param.kind != "float":
+        return value
+    value = _as_float(spec, param.name, value)
+    return math.nan if math.isnan(value) else value  # one NaN, which is found again where calls are kept
+
+
+def _refuse_wide(spec: Spec, param: Param, value: int) -> None:
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{spec.op}: {param.name!r} is an int of 32 bits, which {value} is out of")
 
 
 def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
     """A dynamic param's value as a scalar array of `dtype`."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        if param.kind == "int":
+            _refuse_wide(spec, param, int(value))
+        elif param.kind == "float":
+            value = _as_float(spec, param.name, value)
     try:
         array = jnp.asarray(value)
     except TypeError:

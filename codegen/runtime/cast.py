@@ -28,7 +28,8 @@ def store(x: jax.Array, dtype) -> jax.Array:
     if x.dtype == dtype or dtype == jnp.bool_:
         return x.astype(dtype)
     if jnp.issubdtype(dtype, jnp.floating):
-        if dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
+        if dtype.itemsize == 1:
+            x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
             top = jnp.asarray(jnp.finfo(dtype).max, jnp.float32).astype(x.dtype)
             x = jnp.clip(x, -top, top)
         return x.astype(dtype)

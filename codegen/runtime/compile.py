@@ -33,6 +33,7 @@ from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.runtime import views
 from codegen.runtime.arguments import Types
 from codegen.runtime.gemm_op import GemmOp
+from codegen.runtime.kernels import nameable
 from codegen.runtime.op import Op
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 from codegen.spec import Spec
@@ -178,7 +179,7 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     for _, dtype in views.counter(op.plan, how):
         tensors["counter"] = _fake(DTYPES[dtype].cutlass, (1,), views.PARTS_ALIGNMENT)
     constants = [
-        (static or {}).get(p.name, 1 if p.default is None else p.default) for p in spec.params if p.static
+        nameable((static or {}).get(p.name, 1 if p.default is None else p.default)) for p in spec.params if p.static
     ]  # fmt: skip
     arguments = [*tensors.values(), *constants, *how.constants.values()]
 

@@ -319,7 +319,10 @@ def remainder(a: Operand, b: Operand) -> Vector:
     zero = b == 0
     safe = cute.where(zero, cute.full_like(b, 1), b)
     magnitude = cute.math.abs(a) % cute.math.abs(safe)
-    result = cute.where(a < 0, -magnitude, magnitude)
+    negative = cute.where(
+        magnitude > 0, -magnitude, magnitude
+    )  # already, of the least integer: it has no absolute value
+    result = cute.where(a < 0, negative, magnitude)
     return cute.where(zero, a, result)
 
 
@@ -350,6 +353,11 @@ def sign(x: Vector) -> Vector:
 
 def where(condition: Vector, a: Operand, b: Operand) -> Vector:
     """a where the condition holds, else b."""
+    if isinstance(condition, bool):  # a constant
+        like = a if isinstance(a, cute.TensorSSA) else b
+        if not isinstance(like, cute.TensorSSA):
+            return a if condition else b
+        condition = cute.full(like.shape, condition, Boolean)
     if not isinstance(a, cute.TensorSSA) and not isinstance(b, cute.TensorSSA):
         dtype = Boolean if isinstance(a, bool) else Int32 if isinstance(a, int) else Float32
         a = cute.full_like(condition, a, dtype)
@@ -447,6 +455,9 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
         return x
     if x.dtype is BFloat16 and dtype is Float32 and cute.size(x.shape) % 2 == 0:
         return _widened(x)
+    if dtype.is_float and dtype.width < 16 and not x.dtype.is_float:
+        # No instruction converts integers, which the compiler overlooks where it makes one conversion of two
+        x = minimum(x.to(Float32), 2.0**20)
     if x.dtype is Boolean or dtype.is_float:
         return x.to(dtype)
     low, high = limits(dtype)

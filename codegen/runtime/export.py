@@ -139,7 +139,10 @@ def read_params(spec: Spec, words: Sequence[str]) -> dict[str, Any]:
         given[name] = _value(static[name], text)
     for name, param in static.items():
         if name not in given and param.default is None:
-            raise Mistake(f"{spec.op} needs the {param.kind} param {name}", f"as in --param {name}=1")
+            raise Mistake(
+                f"{spec.op} needs the {param.kind} param {name}",
+                f"as in --param {name}={'true' if param.kind == 'bool' else 1}",
+            )
     return {name: given.get(name, param.default) for name, param in static.items()}
 
 
@@ -196,7 +199,11 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """All of it or nothing. Raises OSError."""
+    """All of it or nothing, at what a link refers to; a device or a pipe is written to as it is. Raises OSError."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     handle, name = tempfile.mkstemp(".part", path.name, path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -279,7 +286,7 @@ def _arguments(spec: Spec, wanted: Wanted, axes: Axes) -> dict[str, jax.ShapeDty
 def _exported(op: Op, wanted: Wanted, arguments: Mapping[str, jax.ShapeDtypeStruct]) -> jax.export.Exported:
     import cutlass.jax
 
-    bound = {a.dtype for a in op.spec.inputs}
+    bound = {a.dtype for a in op.spec.inputs if a.name not in wanted.left_out}
     chosen = {name: dtype for name, dtype in wanted.types.variables if name not in bound}
 
     def call(*values):

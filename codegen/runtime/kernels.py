@@ -48,6 +48,20 @@ class Call:
         object.__setattr__(self, "zeros", negative_zeros(self.constants))
 
 
+class Constant(float):
+    """A float that CuTe DSL can make part of a kernel's name, as it does with constants: no sign stands in its exponent."""
+
+    def __repr__(self) -> str:
+        return float.__repr__(self).replace("+", "")
+
+    __str__ = __repr__
+
+
+def nameable(value: Any) -> Any:
+    """A constant as the compiler takes it."""
+    return Constant(value) if isinstance(value, float) else value
+
+
 @dataclass(frozen=True)
 class Binary:
     """A compiled launcher: an object file for the host, the kernels' cubin inside; and their PTX where it was kept."""
@@ -111,7 +125,7 @@ def _compile(call: Call, kept: Kept) -> dict[str, bytes]:
     spec = FunctionSpec(
         inputs, jax.tree.structure(tuple(None if t is None else 0 for t in call.inputs)),
         outputs, jax.tree.structure(tuple(0 for _ in outputs)), (),
-        tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), OPTIONS[kept], False, call.constants,
+        tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), OPTIONS[kept], False, tuple((name, nameable(value)) for name, value in call.constants),
     )  # fmt: skip
     with compiling_for(call.arch) as folder:
         # As cutlass.jax's get_or_compile_kernel, but without an engine to call the launcher by, which nobody does

@@ -146,6 +146,10 @@ class Op(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         key, operands = self.bind(args, kwargs)
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in operands):
+            raise TypeError(
+                f"{self.spec.op} takes arrays; of a jax.ShapeDtypeStruct, jax.eval_shape gives the results' types"
+            )
         traced = any(isinstance(x, jax.core.Tracer) for x in operands)
         if key.implementation == "interpret" and not traced and partition.explicit_shardings(operands) is None:
             return cast(R, self._named(self._run_interpret(key, *operands)))
@@ -355,7 +359,10 @@ class Op(Generic[P, R]):
         for access in plan.loads:
             own = sizes if sizes and access.mode == "size" else axes
             values[access.name] = views.jnp_value(plan, access, arrays, own, compute, spec.integer)
-        values.update(self.parameters(key, operands))
+        for param in spec.params:  # as arrays, where they are static too: Python's numbers would compute as Python does
+            values[param.name] = jnp.asarray(
+                self.parameters(key, operands)[param.name], self._scalar_dtype(key, param.kind)
+            )
         extra = {
             "compute": jnp.dtype(compute),
             "row_axes": tuple(range(len(axes.rows))),

@@ -1,0 +1,94 @@
+"""Conversions and remainders at the ends of their ranges, and kernels that once did not compile or import."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.cpu.test_reductions import spec_text
+from tests.making import make_op
+
+FLOATS = np.array([-1.0, 1, -0.3, 0.1, 2, -4, 0, np.nan], np.float32)
+INTEGERS = np.array([-(2**31), -70000, -449, -448, -3, 0, 1, 17, 300, 448, 465, 57344, 10**6, 2**31 - 1], np.int32)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_integers_become_float8(tmp_path, dtype, implementation):
+    """Rounded once to the nearest, saturating."""
+    op = make_op(tmp_path, spec_text("x: int32[N]", f"y: {dtype}[N]", "y = x", "y = x", "grad: none"))
+    top = float(ml_dtypes.finfo(dtype).max)
+    expected = np.clip(INTEGERS.astype(np.float64), -top, top).astype(dtype)
+    found = op(INTEGERS, implementation=implementation)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_cast_to_float8_of_integers_and_of_bools(tmp_path, implementation):
+    text = spec_text(
+        "x: float32[N]", "h: float8_e5m2[N]; b: float8_e4m3fn[N]",
+        "h = cast(cast(x * 30, int8), float8_e5m2); b = where(x > 0, 1, 0)", "", "grad: none",
+    )  # fmt: skip
+    h, b = make_op(tmp_path, text)(FLOATS, implementation=implementation)
+    np.testing.assert_array_equal(np.asarray(h, np.float32), [-32, 32, -8, 3, 64, -128, 0, 0])
+    np.testing.assert_array_equal(np.asarray(b, np.float32), FLOATS > 0)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_count_is_stored_as_float8(tmp_path, implementation):
+    text = spec_text(
+        "x: float32[..., N]", "r: float8_e4m3fn[...]; c: float8_e4m3fn[N]",
+        "r = sum(where(x > 0, 1, 0), axis=N); c = sum(where(x > 0, 1, 0), axis=...)", "", "grad: none",
+    )  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((5, 33)).astype(np.float32)
+    r, c = make_op(tmp_path, text)(x, implementation=implementation)
+    for found, axis in ((r, 1), (c, 0)):
+        expected = (x > 0).sum(axis).astype(np.float64).astype("float8_e4m3fn")
+        np.testing.assert_array_equal(np.asarray(found, np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_the_remainder_of_the_least_integer(tmp_path, implementation):
+    op = make_op(tmp_path, spec_text("x: int32[N]; y: int32[N]", "p: int32[N]", "p = rem(x, y)", "", "grad: none"))
+    least, most = -(2**31), 2**31 - 1
+    pairs = [(least, 7), (least, 47), (least, -7), (least, most), (least, least), (least, 3), (least + 1, least), (-9, 4)]
+    x, y = (np.array(column, np.int32) for column in zip(*pairs, strict=True))
+    expected = [int(np.fmod(int(a), int(b))) if b != 0 else a for a, b in pairs]  # the sign is the dividend's
+    np.testing.assert_array_equal(np.asarray(op(x, y, implementation=implementation)), expected)
+
+
+@pytest.mark.parametrize(("dtype", "parts", "columns"), [("float32", 3, 5), ("bfloat16", 3, 16), ("float32", 6, 8)])
+def test_parts_that_are_no_power_of_two_are_not_sent_for(tmp_path, dtype, parts, columns):
+    text = spec_text(
+        f"x: {dtype}[..., (N {parts})]", "y: float32[..., N]; c: float32[N]",
+        "z = x[0] + x[1] * x[2]; y = z - max(z, axis=N); c = sum(z, axis=...)", "", "grad: none",
+    )  # fmt: skip
+    x = jax.random.normal(jax.random.key(0), (7, columns * parts)).astype(dtype)
+    y, c = make_op(tmp_path, text)(x, implementation="interpret")
+    p = np.asarray(x, np.float64).reshape(7, columns, parts)
+    z = p[..., 0] + p[..., 1] * p[..., 2]
+    np.testing.assert_allclose(np.asarray(y), z - z.max(-1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(c), z.sum(0), atol=1e-5)
+
+
+def test_a_second_result_over_other_rows_has_a_name(tmp_path):
+    """The gradients of an axis and of rows, in this order, each have a kernel that finishes."""
+    text = spec_text("x: float32[..., H, D]; w: float32[D]; s: float32[..., D]", "y: float32[..., H, D]", "y = x * w * s")
+    op = make_op(tmp_path, text)
+    x, w, s = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(3, 5, 8), (8,), (3, 8)])
+    )
+    found = jax.grad(lambda *a: op(*a, implementation="interpret").sum(), (0, 1, 2))(x, w, s)
+    expected = jax.grad(lambda x, w, s: (x * w * s[:, None]).sum(), (0, 1, 2))(x, w, s)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chain", ["y = x * 0", "y = where(x > 0, x * 0, 0)", "y = relu(x) * 0 + index(N)"])
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_gradients_that_are_all_zero(tmp_path, chain, implementation):
+    op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[..., N]", chain))
+    x = jnp.arange(10.0).reshape(2, 5) - 5
+    found = jax.grad(lambda x: op(x, implementation=implementation).sum())(x)
+    np.testing.assert_array_equal(found, np.zeros((2, 5)))

@@ -1,0 +1,143 @@
+"""Parameters in every place where a chain may have one: the jnp form, the interpreted kernel and plain NumPy agree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import generated
+from tests.making import make_op
+
+X = np.array([[-3.0, -0.5, 0.0, 0.5], [1.0, 2.5, 3.0, 7.0]], np.float32)
+
+
+def op_of(folder, params, expression, result="float32", reduces=""):
+    chain = f"y = {expression}" + (f"\n  s = {reduces}" if reduces else "")
+    return make_op(
+        folder,
+        "\n".join(
+            [
+                "op: of_parameters",
+                "summary: An op with parameters.",
+                "inputs: {x: 'float32[..., N]'}",
+                f"outputs: {{y: '{result}[..., N]'" + (", s: 'float32[...]'}" if reduces else "}"),
+                f"params: {{{params}}}",
+                f"chain: |\n  {chain}",
+                "reference: |\n  y = x" + ("\n  s = jnp.sum(x, axis=-1)" if reduces else ""),
+                "grad: none",
+            ]
+        ),
+    )
+
+
+# The parameter, an expression, its type, what is given, what comes out
+CASES = [
+    ("on: {type: bool, default: true}", "where(~on, x, 0)", "float32", {}, 0 * X),
+    ("on: {type: bool, default: true}", "where(~on, x, 0)", "float32", {"on": False}, X),
+    ("n: 3.0", "where(~(n > 2), x, 0)", "float32", {}, 0 * X),
+    ("n: {type: int, default: 3}", "x * n", "float32", {}, X * 3),
+    ("n: {type: int, default: 4}", "x / n", "float32", {}, X / 4),
+    ("n: {type: int, default: 3}", "clip(x, 0, n)", "float32", {}, np.clip(X, 0, 3)),
+    ("n: {type: int, default: 4}", "x + sqrt(n)", "float32", {}, X + 2),
+    ("n: {type: int, default: 2}", "x > n", "bool", {}, X > 2),
+    ("n: {type: int, default: 2000000000}", "where(x > 0, n + n, 0)", "int32", {}, np.where(X > 0, -294967296, 0)),
+    ("a: 1.00390625", "x * cast(a, bfloat16)", "float32", {}, X),
+    ("a: 1.0, b: 0.0", "x + a / b", "float32", {}, np.full_like(X, np.inf)),
+    ("fill: -1.0e+30", "where(x > 0, x, fill)", "float32", {}, np.where(X > 0, X, np.float32(-1e30))),
+    ("fill: 1.0", "where(x > 0, x, fill)", "float32", {"fill": 1e17}, np.where(X > 0, X, np.float32(1e17))),
+    ("on: {type: bool, default: true, static: false}", "where(on, x, -x)", "float32", {}, X),
+    ("on: {type: bool, default: true, static: false}", "where(on, x, -x)", "float32", {"on": False}, -X),
+    ("on: {type: bool, default: true, static: false}", "where(x > 0, on, ~on)", "bool", {"on": False}, X <= 0),
+]
+
+
+@pytest.mark.parametrize(("params", "expression", "result", "given", "expected"), CASES)
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_an_elementwise_op(tmp_path, implementation, params, expression, result, given, expected):
+    op = op_of(tmp_path, params, expression, result)
+    found = op(X, **given, implementation=implementation)
+    np.testing.assert_array_equal(np.asarray(found), expected.astype(result))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_dynamic_bool_of_a_row_kernel(tmp_path, implementation):
+    op = op_of(
+        tmp_path,
+        "on: {type: bool, default: true, static: false}",
+        "where(on, x, -x)",
+        reduces="sum(where(on, x, 0), axis=N)",
+    )
+    for on in (True, False):
+        y, s = op(X, on=jnp.asarray(on), implementation=implementation)
+        np.testing.assert_array_equal(np.asarray(y), X if on else -X)
+        np.testing.assert_array_equal(np.asarray(s), X.sum(-1) if on else 0 * X.sum(-1))
+
+
+@pytest.mark.parametrize("condition", [True, False])
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_condition_that_is_a_constant(tmp_path, implementation, condition):
+    op = op_of(tmp_path, "a: 2.0", f"where({condition}, x, a) + x")
+    np.testing.assert_array_equal(
+        np.asarray(op(X, implementation=implementation)), X + X if condition else X + np.float32(2)
+    )
+
+
+def test_integers_that_32_bits_do_not_hold_are_refused():
+    x = jnp.ones((2, 8), jnp.float32)
+    with pytest.raises(ValueError, match=r"^cross_entropy: 'ignore_index' is an int of 32 bits, which -1099511627776 is"):
+        generated.cross_entropy(x, jnp.zeros(2, jnp.int32), ignore_index=-(2**40))
+    a = jnp.ones(4, jnp.int32)
+    with pytest.raises(ValueError, match=r"^integer_add_clip: 'hi' is an int of 32 bits, which 4294967295 is out of"):
+        generated.integer_add_clip(a, a, hi=np.uint32(2**32 - 1))
+    with pytest.raises(ValueError, match=r"^rmsnorm: 'eps' is a float, which 401 digits are too large for"):
+        generated.rmsnorm(x, jnp.ones(8), eps=10**400)
+
+
+def test_a_python_integer_is_a_float_where_one_is_wanted():
+    x = jnp.ones(4)
+    found = generated.axpby(x, x, alpha=2**31, beta=0.0)
+    np.testing.assert_array_equal(np.asarray(found), np.full(4, np.float32(2**31)))
+
+
+SCALARS = """
+op: of_scalars
+summary: An op with scalar arrays.
+inputs: {x: 'float32[..., N]', i: 'int8[]', f: 'float32[]', b: 'bool[]'}
+outputs: {y: 'float32[..., N]'}
+chain: y = where(b, x * f, i)
+reference: jnp.where(b, x * f, i)
+grad: none
+"""
+
+
+def test_scalars_are_what_they_say(tmp_path):
+    op = make_op(tmp_path, SCALARS)
+    good = {"i": np.int64(-128), "f": 2, "b": np.bool_(True)}
+    np.testing.assert_array_equal(np.asarray(op(X, **good)), X * 2)
+    refused = [
+        ("i", 1.7, TypeError), ("i", np.float32(2), TypeError), ("i", True, TypeError), ("i", 300, ValueError),
+        ("i", np.int32(128), ValueError), ("i", float("nan"), TypeError), ("f", np.complex64(1), TypeError),
+        ("f", True, TypeError), ("f", np.str_("a"), TypeError), ("b", 0.5, TypeError), ("b", 2, TypeError),
+    ]  # fmt: skip
+    for name, value, error in refused:
+        with pytest.raises(error, match=f"^of_scalars: '{name}' is "):
+            op(X, **good | {name: value})
+
+
+def test_one_nan_is_one_function(tmp_path):
+    op = op_of(tmp_path, "fill: 0.0", "where(x > 0, x, fill)")
+    for _ in range(3):
+        op(X, fill=float("nan"))
+    assert op._functions.cache_info().currsize == 1
+
+
+def test_what_is_no_array_is_said_to_be_none():
+    w = jnp.ones(8)
+    with pytest.raises(TypeError, match="^rmsnorm takes arrays; of a jax.ShapeDtypeStruct"):
+        generated.rmsnorm(jax.ShapeDtypeStruct((2, 8), jnp.float32), w)
+    with pytest.raises(TypeError, match=r"^rmsnorm: 'x' is T\[..., N\], not of dtype key<fry>"):
+        generated.rmsnorm(jax.random.key(0), w)
+    x = np.arange(16.0).reshape(2, 8)
+    np.testing.assert_array_equal(
+        np.asarray(generated.rmsnorm(x.astype(">f4"), w)), np.asarray(generated.rmsnorm(x.astype("f4"), w))
+    )

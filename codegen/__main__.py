@@ -365,6 +365,8 @@ def _types(text: str) -> dict[str, str]:
     for name, equals, dtype in pairs:
         if not (name.strip() and equals and dtype.strip()):
             raise UsageError(f"cannot read --types {text!r}: write it as in T=bfloat16")
+    if len({name.strip() for name, _, _ in pairs}) < len(pairs):
+        raise UsageError(f"--types {text!r} gives a dtype twice")
     return {name.strip(): dtype.strip() for name, _, dtype in pairs}
 
 

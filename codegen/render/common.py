@@ -76,8 +76,7 @@ class Context:
             },
             "tensors": self.tensor_lines(),
             "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
-            "byte_tensors": [self.tensors[a.name] for a in spec.arrays if spec.kind(a) == "bool"]
-            + [f"m{camel(p.name)}" for p in self.dynamic if p.kind == "bool"],
+            "byte_tensors": self.byte_tensors(),
             "result_class": self.result_class(),
             "spec": quoted_block(spec.source.text),
             "signature": self.signature(),
@@ -262,6 +261,11 @@ class Context:
         if kind == "float":
             return f"device.cast({load}, {self.compute()})"
         return f"{load}.to(cutlass.{self.integer})" if kind == "int" else f"{load} != 0"
+
+    def byte_tensors(self) -> list[str]:
+        """The tensors of bools: memory has them as bytes."""
+        dynamic = [f"m{camel(p.name)}" for p in self.dynamic if p.kind == "bool"]
+        return [*(self.tensors[a.name] for a in self.spec.arrays if self.spec.kind(a) == "bool"), *dynamic]
 
     @staticmethod
     def parameter_text(param: Param) -> str:

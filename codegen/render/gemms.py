@@ -82,7 +82,7 @@ class TileContext(ElementwiseContext):
             "epilogue": self.epilogue_text(),
             "reads": f"({', '.join(readers)})",
             "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
-            "byte_tensors": [self.tensors[a.name] for a in self.spec.arrays if self.spec.kind(a) == "bool"],
+            "byte_tensors": self.byte_tensors(),
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
             "products": self.products(),
             "operands": [t for t in self.tensor_lines() if t["name"] not in self.in_registers()],

@@ -151,7 +151,10 @@ def _value(param: Param, text: str) -> float | int | bool:
         "float": float, "int": int, "bool": lambda word: {"true": True, "false": False}[word.lower()]
     }  # fmt: skip
     try:
-        return read[param.kind](text)
+        value = read[param.kind](text)
+        if param.kind == "int" and not -(2**31) <= value < 2**31:
+            raise Mistake(f"the param {param.name} is an int of 32 bits, which {text} is out of")
+        return value
     except (ValueError, KeyError):
         kind = "true or false" if param.kind == "bool" else f"a number of type {param.kind}"
         raise Mistake(f"the param {param.name} is {kind}, not {shown(text)}") from None

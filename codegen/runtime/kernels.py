@@ -27,7 +27,7 @@ from typing import Any, Literal
 import jax
 
 from codegen import cache
-from codegen.errors import Mistake
+from codegen.errors import Mistake, known
 from codegen.runtime.arguments import negative_zeros
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 
@@ -82,6 +82,12 @@ OPTIONS: dict[Kept, str] = {
 @functools.lru_cache(maxsize=4096)
 def binary(call: Call, kept: Kept = "binary") -> Binary:
     """The call's launcher, compiled for `call.arch`, and what else is `kept` of it."""
+    from cutlass.base_dsl.enums import Arch
+
+    if call.arch not in Arch.__members__:
+        raise ValueError(
+            f"CUTE_DSL_ARCH: there is no architecture {call.arch!r}; {known(call.arch, Arch.__members__, 'there are')}"
+        )
     key = _key(call, kept)
     name = _launcher(call.launch).__name__.removesuffix("_launch")
     found = None if key is None else cache.load(name, key)

@@ -52,7 +52,16 @@ def test_a_count_is_stored_as_float8(tmp_path, implementation):
 def test_the_remainder_of_the_least_integer(tmp_path, implementation):
     op = make_op(tmp_path, spec_text("x: int32[N]; y: int32[N]", "p: int32[N]", "p = rem(x, y)", "", "grad: none"))
     least, most = -(2**31), 2**31 - 1
-    pairs = [(least, 7), (least, 47), (least, -7), (least, most), (least, least), (least, 3), (least + 1, least), (-9, 4)]
+    pairs = [
+        (least, 7),
+        (least, 47),
+        (least, -7),
+        (least, most),
+        (least, least),
+        (least, 3),
+        (least + 1, least),
+        (-9, 4),
+    ]
     x, y = (np.array(column, np.int32) for column in zip(*pairs, strict=True))
     expected = [int(np.fmod(int(a), int(b))) if b != 0 else a for a, b in pairs]  # the sign is the dividend's
     np.testing.assert_array_equal(np.asarray(op(x, y, implementation=implementation)), expected)
@@ -74,11 +83,11 @@ def test_parts_that_are_no_power_of_two_are_not_sent_for(tmp_path, dtype, parts,
 
 def test_a_second_result_over_other_rows_has_a_name(tmp_path):
     """The gradients of an axis and of rows, in this order, each have a kernel that finishes."""
-    text = spec_text("x: float32[..., H, D]; w: float32[D]; s: float32[..., D]", "y: float32[..., H, D]", "y = x * w * s")
-    op = make_op(tmp_path, text)
-    x, w, s = (
-        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(3, 5, 8), (8,), (3, 8)])
+    text = spec_text(
+        "x: float32[..., H, D]; w: float32[D]; s: float32[..., D]", "y: float32[..., H, D]", "y = x * w * s"
     )
+    op = make_op(tmp_path, text)
+    x, w, s = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(3, 5, 8), (8,), (3, 8)]))
     found = jax.grad(lambda *a: op(*a, implementation="interpret").sum(), (0, 1, 2))(x, w, s)
     expected = jax.grad(lambda x, w, s: (x * w * s[:, None]).sum(), (0, 1, 2))(x, w, s)
     for a, b in zip(found, expected, strict=True):

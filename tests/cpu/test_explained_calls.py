@@ -11,6 +11,7 @@ from codegen.ir import ROWS
 from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import views
 from codegen.runtime.arguments import Axes, Types
+from codegen.runtime.explained import interpreted_calls
 from codegen.runtime.gemm_op import GemmOp
 from codegen.sizes import default_shape
 
@@ -39,3 +40,15 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
             else:
                 blocks = math.prod(extents) // (how.vec * how.threads) + 1
             assert blocks_of(op, how, shape) == blocks
+
+
+@pytest.mark.parametrize("name", ["column_sum", "mean_pool", "drmsnorm", "bias_relu"])
+def test_calls_of_several_kernels_are_explained(name):
+    """By the one that does most."""
+    op = getattr(generated, name)
+    shape = {axis: op.spec.extents.get(axis, 3 + 2 * i) for i, axis in enumerate(op.spec.axes)}
+    found = interpreted_calls(op, shape)
+    assert found
+    for call in found:
+        read = [call["arrays"][a.name]["loaded"] for a in op.spec.inputs]
+        assert all(loaded >= call["arrays"][a.name]["minimum"] for a, loaded in zip(op.spec.inputs, read, strict=True))

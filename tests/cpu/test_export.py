@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -18,7 +19,7 @@ from codegen import __main__ as command_line
 from codegen.errors import Mistake
 from codegen.pipeline import read_op
 from codegen.runtime import interpreted, kernels
-from codegen.runtime.export import read_params
+from codegen.runtime.export import read_params, write
 from tests.gpu import run_exported
 
 ROOT = Path(__file__).parent.parent.parent
@@ -359,11 +360,33 @@ def test_params_are_read_as_their_kinds_and_those_without_a_default_asked_for():
         ([], "chosen needs the float param scale"),
         (["scale=1", "power=2.5"], "the param power is a number of type int, not '2.5'"),
         (["scale=1", "on=1"], "the param on is true or false, not '1'"),
+        (["scale=1", "power=3000000000"], "the param power is an int of 32 bits, which 3000000000 is out of"),
         (["scale=1", "scale=2"], "the param scale is given twice"),
     ):
         with pytest.raises(Mistake) as caught:
             read_params(spec, words)
         assert caught.value.message == message
+
+
+def test_an_input_that_is_left_out_leaves_its_dtype_to_the_command(tmp_path, monkeypatch, capsys):
+    words = ("scaled_matmul_fp8", "--arch", "sm_90a", "--shape", "...=rows,K=1024,N=1024", "--leave-out", "bias")
+    for dtype in ("float16", "bfloat16"):
+        more = ("--types", f"Q=float8_e4m3fn,T={dtype}")
+        report, artifact = made(monkeypatch, capsys, tmp_path / dtype, *words, *more)
+        assert [a["dtype"] for a in report["outputs"]] == [a.dtype.name for a in artifact.out_avals] == [dtype]
+
+
+def test_a_link_is_followed_and_a_pipe_written_to(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write(tmp_path / "link", b"one")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"one"
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit((tmp_path / "pipe").read_bytes)
+        write(tmp_path / "pipe", b"two")
+        assert read.result() == b"two"
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_vjp_needs_a_gradient(tmp_path, monkeypatch, capsys):

@@ -84,7 +84,9 @@ def test_a_condition_that_is_a_constant(tmp_path, implementation, condition):
 
 def test_integers_that_32_bits_do_not_hold_are_refused():
     x = jnp.ones((2, 8), jnp.float32)
-    with pytest.raises(ValueError, match=r"^cross_entropy: 'ignore_index' is an int of 32 bits, which -1099511627776 is"):
+    with pytest.raises(
+        ValueError, match=r"^cross_entropy: 'ignore_index' is an int of 32 bits, which -1099511627776 is"
+    ):
         generated.cross_entropy(x, jnp.zeros(2, jnp.int32), ignore_index=-(2**40))
     a = jnp.ones(4, jnp.int32)
     with pytest.raises(ValueError, match=r"^integer_add_clip: 'hi' is an int of 32 bits, which 4294967295 is out of"):
@@ -124,6 +126,12 @@ def test_scalars_are_what_they_say(tmp_path):
             op(X, **good | {name: value})
 
 
+def test_an_architecture_that_does_not_exist(monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90A")
+    with pytest.raises(ValueError, match=r"^CUTE_DSL_ARCH: there is no architecture 'sm_90A'; there are: .*sm_90a"):
+        generated.bias_relu(jnp.ones((2, 8)), jnp.ones(8), implementation="interpret")
+
+
 def test_one_nan_is_one_function(tmp_path):
     op = op_of(tmp_path, "fill: 0.0", "where(x > 0, x, fill)")
     for _ in range(3):
@@ -133,7 +141,7 @@ def test_one_nan_is_one_function(tmp_path):
 
 def test_what_is_no_array_is_said_to_be_none():
     w = jnp.ones(8)
-    with pytest.raises(TypeError, match="^rmsnorm takes arrays; of a jax.ShapeDtypeStruct"):
+    with pytest.raises(TypeError, match=r"^rmsnorm takes arrays; of a jax\.ShapeDtypeStruct"):
         generated.rmsnorm(jax.ShapeDtypeStruct((2, 8), jnp.float32), w)
     with pytest.raises(TypeError, match=r"^rmsnorm: 'x' is T\[..., N\], not of dtype key<fry>"):
         generated.rmsnorm(jax.random.key(0), w)
@@ -141,3 +149,31 @@ def test_what_is_no_array_is_said_to_be_none():
     np.testing.assert_array_equal(
         np.asarray(generated.rmsnorm(x.astype(">f4"), w)), np.asarray(generated.rmsnorm(x.astype("f4"), w))
     )
+
+
+PRODUCT = """
+op: of_a_product
+summary: A product whose epilogue has parameters.
+inputs: {a: 'bfloat16[..., K]', b: 'bfloat16[K, N]'}
+outputs: {y: 'float32[..., N]'}
+params:
+  on: {type: bool, default: true, static: false}
+  n: {type: int, default: 3}
+  fill: -1.0e+30
+chain: |
+  z = a @ b
+  y = where(on, z * n, fill)
+reference: |
+  y = jnp.where(on, (a @ b) * n, fill)
+grad: none
+"""
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_parameters_of_an_epilogue(tmp_path, implementation):
+    op = make_op(tmp_path, PRODUCT)
+    a, b = (np.arange(n).reshape(shape).astype("bfloat16") for n, shape in ((15, (3, 5)), (20, (5, 4))))
+    product = a.astype(np.float64) @ b.astype(np.float64)
+    for on in (True, False):
+        found = np.asarray(op(a, b, on=on, implementation=implementation))
+        np.testing.assert_array_equal(found, product * 3 if on else np.full((3, 4), np.float32(-1e30)))

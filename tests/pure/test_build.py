@@ -195,6 +195,7 @@ def test_a_mistake_leaves_an_earlier_build_alone(run, tmp_path):
         (["build", "--out", "file/sub"], "error: [Errno 20] Not a directory: 'file/sub'\n"),
         (["check", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n"),
         (["list", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n"),
+        (["list", "--specs", "specs/a.yaml"], "specs/a.yaml:1:1: error: this is a file\n  --specs takes the folder of specs"),
         (["new", "Bad-Name"], "error: 'Bad-Name' is no name for an op\n  names are lower-case letters, digits and"),
         (["new", "../evil"], "error: '../evil' is no name for an op\n"),
         (["new", "lambda"], "error: 'lambda' cannot name an op: Python or the generated file uses it\n"),

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
-from codegen.ir import DTYPES, Leaf, Node, axes_text, dims_text, topological
+from codegen.ir import DTYPES, Leaf, Node, Statement, axes_text, dims_text, topological
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Derived, Op
 from codegen.plan import Extents, Launch, overrides
@@ -137,8 +137,24 @@ def bindings(spec: Spec) -> Iterator[Binding]:
         yield Binding(spec, tuple(zip((name for name, _ in spec.types), dtypes, strict=True)))
 
 
-def fused_bytes(binding: Binding, shape: Shape) -> int:
-    return sum(array_bytes(a, shape, binding.dtype(a)) for a in binding.spec.arrays)
+def fused_bytes(binding: Binding, shape: Shape, statements: Iterable[Statement]) -> int:
+    """What a kernel of this chain moves: each input and output once, and of a table no more than is taken from it."""
+    statements = tuple(statements)
+    nodes = list(topological(s.value for s in statements))
+    tables: dict[str, int] = {}
+    whole = {s.value.attr.name for s in statements if isinstance(s.value.attr, Leaf)}
+    for node in nodes:
+        for place, value in enumerate(node.args):
+            if isinstance(value.attr, Leaf) and node.op == "take" and place == 0:
+                tables[value.attr.name] = tables.get(value.attr.name, 0) + elements(node.dims, shape)
+            elif isinstance(value.attr, Leaf):
+                whole.add(value.attr.name)
+    total = 0
+    for array in binding.spec.arrays:
+        size = array_bytes(array, shape, binding.dtype(array))
+        taken = tables.get(array.name, 0) * DTYPES[binding.dtype(array)].size
+        total += size if array.name in whole or not taken else min(size, taken)
+    return total
 
 
 def unfused_bytes(op: Op, binding: Binding, shape: Shape) -> int:
@@ -346,7 +362,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
     calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for o in reducing.operations}
     costs = []
     for binding in bindings(spec):
-        fused = fused_bytes(binding, shape)
+        fused = fused_bytes(binding, shape, op.statements)
         facts, clustered = (launch_facts(op, binding, shape, arch) for arch in (None, "sm_90a"))
         keeps = saved(op)["names"]
         costs.append(

@@ -118,7 +118,7 @@ def bench_op(
     op: Op, binding: Binding, shape: Shape, groups: int = GROUPS, calls: int = CALLS, implementation: str = "cute"
 ) -> Measurement:
     """Time one op, or the generated backward of one, at one shape. `implementation` is what stands for ours."""
-    count = fused_bytes(binding, shape)
+    count = fused_bytes(binding, shape, op.statements)
     with _wide_types(binding):
         origin = op.origin if isinstance(op, Backward) else op
         static: dict[str, Any] = {p.name: 1 if p.default is None else p.default for p in origin.spec.params if p.static}
@@ -196,7 +196,7 @@ def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) 
     except Exception as error:
         words = f"{type(error).__name__}: {error}".splitlines()[0]
         return Measurement(
-            op.spec.op, tuple(shape.items()), binding.types, fused_bytes(binding, shape), (), words[:300]
+            op.spec.op, tuple(shape.items()), binding.types, fused_bytes(binding, shape, op.statements), (), words[:300]
         )
 
 

@@ -76,7 +76,7 @@ def test_ops_of_every_kind_can_be_measured(name):
     shape = {axis: op.spec.extents.get(axis, 4) for axis in default_shape(op.spec)}
     binding = typical(op.spec, {"T": "float64"}) or typical(op.spec, {})
     m = bench.bench_op(op, binding, shape, groups=1, calls=2, implementation="xla")
-    assert m.bytes == fused_bytes(binding, shape)
+    assert m.bytes == fused_bytes(binding, shape, op.statements)
     assert [name for name, _ in m.groups] == ["ours", "xla", "copy"]
     assert all(time > 0 for _, times in m.groups for time in times)
 
@@ -89,7 +89,7 @@ def test_backwards_can_be_measured(name):
     shape = dict.fromkeys(op.origin.spec.axes, 16)
     m = bench.bench_op(op, binding, shape, groups=1, calls=2, implementation="xla")
     assert m.op == f"{name}_backward"
-    assert m.bytes == fused_bytes(binding, shape)
+    assert m.bytes == fused_bytes(binding, shape, op.statements)
     arrays = bench.make_inputs(op.origin.spec, replace(binding, spec=op.origin.spec), shape, 0)
     static = {p.name: p.default for p in op.origin.spec.params if p.static}
     ours, xla, sets, others = bench.backward_calls(op, [arrays], static, "xla")

@@ -80,14 +80,16 @@ def test_unfused_bytes_an_element(op, read_and_written):
     assert unfused_bytes(op, next(bindings(op.spec)), {"N": 100}) == 100 * read_and_written
 
 
-def test_take_reads_what_it_picks_and_the_table_counts_once_when_fused():
+def test_take_reads_what_it_picks_of_a_table_at_most_all_of_it():
     op = made(
         "c = take(table, i, axis=P); y = x * c",
         "x: float32[..., N]; table: float32[P, N]; i: int32[...]",
         "y: float32[..., N]",
     )
     _, cost = costs(op, {"...": 10, "N": 8, "P": 1000})
-    assert cost["bytes"]["fused"] == 4 * (80 + 1000 * 8 + 10 + 80)
+    assert cost["bytes"]["fused"] == 4 * (80 + 10 * 8 + 10 + 80)
+    _, cost = costs(op, {"...": 10, "N": 8, "P": 7})
+    assert cost["bytes"]["fused"] == 4 * (80 + 7 * 8 + 10 + 80)
     assert cost["bytes"]["unfused"] == 4 * (10 + 80 + 80) + 4 * (80 + 80 + 80)
 
 

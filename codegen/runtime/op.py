@@ -403,7 +403,9 @@ class Op(Generic[P, R]):
             return tuple(r.reshape(shape) for r, shape in zip(results[:count], call.shapes, strict=False))
 
         if not any(isinstance(x, jax.core.Tracer) for x in present):
-            return tuple(map(jax.device_put, on_host(*present)))
+            devices = {d for x in present if isinstance(x, jax.Array) and x.committed for d in x.devices()}
+            target = devices.pop() if len(devices) == 1 else None  # None: where JAX puts what is bound to no device
+            return tuple(jax.device_put(result, target) for result in on_host(*present))
         shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))[:count]
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
 

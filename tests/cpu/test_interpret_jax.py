@@ -138,3 +138,13 @@ print(interpreted._thread.submit(lambda: np.float32(1e-38) * np.float32(0.1)).re
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.stdout.split() == ["True"], found.stderr
+
+
+def test_a_result_lies_where_its_arguments_are_bound_to():
+    device = jax.devices()[3]
+    bound, free = jax.device_put(X, device), jax.device_put(BIAS)
+    for found in (bias_relu(bound, free), bias_relu(bound, jax.device_put(BIAS, device))):
+        assert found.devices() == {device}
+        assert found.committed
+        np.testing.assert_allclose(found, EXPECTED, rtol=1e-6)
+    assert not bias_relu(X, BIAS).committed

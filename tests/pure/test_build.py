@@ -387,6 +387,18 @@ def test_check_compares_bytes(built, tmp_path, change):
     assert "generated/a.py: stale or edited by hand\n" in result.out
 
 
+def test_check_finds_what_a_build_would_not_replace(built, tmp_path):
+    path = tmp_path / "generated/a.py"
+    path.write_text(path.read_text().split("\n", 1)[1])
+    (tmp_path / "generated/b.py").unlink()
+    (tmp_path / "generated/b.py").mkdir()
+    result = built("check")
+    assert result.status == 1
+    for name in "ab":
+        assert f"generated/{name}.py: not generated, in the way of a build: move it elsewhere first\n" in result.out
+    assert built("build").status == 2
+
+
 def test_check_finds_a_missing_file(built, tmp_path):
     (tmp_path / "generated/b.py").unlink()
     (tmp_path / "tests/generated/test_a.py").unlink()

@@ -122,7 +122,7 @@ def bias_relu_reference(x, bias):
 
 def bias_relu_backward_chain(dy, x, bias):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
-    t0 = device.where(x + bias <= 0.0, 0.0, dy)
+    t0 = device.where(x + bias > 0.0, dy, 0.0)
     dx = t0
     return dx, dx
 
@@ -265,7 +265,7 @@ def bias_relu_backward_launch(
 
 def bias_relu_backward_xla(dy, x, bias, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(x + bias <= 0.0, 0.0, dy)
+    t0 = jnp.where(x + bias > 0.0, dy, 0.0)
     dx = t0
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
     return dx, dbias

@@ -228,9 +228,8 @@ def dense_reglu_pairs_forward_launch(
 
 def dense_reglu_pairs_backward_chain(dy, acc0, acc1):
     """The chain, on one vector of each operand."""
-    t0 = acc0 <= 0.0
-    dacc0 = device.where(t0, 0.0, dy * acc1)
-    dacc1 = dy * device.where(t0, 0.0, acc0)
+    dacc0 = device.where(acc0 > 0.0, dy * acc1, 0.0)
+    dacc1 = dy * device.where(acc0 <= 0.0, 0.0, acc0)
     return dacc0, dacc1
 
 
@@ -300,9 +299,8 @@ def dense_reglu_pairs_backward_launch(
 
 def dense_reglu_pairs_backward_xla(dy, acc0, acc1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = acc0 <= 0.0
-    dacc0 = jnp.where(t0, 0.0, dy * acc1)
-    dacc1 = dy * jnp.where(t0, 0.0, acc0)
+    dacc0 = jnp.where(acc0 > 0.0, dy * acc1, 0.0)
+    dacc1 = dy * jnp.where(acc0 <= 0.0, 0.0, acc0)
     return dacc0, dacc1
 
 

@@ -303,7 +303,7 @@ def dense_relu_forward_launch(
 
 def dense_relu_backward_chain(dy, z):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t0 = device.where(z <= 0.0, 0.0, dy)
+    t0 = device.where(z > 0.0, dy, 0.0)
     dacc = t0
     return dacc, dacc
 
@@ -440,7 +440,7 @@ def dense_relu_backward_launch(
 
 def dense_relu_backward_xla(dy, z, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(z <= 0.0, 0.0, dy)
+    t0 = jnp.where(z > 0.0, dy, 0.0)
     dacc = t0
     dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)
     return dacc, dbias

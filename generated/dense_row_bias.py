@@ -287,14 +287,14 @@ def dense_row_bias_forward_launch(
 
 def dense_row_bias_backward_row_sum(dy, z):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    t0 = device.where(z <= 0.0, 0.0, dy)
+    t0 = device.where(z > 0.0, dy, 0.0)
     dacc = t0
     return dacc
 
 
 def dense_row_bias_backward_chain(dy, z):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.where(z <= 0.0, 0.0, dy)
+    t0 = device.where(z > 0.0, dy, 0.0)
     dacc = t0
     return dacc
 
@@ -425,7 +425,7 @@ def dense_row_bias_backward_launch(
 
 def dense_row_bias_backward_xla(dy, z):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(z <= 0.0, 0.0, dy)
+    t0 = jnp.where(z > 0.0, dy, 0.0)
     dacc = t0
     dbias = jnp.sum(dacc, axis=-1, keepdims=True)
     return dacc, dbias

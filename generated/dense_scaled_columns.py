@@ -399,7 +399,7 @@ def dense_scaled_columns_forward_launch(
 
 def dense_scaled_columns_backward_chain(dy, acc, c, alpha, beta, bias):
     """The chain: dacc, dc; what is folded into column_sum, column_sum2, column_sum3, on one vector of each operand."""
-    t0 = device.where(alpha * acc + bias <= 0.0, 0.0, dy)
+    t0 = device.where(alpha * acc + bias > 0.0, dy, 0.0)
     dacc = alpha * t0
     dc = beta * dy
     return dacc, dc, t0 * acc, dy * c, t0
@@ -593,7 +593,7 @@ def dense_scaled_columns_backward_launch(
 
 def dense_scaled_columns_backward_xla(dy, acc, c, alpha, beta, bias, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(alpha * acc + bias <= 0.0, 0.0, dy)
+    t0 = jnp.where(alpha * acc + bias > 0.0, dy, 0.0)
     dacc = alpha * t0
     dc = beta * dy
     dalpha = jnp.sum(t0 * acc, axis=row_axes, keepdims=True)

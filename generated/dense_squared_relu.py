@@ -216,8 +216,7 @@ def dense_squared_relu_forward_launch(
 
 def dense_squared_relu_backward_chain(dy, acc):
     """The chain, on one vector of each operand."""
-    t0 = acc <= 0.0
-    dacc = device.where(t0, 0.0, dy * device.where(t0, 0.0, acc) * 2.0)
+    dacc = device.where(acc > 0.0, dy * device.where(acc <= 0.0, 0.0, acc) * 2.0, 0.0)
     return dacc
 
 
@@ -285,8 +284,7 @@ def dense_squared_relu_backward_launch(
 
 def dense_squared_relu_backward_xla(dy, acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = acc <= 0.0
-    dacc = jnp.where(t0, 0.0, dy * jnp.where(t0, 0.0, acc) * 2.0)
+    dacc = jnp.where(acc > 0.0, dy * jnp.where(acc <= 0.0, 0.0, acc) * 2.0, 0.0)
     return dacc
 
 

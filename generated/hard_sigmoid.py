@@ -103,7 +103,7 @@ def hard_sigmoid_reference(x):
 def hard_sigmoid_backward_chain(dy, x):
     """The chain, on one vector of each operand."""
     t0 = x + 3.0
-    dx = device.where(t0 >= 6.0, 0.0, device.where(t0 <= 0.0, 0.0, dy * 0.16666666666666666))
+    dx = device.where((t0 > 0.0) & (t0 < 6.0), dy * 0.16666666666666666, 0.0)
     return dx
 
 
@@ -172,7 +172,7 @@ def hard_sigmoid_backward_launch(
 def hard_sigmoid_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x + 3.0
-    dx = jnp.where(t0 >= 6.0, 0.0, jnp.where(t0 <= 0.0, 0.0, dy * 0.16666666666666666))
+    dx = jnp.where((t0 > 0.0) & (t0 < 6.0), dy * 0.16666666666666666, 0.0)
     return dx
 
 

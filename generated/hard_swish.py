@@ -103,9 +103,7 @@ def hard_swish_reference(x):
 def hard_swish_backward_chain(dy, x):
     """The chain, on one vector of each operand."""
     t0 = x + 3.0
-    t1 = t0 <= 0.0
-    t2 = t0 >= 6.0
-    dx = dy * (device.where(t1, 0.0, device.where(t2, 6.0, t0)) * 0.16666666666666666) + device.where(t2, 0.0, device.where(t1, 0.0, dy * x * 0.16666666666666666))
+    dx = dy * (device.where(t0 <= 0.0, 0.0, device.where(t0 >= 6.0, 6.0, t0)) * 0.16666666666666666) + device.where((t0 > 0.0) & (t0 < 6.0), dy * x * 0.16666666666666666, 0.0)
     return dx
 
 
@@ -174,9 +172,7 @@ def hard_swish_backward_launch(
 def hard_swish_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x + 3.0
-    t1 = t0 <= 0.0
-    t2 = t0 >= 6.0
-    dx = dy * (jnp.where(t1, 0.0, jnp.where(t2, 6.0, t0)) * 0.16666666666666666) + jnp.where(t2, 0.0, jnp.where(t1, 0.0, dy * x * 0.16666666666666666))
+    dx = dy * (jnp.where(t0 <= 0.0, 0.0, jnp.where(t0 >= 6.0, 6.0, t0)) * 0.16666666666666666) + jnp.where((t0 > 0.0) & (t0 < 6.0), dy * x * 0.16666666666666666, 0.0)
     return dx
 
 

@@ -125,9 +125,8 @@ def reglu_reference(x):
 
 def reglu_backward_chain(dy, x0, x1):
     """The chain, on one vector of each operand."""
-    t0 = x0 <= 0.0
-    dx0 = device.where(t0, 0.0, dy * x1)
-    dx1 = dy * device.where(t0, 0.0, x0)
+    dx0 = device.where(x0 > 0.0, dy * x1, 0.0)
+    dx1 = dy * device.where(x0 <= 0.0, 0.0, x0)
     return dx0, dx1
 
 
@@ -221,9 +220,8 @@ def reglu_backward_launch(
 
 def reglu_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x0 <= 0.0
-    dx0 = jnp.where(t0, 0.0, dy * x1)
-    dx1 = dy * jnp.where(t0, 0.0, x0)
+    dx0 = jnp.where(x0 > 0.0, dy * x1, 0.0)
+    dx1 = dy * jnp.where(x0 <= 0.0, 0.0, x0)
     return dx0, dx1
 
 

@@ -100,7 +100,7 @@ def relu6_reference(x):
 
 def relu6_backward_chain(dy, x):
     """The chain, on one vector of each operand."""
-    dx = device.where(x >= 6.0, 0.0, device.where(x <= 0.0, 0.0, dy))
+    dx = device.where((x > 0.0) & (x < 6.0), dy, 0.0)
     return dx
 
 
@@ -168,7 +168,7 @@ def relu6_backward_launch(
 
 def relu6_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = jnp.where(x >= 6.0, 0.0, jnp.where(x <= 0.0, 0.0, dy))
+    dx = jnp.where((x > 0.0) & (x < 6.0), dy, 0.0)
     return dx
 
 

@@ -110,7 +110,7 @@ def relu_mask_reference(x, mask):
 
 def relu_mask_backward_chain(dy, x, mask):
     """The chain, on one vector of each operand."""
-    dx = device.where(x <= 0.0, 0.0, device.where(mask, dy, 0.0))
+    dx = device.where(x > 0.0, device.where(mask, dy, 0.0), 0.0)
     return dx
 
 
@@ -186,7 +186,7 @@ def relu_mask_backward_launch(
 
 def relu_mask_backward_xla(dy, x, mask):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = jnp.where(x <= 0.0, 0.0, jnp.where(mask, dy, 0.0))
+    dx = jnp.where(x > 0.0, jnp.where(mask, dy, 0.0), 0.0)
     return dx
 
 

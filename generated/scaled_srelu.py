@@ -125,9 +125,8 @@ def scaled_srelu_backward_row_sum(dy, x):
 
 def scaled_srelu_backward_chain(dy, x, scale):
     """The chain, on one vector of each operand and the row's statistics."""
-    t1 = x <= 0.0
-    t0 = device.where(t1, 0.0, x)
-    dx = device.where(t1, 0.0, 2.0 * scale * dy * t0)
+    t0 = device.where(x <= 0.0, 0.0, x)
+    dx = device.where(x > 0.0, 2.0 * scale * dy * t0, 0.0)
     return dx
 
 
@@ -262,9 +261,8 @@ def scaled_srelu_backward_launch(
 
 def scaled_srelu_backward_xla(dy, x, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = x <= 0.0
-    t0 = jnp.where(t1, 0.0, x)
-    dx = jnp.where(t1, 0.0, 2.0 * scale * dy * t0)
+    t0 = jnp.where(x <= 0.0, 0.0, x)
+    dx = jnp.where(x > 0.0, 2.0 * scale * dy * t0, 0.0)
     dscale = jnp.sum(dy * (t0 * t0), axis=-1, keepdims=True)
     return dx, dscale
 

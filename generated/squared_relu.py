@@ -102,8 +102,7 @@ def squared_relu_reference(x):
 
 def squared_relu_backward_chain(dy, x):
     """The chain, on one vector of each operand."""
-    t0 = x <= 0.0
-    dx = device.where(t0, 0.0, dy * device.where(t0, 0.0, x) * 2.0)
+    dx = device.where(x > 0.0, dy * device.where(x <= 0.0, 0.0, x) * 2.0, 0.0)
     return dx
 
 
@@ -171,8 +170,7 @@ def squared_relu_backward_launch(
 
 def squared_relu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x <= 0.0
-    dx = jnp.where(t0, 0.0, dy * jnp.where(t0, 0.0, x) * 2.0)
+    dx = jnp.where(x > 0.0, dy * jnp.where(x <= 0.0, 0.0, x) * 2.0, 0.0)
     return dx
 
 

@@ -350,3 +350,13 @@ def test_second_derivatives(name):
     ours = jax.grad(lambda v: jnp.sum(jax.grad(loss(op))(v) ** 2))(x)
     theirs = jax.grad(lambda v: jnp.sum(jax.grad(loss(op.reference))(v) ** 2))(x)
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("name", ["relu", "relu6", "squared_relu", "hard_sigmoid", "hard_swish", "leaky_relu"])
+def test_gradients_at_kinks_and_at_nan_are_those_of_the_reference(name, implementation):
+    op = getattr(generated, name)
+    x = jnp.array([-jnp.inf, -7.0, -3.0, -1e-30, -0.0, 0.0, 1e-30, 3.0, 6.0, 7.0, jnp.inf, jnp.nan], jnp.float32)
+    found = jax.grad(lambda x: op(x, implementation=implementation).sum())(x)
+    expected = jax.grad(lambda x: op.reference(x).sum())(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-38)

@@ -379,7 +379,7 @@ def _check_wanted(ops: list, wanted: dict[str, str], found: bool) -> None:
 
 
 def _architectures(text: str) -> list[str]:
-    from codegen.runtime.compile import architectures
+    from codegen.runtime.platform import architectures
 
     names = [name.strip() for name in text.split(",")]
     for name in names:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,13 +137,11 @@ def bindings(spec: Spec) -> Iterator[Binding]:
         yield Binding(spec, tuple(zip((name for name, _ in spec.types), dtypes, strict=True)))
 
 
-def fused_bytes(binding: Binding, shape: Shape, statements: Iterable[Statement]) -> int:
+def fused_bytes(binding: Binding, shape: Shape, statements: Sequence[Statement]) -> int:
     """What a kernel of this chain moves: each input and output once, and of a table no more than is taken from it."""
-    statements = tuple(statements)
-    nodes = list(topological(s.value for s in statements))
     tables: dict[str, int] = {}
     whole = {s.value.attr.name for s in statements if isinstance(s.value.attr, Leaf)}
-    for node in nodes:
+    for node in topological(s.value for s in statements):
         for place, value in enumerate(node.args):
             if isinstance(value.attr, Leaf) and node.op == "take" and place == 0:
                 tables[value.attr.name] = tables.get(value.attr.name, 0) + elements(node.dims, shape)

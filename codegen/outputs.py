@@ -31,7 +31,7 @@ def compare(folder: Path, files: Mapping[str, str]) -> list[Difference]:
     for name, text in sorted(files.items()):
         path = folder / name
         old = path.read_bytes() if path.is_file() else None
-        if path.exists() and not (old is not None and _is_generated(path)):
+        if _is_foreign(path):
             state = "not generated, in the way of a build: move it elsewhere first"
             found.append(Difference(path, state, "" if old is None else _diff(path, old, text)))
         elif old is None:
@@ -68,8 +68,11 @@ def _is_generated(path: Path) -> bool:
 
 def foreign(folder: Path, files: Mapping[str, str]) -> list[Path]:
     """Files that a build would overwrite though it did not make them."""
-    paths = [folder / name for name in sorted(files)]
-    return [p for p in paths if p.exists() and not (p.is_file() and _is_generated(p))]
+    return [path for path in (folder / name for name in sorted(files)) if _is_foreign(path)]
+
+
+def _is_foreign(path: Path) -> bool:
+    return path.exists() and not (path.is_file() and _is_generated(path))
 
 
 def write(folders: Mapping[Path, Mapping[str, str]], remove: bool = True) -> list[Path]:

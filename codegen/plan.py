@@ -79,6 +79,11 @@ class Access:
     group: int | None = None  # index: whose coordinate
     index_of: tuple[str, str] | None = None  # take: (index input, table axis)
 
+    @property
+    def interleaved(self) -> bool:
+        """Whether the parts at a column are neighbours."""
+        return self.mode == "flat" and self.tokens[-1:] == ("parts",)
+
 
 class Plan(Protocol):
     """What plans of every kind have."""

@@ -409,29 +409,23 @@ class Reduction:
         own = {a.array: a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")}
         sizes = {a: DTYPES[dtypes[array.name]].size for array, a in own.items()}
         wide = 8 if "float64" in dtypes.values() else 4
+
+        def sent_for(access: Access, size: int) -> bool:
+            parts = access.array.parts if access.array is not None and access.interleaved else None
+            return access.mode == "flat" and vec * size * (parts or 1) in (4, 8, 16)  # bytes at once
+
         return walking.Needs(
             width=width,
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
             sums=wide * (vec // each) * sum(s.over == "column" for s in self.columns),
             dear=self.dear,
-            stageable=all(
-                a.mode == "flat" and vec * n * _interleaved(a) in COPIED for a, n in sizes.items() if self.of_row(a)
-            ),
+            stageable=all(sent_for(a, n) for a, n in sizes.items() if self.of_row(a)),
         )
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
         threads = schedule.get("threads", 512)
         return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False, False, False)
-
-
-COPIED = (4, 8, 16)  # bytes that a thread may send for at once
-
-
-def _interleaved(access: Access) -> int:
-    """How many elements an array has at each of its columns: neighbouring parts."""
-    parts = access.array.parts if access.array is not None and access.tokens[-1:] == ("parts",) else None
-    return parts or 1
 
 
 def axes_of(reduction: Node) -> tuple[str, ...]:

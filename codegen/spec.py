@@ -55,6 +55,11 @@ class Array:
         return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
 
 
+def fits(kind: str, value: float) -> bool:
+    """Whether a parameter of this kind holds a number of it: integers have 32 bits."""
+    return kind != "int" or -(2**31) <= value < 2**31
+
+
 @dataclass(frozen=True)
 class Param:
     """A scalar argument; a static one is compiled in, a dynamic one may be traced."""
@@ -64,6 +69,13 @@ class Param:
     default: float | int | bool | None
     static: bool
     doc: str = ""
+
+    @property
+    def example(self) -> float | int | bool:
+        """A value for a call that is about something else: the default, where there is one."""
+        if self.default is not None:
+            return self.default
+        return True if self.kind == "bool" else 1
 
 
 @dataclass(frozen=True)

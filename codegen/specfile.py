@@ -12,7 +12,7 @@ from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, nearest,
 from codegen.ir import DTYPES
 from codegen.names import KERNEL_NAMES, NAME, RESERVED, SUFFIXES, name_mistake, op_name_mistake
 from codegen.notation import as_kind, parse_array
-from codegen.spec import Array, Axis, Param, Spec
+from codegen.spec import Array, Axis, Param, Spec, fits
 from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml
 
 KEYS = (
@@ -300,7 +300,7 @@ class _Reader:
             if default is None:
                 hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it is true or false"}[kind]
                 self.mistake(item.span, f"the default {shown(item.value)} of {name.value!r} is no {kind}", hint)
-            elif kind == "int" and not -(2**31) <= default < 2**31:
+            elif not fits(kind, default):
                 hint = f"it is from {-(2**31)} to {2**31 - 1}"
                 self.mistake(item.span, f"the default {default} of {name.value!r} does not fit 32 bits", hint)
         if "doc" in fields:

@@ -151,7 +151,7 @@ def add_rmsnorm_fp8_kernel(
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             rResidualOut.store(residual_out.to(mResidualOut.element_type))
-            rQ.store(q.to(mQ.element_type))
+            rQ.store(device.cast(q, mQ.element_type))
             access.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
             access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 

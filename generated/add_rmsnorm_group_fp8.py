@@ -157,7 +157,7 @@ def add_rmsnorm_group_fp8_kernel(
             )
             rResidualOut.store(residual_out.to(mResidualOut.element_type))
             rScale.store(scale.to(mScale.element_type))
-            rQ.store(q.to(mQ.element_type))
+            rQ.store(device.cast(q, mQ.element_type))
             access.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
             access.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
             access.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)

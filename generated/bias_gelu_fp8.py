@@ -88,7 +88,7 @@ def bias_gelu_fp8_kernel(
             device.cast(rBias.load(), cutlass.Float32),
             device.cast(rScale.load(), cutlass.Float32),
         )
-        rQ.store(q.to(mQ.element_type))
+        rQ.store(device.cast(q, mQ.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rQ, gQ)

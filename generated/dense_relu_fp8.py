@@ -83,7 +83,7 @@ def dense_relu_fp8_tile(
         device.cast(rBias.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rY.store(y.to(mY.element_type))
+    rY.store(device.cast(y, mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
@@ -185,7 +185,7 @@ def dense_relu_fp8_epilogue_kernel(
             device.cast(rScale.load(), cutlass.Float32),
             device.cast(rBias.load(), cutlass.Float32),
         )
-        rY.store(y.to(mY.element_type))
+        rY.store(device.cast(y, mY.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rY, gY)

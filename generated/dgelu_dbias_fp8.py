@@ -136,7 +136,7 @@ def dgelu_dbias_fp8_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
-                rQ.store(q.to(mQ.element_type))
+                rQ.store(device.cast(q, mQ.element_type))
                 access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed

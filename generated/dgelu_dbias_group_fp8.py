@@ -126,7 +126,7 @@ def dgelu_dbias_group_fp8_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rScale.store(scale.to(mScale.element_type))
-                rQ.store(q.to(mQ.element_type))
+                rQ.store(device.cast(q, mQ.element_type))
                 access.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
                 access.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded

@@ -299,7 +299,7 @@ def dgelu_dbias_row_fp8_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rQ.store(q.to(mQ.element_type))
+                rQ.store(device.cast(q, mQ.element_type))
                 access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, False, per_row)
             if (row < rows) & (first == 0):
                 scale = dgelu_dbias_row_fp8_row(

@@ -163,7 +163,7 @@ def layernorm_fp8_kernel(
                 cute.full((vec,), row_mean, cutlass.Float32),
                 cute.full((vec,), row_mean2, cutlass.Float32),
             )
-            rQ.store(q.to(mQ.element_type))
+            rQ.store(device.cast(q, mQ.element_type))
             access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 

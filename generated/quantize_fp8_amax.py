@@ -107,7 +107,7 @@ def quantize_fp8_amax_kernel(
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
-                rQ.store(q.to(mQ.element_type))
+                rQ.store(device.cast(q, mQ.element_type))
                 access.store_row(rQ, mQ, cutlass.Int64(row) * width, column, v * step, columns, 1, ragged, True, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = reduce.columns_left(total, row, width)

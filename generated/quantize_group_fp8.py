@@ -131,7 +131,7 @@ def quantize_group_fp8_kernel(
                 cute.full((vec,), amax_min, cutlass.Float32),
                 cute.full((vec,), row_max, cutlass.Float32),
             )
-            rQ.store(q.to(mQ.element_type))
+            rQ.store(device.cast(q, mQ.element_type))
             access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if (row < rows) & (first_of_row):

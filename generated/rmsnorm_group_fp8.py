@@ -141,7 +141,7 @@ def rmsnorm_group_fp8_kernel(
                 cute.full((vec,), row_mean, cutlass.Float32),
             )
             rScale.store(scale.to(mScale.element_type))
-            rQ.store(q.to(mQ.element_type))
+            rQ.store(device.cast(q, mQ.element_type))
             access.scatter_row(rScale, mScale, (row, 0), (None, 0), (B, G,), c, columns, 128)
             access.store_row(rQ, mQ, cute.crd2idx((row, 0, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
 

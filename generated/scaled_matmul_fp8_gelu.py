@@ -89,7 +89,7 @@ def scaled_matmul_fp8_gelu_tile(
         device.cast(rScaleY.load(), cutlass.Float32),
     )
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rY.store(y.to(mY.element_type))
+    rY.store(device.cast(y, mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
 
@@ -184,7 +184,7 @@ def scaled_matmul_fp8_gelu_epilogue_kernel(
             device.cast(rScaleB.load(), cutlass.Float32),
             device.cast(rScaleY.load(), cutlass.Float32),
         )
-        rY.store(y.to(mY.element_type))
+        rY.store(device.cast(y, mY.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rY, gY)

@@ -81,7 +81,7 @@ def swiglu_fp8_pairs_kernel(
             device.cast(rX[1, None].load(), cutlass.Float32),
             device.cast(rScale.load(), cutlass.Float32),
         )
-        rQ.store(q.to(mQ.element_type))
+        rQ.store(device.cast(q, mQ.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rQ, gQ)

@@ -20,7 +20,7 @@ import pytest
 # Kernels are kept between runs, but beside the checkout; also by the processes that tests start
 os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
 
-# Processes full of traced programs: looking through them for garbage as often as Python does takes a tenth of the time
+# Processes full of traced programs: looking through them for garbage as often as Python does takes up to a tenth of the time
 gc.set_threshold(100_000, 20, 100)
 
 GPU_TESTS = Path(__file__).parent / "gpu"

@@ -280,10 +280,9 @@ class Context:
 
     def converted(self, access: Access) -> str:
         assert access.array is not None
-        narrow = any(DTYPES[d].kind == "float" and DTYPES[d].size == 1 for d in self.spec.dtypes(access.array))
-        values = {(s.name, s.part): s.value.kind for s in self.statements}
-        integer = narrow and values.get((access.array.name, access.part)) != "float"
-        return "device.cast({0}, {1})" if integer or self.spec.kind(access.array) == "int" else "{0}.to({1})"
+        dtypes = [DTYPES[d] for d in self.spec.dtypes(access.array)]
+        plain = all(d.kind != "int" and (d.kind == "bool" or d.size > 1) for d in dtypes)
+        return "{0}.to({1})" if plain else "device.cast({0}, {1})"
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]

@@ -73,7 +73,7 @@ class RowAccess(Context):
         for mode, token in enumerate(access.tokens):
             taken = access.index_of[1] if access.index_of else None
             if token == "parts":
-                words.append("0" if self.interleaved(access) else str(access.part or 0))
+                words.append("0" if access.interleaved else str(access.part or 0))
             elif isinstance(token, int) and taken not in self.groups[token].axes:
                 words.append(self.coordinate(token) if token < self.plan.kept else "0")
             else:
@@ -114,11 +114,8 @@ class RowAccess(Context):
         del access
         return ""
 
-    def interleaved(self, access: Access) -> bool:
-        return access.mode == "flat" and access.tokens[-1:] == ("parts",)
-
     def fragment(self, access: Access) -> str:
-        if access.array is not None and self.interleaved(access):
+        if access.array is not None and access.interleaved:
             return f"r{camel(access.array.name)}"
         return f"r{camel(access.name)}"
 
@@ -126,7 +123,7 @@ class RowAccess(Context):
         """The registers that a load fills."""
         if not self.of_row(access):
             return self.fragment(access)
-        modes = ["None"] * (1 if access.mode == "row" else 3 if self.interleaved(access) else 2)
+        modes = ["None"] * (1 if access.mode == "row" else 3 if access.interleaved else 2)
         return f"{self.fragment(access)}[{', '.join(modes)}, u]"
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
@@ -167,7 +164,7 @@ class RowAccess(Context):
                     "default": None, "default_type": ""}  # fmt: skip
         tensor = self.tensors[access.array.name]
         shape = shape.replace("vectors", "1") if self.one_vector(access) else shape
-        words = [str(access.array.parts)] if self.interleaved(access) else []
+        words = [str(access.array.parts)] if access.interleaved else []
         words += [w for w in shape.replace(" ", "").split(",") if w]
         if self.of_row(access) and access.array in self.spec.inputs:
             words.append({", k": "held", ", u": "at_once"}[self.of_row(access)])
@@ -217,7 +214,7 @@ class RowAccess(Context):
         if access.mode == "flat":
             assert access.array is not None
             tensor = self.tensors[access.array.name]
-            parts = access.array.parts if self.interleaved(access) else 1
+            parts = access.array.parts if access.interleaved else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
             into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
             first = "c" if self.one_vector(access) else "column"

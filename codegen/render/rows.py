@@ -199,7 +199,7 @@ class RowContext(RowAccess):
         name, kind, v = self.fragment(access), self.spec.kind(access.array), "0" if self.one_vector(access) else "v"
         if access.mode == "row":
             load = f"cute.full(({width},), {name}[0{self.of_row(access)}], {name}.element_type)"
-        elif self.interleaved(access):
+        elif access.interleaved:
             load = f"{name}[{access.part}, None, {v}{self.of_row(access)}].load()"
         else:
             load = f"{name}[None, {v}{self.of_row(access)}].load()"
@@ -332,7 +332,7 @@ class RowContext(RowAccess):
                     f"access.scatter_row({name}, {tensor}, {self.columns_of(access)}, c, columns, {self.group_of(access)})"
                 )
                 continue
-            parts = access.array.parts if self.interleaved(access) else 1
+            parts = access.array.parts if access.interleaved else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
             where = f"{self.start(access)}, column, v * step, columns, {parts}, ragged, {aligned}, per_row"
             lines[name] = f"access.store_row({name}, {tensor}, {where})"
@@ -341,7 +341,7 @@ class RowContext(RowAccess):
     def result_line(self, access: Access) -> str:
         assert access.array is not None
         name, tensor = self.fragment(access), self.tensors[access.array.name]
-        target = f"{name}[{access.part}, None]" if self.interleaved(access) else name
+        target = f"{name}[{access.part}, None]" if access.interleaved else name
         return f"{target}.store({self.converted(access).format(access.name, f'{tensor}.element_type')})"
 
     def row_outputs(self) -> dict | None:

@@ -15,6 +15,7 @@ from codegen.reductions import RowLaunch, Statistic
 from codegen.reference import Reference
 from codegen.render.common import camel
 from codegen.render.rows import Function, RowContext, in_tuple
+from codegen.walking import COUNTER
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class WalkContext(RowContext):
         if access.mode == "flat" and row["of_row"] and self.plan.rows:
             assert access.array is not None
             tensor, staged = self.tensors[access.array.name], f"s{row['name'][1:]}"
-            parts = access.array.parts if self.interleaved(access) else 1
-            modes = "None, None, None, k" if self.interleaved(access) else "None, None, k"
+            parts = access.array.parts if access.interleaved else 1
+            modes = "None, None, None, k" if access.interleaved else "None, None, k"
             row |= {
                 "staged": staged,
                 "staging": f"{staged} = access.staging({tensor}.element_type, vec * {parts}, vectors, at_once, threads)",
@@ -154,13 +155,8 @@ class WalkContext(RowContext):
         types = RowLaunch.__annotations__
         constants = [(f"rows_{name}", types[name]) for name in first.launch_constants()]
         words = [t["name"] for t in first.tensor_lines()] + [p.name for p in self.static] + [n for n, _ in constants]
-        arguments = ", ".join(words)
-        return {
-            "name": f"{first.spec.op}_launch",
-            "constants": constants,
-            "arguments": arguments,
-            "counter": self.counter(),
-        }
+        name, counter = f"{first.spec.op}_launch", self.counter()
+        return {"name": name, "constants": constants, "arguments": ", ".join(words), "counter": counter}
 
     # What is folded over rows
 
@@ -196,13 +192,8 @@ class WalkContext(RowContext):
                 {"name": f"m{camel(a.name)}", "hint": "cute.Tensor", "comment": f"({shape}), or nothing"}
                 for a in self.plan.first.stores
             ]
-            rows += [
-                {
-                    "name": self.counter(),
-                    "hint": "cute.Tensor",
-                    "comment": "(4) rows that all blocks have done, with room, or nothing",
-                }
-            ]
+            comment = f"({COUNTER}) rows that all blocks have done, with room, or nothing"
+            rows.append({"name": self.counter(), "hint": "cute.Tensor", "comment": comment})
         return super().tensor_lines() + rows
 
     def launch_constants(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from codegen.errors import known
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import Plan
-from codegen.spec import Array, Param, Spec
+from codegen.spec import Array, Param, Spec, fits
 
 
 @dataclass(frozen=True)
@@ -224,26 +224,23 @@ def static_value(spec: Spec, param: Param, value: Any) -> Any:
     if not isinstance(value, good) or (param.kind != "bool" and isinstance(value, bool)):
         got = type(value).__name__
         raise TypeError(f"{spec.op}: {param.name!r} is a static {param.kind}, compiled into the kernel, not {got}")
-    if param.kind == "int":
-        _refuse_wide(spec, param, int(value))
+    _refuse_wide(spec, param, value)
     if param.kind != "float":
         return value
     value = _as_float(spec, param.name, value)
     return math.nan if math.isnan(value) else value  # one NaN, which is found again where calls are kept
 
 
-def _refuse_wide(spec: Spec, param: Param, value: int) -> None:
-    if not -(2**31) <= value < 2**31:
+def _refuse_wide(spec: Spec, param: Param, value: float) -> None:
+    if not fits(param.kind, value):
         raise ValueError(f"{spec.op}: {param.name!r} is an int of 32 bits, which {value} is out of")
 
 
 def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
     """A dynamic param's value as a scalar array of `dtype`."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        if param.kind == "int":
-            _refuse_wide(spec, param, int(value))
-        elif param.kind == "float":
-            value = _as_float(spec, param.name, value)
+        _refuse_wide(spec, param, int(value))
+        value = _as_float(spec, param.name, value) if param.kind == "float" else value
     try:
         array = jnp.asarray(value)
     except TypeError:

@@ -121,9 +121,7 @@ def bench_op(
     count = fused_bytes(binding, shape, op.statements)
     with _wide_types(binding):
         origin = op.origin if isinstance(op, Backward) else op
-        static: dict[str, Any] = {p.name: 1 if p.default is None else p.default for p in origin.spec.params if p.static}
-        bound = {a.dtype for a in origin.spec.inputs}
-        static |= {name: dtype for name, dtype in binding.types if name not in bound}
+        static = static_arguments(origin.spec, binding)
         count_of_sets = sets_of(count)
         made = [make_inputs(origin.spec, replace(binding, spec=origin.spec), shape, i) for i in range(count_of_sets)]
         if isinstance(op, Backward):
@@ -213,6 +211,13 @@ def _wide_types(binding: Binding) -> Iterator[None]:
         yield
 
 
+def static_arguments(spec: Spec, binding: Binding) -> dict[str, Any]:
+    """The arguments of a call that are no arrays: static params, and dtypes that no input has."""
+    static: dict[str, Any] = {p.name: p.example for p in spec.params if p.static}
+    bound = {a.dtype for a in spec.inputs}
+    return static | {name: dtype for name, dtype in binding.types if name not in bound}
+
+
 def make_inputs(spec: Spec, binding: Binding, shape: Shape, seed: int) -> dict[str, jax.Array]:
     """Random inputs and dynamic params, inside what the spec says they may be."""
     keys = iter(jax.random.split(jax.random.key(seed), len(spec.inputs)))
@@ -221,7 +226,7 @@ def make_inputs(spec: Spec, binding: Binding, shape: Shape, seed: int) -> dict[s
     for param in spec.params:
         if not param.static:
             dtype = {"float": jnp.float32, "int": jnp.int32, "bool": jnp.bool_}[param.kind]
-            arrays[param.name] = jnp.asarray(1 if param.default is None else param.default, dtype)
+            arrays[param.name] = jnp.asarray(param.example, dtype)
     return arrays
 
 

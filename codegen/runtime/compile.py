@@ -179,7 +179,7 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
     for _, dtype in views.counter(op.plan, how):
         tensors["counter"] = _fake(DTYPES[dtype].cutlass, (1,), views.PARTS_ALIGNMENT)
     constants = [
-        nameable((static or {}).get(p.name, 1 if p.default is None else p.default)) for p in spec.params if p.static
+        nameable((static or {}).get(p.name, p.example)) for p in spec.params if p.static
     ]  # fmt: skip
     arguments = [*tensors.values(), *constants, *how.constants.values()]
 
@@ -409,13 +409,6 @@ def load_package(folder: Path) -> Any:
     if str(folder) not in package.__path__:
         raise ImportError(f"{folder} cannot be imported: another package named {name} already is")
     return package
-
-
-def architectures() -> list[str]:
-    """Every architecture that the compiler knows."""
-    from cutlass.base_dsl.enums import Arch
-
-    return list(Arch.__members__)
 
 
 def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcome]:

@@ -283,8 +283,8 @@ def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
 
 
 def divide_by_count(a: Numeric, count: Numeric) -> Numeric:
-    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, stays what it is: one division before the loop,
-    and the remainder of its product with `a` to correct that (Markstein, 1990)."""
+    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, stays what it is:
+    one division before the loop, and the remainder of its product with `a` to correct that (Markstein, 1990)."""
     if not isinstance(a, Float32):
         return a / count
     total, by = cute.full((1,), a, Float32), cute.full((1,), count, Float32)
@@ -319,9 +319,8 @@ def remainder(a: Operand, b: Operand) -> Vector:
     zero = b == 0
     safe = cute.where(zero, cute.full_like(b, 1), b)
     magnitude = cute.math.abs(a) % cute.math.abs(safe)
-    negative = cute.where(
-        magnitude > 0, -magnitude, magnitude
-    )  # already, of the least integer: it has no absolute value
+    # That of the least integer, which has no absolute value, is negative already
+    negative = cute.where(magnitude > 0, -magnitude, magnitude)
     result = cute.where(a < 0, negative, magnitude)
     return cute.where(zero, a, result)
 

@@ -8,7 +8,7 @@ from codegen.arch import lacks
 from codegen.explain import Binding, bindings
 from codegen.ir import DTYPES
 from codegen.runtime import interpreted
-from codegen.runtime.bench import _wide_types, make_inputs
+from codegen.runtime.bench import _wide_types, make_inputs, static_arguments
 from codegen.runtime.op import Op
 from codegen.runtime.platform import current_arch
 from codegen.sizes import Shape, array_bytes, elements
@@ -35,15 +35,8 @@ def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
 
 
 def _call(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
-    static: dict[str, Any] = {
-        p.name: p.default if p.default is not None else True if p.kind == "bool" else 1
-        for p in op.spec.params
-        if p.static
-    }
-    bound = {a.dtype for a in op.spec.inputs}
-    static |= {name: dtype for name, dtype in binding.types if name not in bound}
     with _wide_types(binding):
-        op(**make_inputs(op.spec, binding, shape, 0), **static, implementation="interpret")
+        op(**make_inputs(op.spec, binding, shape, 0), **static_arguments(op.spec, binding), implementation="interpret")
     report = max(interpreted.last_reports(), key=lambda r: r.instructions)  # of several kernels, the one that does most
     made = report.as_dict()
     count = max(1, max(elements(a.axes, shape) for a in op.spec.outputs))

@@ -25,7 +25,7 @@ from codegen.ir import DTYPES, ROWS
 from codegen.runtime import views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.op import Op
-from codegen.spec import Array, Param, Spec
+from codegen.spec import Array, Param, Spec, fits
 
 PLATFORMS = ("cuda", "cpu")
 _CUSTOM_CALL = re.compile(r'custom_call @CuteDSLRT_.*?[{ ]key = "((?:[^"\\]|\\.)*)"')  # the key is the code's hash
@@ -152,7 +152,7 @@ def _value(param: Param, text: str) -> float | int | bool:
     }  # fmt: skip
     try:
         value = read[param.kind](text)
-        if param.kind == "int" and not -(2**31) <= value < 2**31:
+        if not fits(param.kind, value):
             raise Mistake(f"the param {param.name} is an int of 32 bits, which {text} is out of")
         return value
     except (ValueError, KeyError):

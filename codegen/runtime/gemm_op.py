@@ -211,7 +211,7 @@ class GemmOp(Op[P, R]):
             for a in self.spec.inputs if a.default is None or not defaults
         }  # fmt: skip
         chosen = {name: dtype for name, dtype in types.variables if name in self.spec.free_types and defaults}
-        static = {p.name: 1 for p in self.spec.params if p.static and p.default is None}
+        static = {p.name: p.example for p in self.spec.params if p.static}
         key, operands = self.bind((), {**arrays, **static, **chosen, "implementation": "cute"})
         return self._kernel_call(key, operands, arch)
 

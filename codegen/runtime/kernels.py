@@ -29,7 +29,7 @@ import jax
 from codegen import cache
 from codegen.errors import Mistake, known
 from codegen.runtime.arguments import negative_zeros
-from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
+from codegen.runtime.platform import COMPILE_OPTIONS, architectures, compiling_for
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,9 @@ OPTIONS: dict[Kept, str] = {
 @functools.lru_cache(maxsize=4096)
 def binary(call: Call, kept: Kept = "binary") -> Binary:
     """The call's launcher, compiled for `call.arch`, and what else is `kept` of it."""
-    from cutlass.base_dsl.enums import Arch
-
-    if call.arch not in Arch.__members__:
-        raise ValueError(
-            f"CUTE_DSL_ARCH: there is no architecture {call.arch!r}; {known(call.arch, Arch.__members__, 'there are')}"
-        )
+    if call.arch not in architectures():
+        hint = known(call.arch, architectures(), "there are")
+        raise ValueError(f"CUTE_DSL_ARCH: there is no architecture {call.arch!r}; {hint}")
     key = _key(call, kept)
     name = _launcher(call.launch).__name__.removesuffix("_launch")
     found = None if key is None else cache.load(name, key)
@@ -128,10 +125,11 @@ def _compile(call: Call, kept: Kept) -> dict[str, bytes]:
         )
 
     inputs, outputs = described([t for t in call.inputs if t is not None]), described(call.outputs)
+    constants = tuple((name, nameable(value)) for name, value in call.constants)
     spec = FunctionSpec(
         inputs, jax.tree.structure(tuple(None if t is None else 0 for t in call.inputs)),
         outputs, jax.tree.structure(tuple(0 for _ in outputs)), (),
-        tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), OPTIONS[kept], False, tuple((name, nameable(value)) for name, value in call.constants),
+        tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), OPTIONS[kept], False, constants,
     )  # fmt: skip
     with compiling_for(call.arch) as folder:
         # As cutlass.jax's get_or_compile_kernel, but without an engine to call the launcher by, which nobody does

@@ -359,10 +359,8 @@ class Op(Generic[P, R]):
         for access in plan.loads:
             own = sizes if sizes and access.mode == "size" else axes
             values[access.name] = views.jnp_value(plan, access, arrays, own, compute, spec.integer)
-        for param in spec.params:  # as arrays, where they are static too: Python's numbers would compute as Python does
-            values[param.name] = jnp.asarray(
-                self.parameters(key, operands)[param.name], self._scalar_dtype(key, param.kind)
-            )
+        given = self.parameters(key, operands)  # as arrays: what is static would compute as Python's numbers do
+        values |= {p.name: jnp.asarray(given[p.name], self._scalar_dtype(key, p.kind)) for p in spec.params}
         extra = {
             "compute": jnp.dtype(compute),
             "row_axes": tuple(range(len(axes.rows))),

@@ -224,7 +224,7 @@ def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
     which it reads least. Raises `Mistake` where no kernel can do it."""
     dtype = kept_dtype(spec, products)
     pulled = _pull(spec, products, epilogue, dtype)
-    if dtype != "float32" and _compares(pulled.how, spec):
+    if dtype != "float32" and (_compares(pulled.how, spec) or _overflows(spec, epilogue, pulled, dtype)):
         return _pull(spec, products, epilogue, "float32")
     return pulled
 
@@ -242,8 +242,24 @@ def _compares(how: Backward, spec: Spec) -> bool:
     return any(isinstance(a.attr, Leaf) and a.attr.name in saved for a in compared)
 
 
+def _overflows(spec: Spec, epilogue: Spec, pulled: Pulled, dtype: str) -> bool:
+    """Whether a backward takes a product itself that the chain scales, by less than a tile, and that float16 may not hold."""
+    static = {p.name for p in spec.params if p.static}
+    fixed = lambda node: node.op == "const" or (node.op == "param" and node.attr in static)  # noqa: E731
+    scaled = {
+        a.attr.name
+        for n in topological(s.value for s in read_chain(epilogue, whole=False))
+        if n.op in ("mul", "div") and any(len(x.dims) < len(n.dims) and not fixed(x) for x in n.args)
+        for x in n.args
+        for a in [x.args[0] if x.op == "float" else x]
+        if isinstance(a.attr, Leaf)
+    }
+    halves = "float16" in {d for a in spec.arrays if a.dtype == dtype for d in spec.dtypes(a)}
+    return halves and any(acc in scaled for acc, _ in pulled.products)
+
+
 def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str) -> Pulled:
-    """The same, products kept in this type."""
+    """The same, products kept in this type. Their gradients have that of what they are multiplied with again."""
     accs = {p.acc.name: replace(p.acc, dtype=dtype) for p in products}
     own = replace(epilogue, op=spec.op, inputs=tuple(accs.get(a.name, a) for a in epilogue.inputs))
     axes = products[0].acc.axes
@@ -257,6 +273,9 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     if how is None:
         differentiate(own, dtype)
         raise AssertionError("no backward, and no reason")
+    inner = {dacc for acc, dacc in how.gradients if acc in accs}
+    outputs_of = (replace(a, dtype=gradient_dtype(spec, products)) if a.name in inner else a for a in how.spec.outputs)
+    how = replace(how, spec=replace(how.spec, outputs=tuple(outputs_of)))
     stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in read_chain(own, whole=False)
               if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
     outputs = {p.acc.name: stored.get((Leaf(p.acc.name), dtype)) for p in products}
@@ -295,10 +314,27 @@ def _reads(how: Backward) -> tuple[int, int]:
 
 
 def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
-    """The type (a dtype or a type variable) that products and their gradients are kept in: that of the rows, and where
-    that is float8 or an integer, the first output's."""
+    """The type (a dtype or a type variable) that products are kept in: that of the outputs made of them, if it is that of the
+    factors as well or has no 32 bits; float32 where factors are integers or float8, whose products other types do not hold."""
+    own = [x.dtype for p in products for x in (p.a, p.b)]
+    if not all(_is_wide(spec, dtype) for dtype in own):
+        return "float32"
+    made = [a.dtype for a in spec.outputs if a.axes == products[0].acc.axes and _is_wide(spec, a.dtype)]
+    kinds = {*made, own[0]}
+    if len(kinds) > 1 and any("float32" in spec.dtypes(dtype) for dtype in kinds):
+        return "float32"
+    return (made or own)[0]
+
+
+def gradient_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
+    """The type of products' gradients, which the other factors are multiplied with: theirs, and where that is float8 or an
+    integer, the first output's."""
     for array in (products[0].a, *spec.outputs):
-        kinds = [DTYPES[d] for d in spec.dtypes(array)]
-        if all(d.kind == "float" and d.size > 1 for d in kinds):
+        if _is_wide(spec, array.dtype):
             return array.dtype
-    raise Mistake("no floating type of at least 16 bits to keep products in")
+    raise Mistake("no floating type of at least 16 bits for the gradients of products")
+
+
+def _is_wide(spec: Spec, dtype: str) -> bool:
+    """Whether a type (or all that a variable stands for) is a float of at least 16 bits."""
+    return all(DTYPES[d].kind == "float" and DTYPES[d].size > 1 for d in spec.dtypes(dtype))

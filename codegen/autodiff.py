@@ -213,7 +213,7 @@ class _Reverse:
         self.scattered[arrays[0]] = arrays[1], g
 
     def evaluated(self, formula: ast.expr, names: Mapping[str, Node | tuple[str, ...]]) -> Node:
-        return self.algebra.simplified(Reader(self.scope, dict(names), _SITE).read(formula))
+        return self.algebra.simplified(Reader(self.scope, dict(names), _SITE, derived=True).read(formula))
 
     # The spec
 
@@ -276,7 +276,9 @@ class _Reverse:
         """An output for each gradient, with the name of what it is the gradient of; and what is assigned to them. Gradients
         that are zero are left out."""
         outputs, assigned = [], []
-        params = [Array(p.name, "float32", ()) for p in self.spec.params]
+        wide = (a.dtype for a in self.spec.inputs if {"float64"} <= set(self.spec.dtypes(a)) <= {"float32", "float64"})
+        scalar = next(wide, "float32")  # the type that dynamic parameters have
+        params = [Array(p.name, scalar, ()) for p in self.spec.params]
         for array in (*self.spec.inputs, *params):
             parts = [part for part in output_parts(array) if (array.name, part) in found]
             if not parts:

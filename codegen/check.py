@@ -71,6 +71,10 @@ def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
         if name not in inputs:
             hint = known(name, inputs, "inputs and dynamic parameters")
             yield spec.source.diagnostic(spec.place("grad", name), f"no input is named {shown(name)}", hint)
+        array = next((a for a in spec.inputs if a.name == name.partition("[")[0]), None)
+        if array is not None and spec.kind(array) != "float":
+            message = f"{array.name!r} is {array}: it has no gradient"
+            yield spec.source.diagnostic(spec.place("grad", name), message, "delete its formula")
         lines, diagnostics = read_lines(scalar, "a gradient is one expression, as in dy * (y > 0)")
         yield from diagnostics
         for line in lines if not diagnostics else ():

@@ -91,6 +91,7 @@ class _Emitter:
                 self.uses.update(id(arg) for arg in node.args)
         self.uses.update(id(root) for root in roots)
         self.statements = [s for s in statements if id(s.value) in reached]
+        self.own = {id(s.value): names[(s.name, s.part)] for s in reversed(self.statements)}
         self.taken = {*names.values(), *dialect.leaves.values(), *dialect.given.values()}
         self.text: dict[int, str] = {}
         self.binding: dict[int, int] = {}  # how tightly the text of a node binds
@@ -116,9 +117,9 @@ class _Emitter:
             text = self.text[id(node)]
             if text != name:
                 if node.is_const:
-                    text = self.constant_vector(node)
+                    text = self.constant_output(node)
                 self.out.append(f"{name} = {text}")
-                if self.is_leaf(node):
+                if node.is_const or self.is_leaf(node):
                     self.aliases.add(name)
             if not node.is_const:
                 self.text[id(node)], self.binding[id(node)] = name, ATOM
@@ -135,7 +136,7 @@ class _Emitter:
         text, binding = self.expression(node)
         leaf = node.is_const or self.is_leaf(node)
         if not leaf and name is None and (self.uses[id(node)] > 1 or len(text) > WIDTH):
-            fresh = self.fresh()
+            fresh = self.own.get(id(node)) or self.fresh()  # that of a statement still to come
             self.out.append(f"{fresh} = {text}")
             text, binding = fresh, ATOM
         self.text[id(node)], self.binding[id(node)] = text, binding
@@ -199,6 +200,12 @@ class _Emitter:
         """An argument's text, as `parenthesised` beside an operator; as it is in a call."""
         text = self.text[id(node)]
         return text if binding == ATOM else parenthesised(text, self.binding[id(node)], binding, place)
+
+    def constant_output(self, node: Node) -> str:
+        """What an output is everywhere: jnp's is broadcast to its shape later."""
+        if self.dialect.name == "jnp":
+            return f"jnp.asarray({constant(node)}, {self.typed(node.kind)})"
+        return self.constant_vector(node)
 
     def constant_vector(self, node: Node) -> str:
         if self.dialect.name == "jnp":

@@ -42,11 +42,16 @@ class Reader:
     """One method a construct of the language; anything else is refused."""
 
     def __init__(
-        self, scope: Scope, bound: dict[str, Node | tuple[str, ...]] | None = None, site: ast.AST | None = None
+        self,
+        scope: Scope,
+        bound: dict[str, Node | tuple[str, ...]] | None = None,
+        site: ast.AST | None = None,
+        derived: bool = False,
     ):
         self.scope, self.graph = scope, scope.graph
         self.bound = bound  # inside a prelude body: its parameters
         self.site = site  # ... and the call that mistakes are reported at
+        self.derived = derived  # a derivative: its cotangent may be the same all along an axis that is summed over
 
     def fail(self, tree: ast.AST, message: str, hint: str = "") -> Placed:
         return Placed(self.site or tree, Mistake(message, hint))
@@ -152,6 +157,9 @@ class Reader:
             return self.power(tree, left, right)
         if kind == "MatMult":
             return self.contract(tree, left, right)
+        if kind == "Mult" and (left.kind == "bool") != (right.kind == "bool"):  # as in dy * (y > 0)
+            number = 1.0 if "float" in (left.kind, right.kind) else 1
+            left, right = (self.counted(tree, n, number) if n.kind == "bool" else n for n in (left, right))
         return self.apply(tree, BINARY[kind], [left, right])
 
     def read_BoolOp(self, tree: ast.BoolOp) -> Node:
@@ -293,6 +301,8 @@ class Reader:
             raise self.fail(tree, f"{name!r} reduces along an axis: {name}(e, axis={self.scope.example_axis})", hint)
         given = self.arguments(tree, ("e", "axis"))
         value, axes = together([lambda: self.read(given["e"]), lambda: self.axes(given["axis"])])
+        if self.derived and name == "sum" and (same := [axis for axis in axes if axis not in value.dims]):
+            return self.sum_of_one(value, axes, same)
         self.along(given["axis"], name, axes, value)
         rule = REDUCTIONS[name][0]
         if rule == "logic" and value.kind != "bool":
@@ -305,6 +315,15 @@ class Reader:
             value = self.to_float(value)
         dims = [d for d in value.dims if d not in axes]
         return self.graph.node(name, (value,), self.graph.order(axes), kind=value.kind, dims=dims)
+
+    def sum_of_one(self, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
+        """A sum along axes on some of which the value is the same."""
+        for axis in same:
+            size = self.to_float(self.graph.node("size", attr=axis, kind="int", dims=()))
+            value = self.graph.node("mul", (value, size), kind="float", dims=value.dims)
+        rest = [axis for axis in axes if axis not in same]
+        dims = [d for d in value.dims if d not in rest]
+        return self.graph.node("sum", (value,), self.graph.order(rest), kind="float", dims=dims) if rest else value
 
     def along(self, tree: ast.AST, name: str, axes: tuple[str, ...], value: Node) -> None:
         """Refuses a reduction over axes that a value does not have."""
@@ -440,8 +459,6 @@ class Reader:
                 return self.const(tree, FOLDED[name](*values))
             except (ArithmeticError, ValueError):
                 pass  # such as 1 / 0: the kernel's business
-        if name == "abs" and args[0].op == "neg":
-            args = list(args[0].args)
         self.fitting(tree, args)
         boolean = op.rule in ("compare", "predicate", "logic") or (op.rule == "select" and args[1].kind == "bool")
         kind = "bool" if boolean else args[-1].kind
@@ -460,6 +477,10 @@ class Reader:
         if left.kind == right.kind:
             return left, right
         return self.to_float(left), self.to_float(right)
+
+    def counted(self, tree: ast.AST, node: Node, number: float) -> Node:
+        """A bool as a number: this one, or 0."""
+        return self.apply(tree, "where", [node, self.graph.const(number), self.graph.const(0 * number)])
 
     def to_float(self, node: Node) -> Node:
         assert node.kind != "bool", node

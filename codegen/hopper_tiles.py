@@ -18,7 +18,7 @@ SHARED = 227 * 1024  # bytes of shared memory that a block may have
 ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
 WARPS = 8  # that multiply
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
-MOST_BESIDE_OTHERS = 128  # and where it adds up those of other blocks
+MOST_BESIDE_OTHERS = 128  # and where it adds up those of other blocks, or reads elements one by one
 HALVES = {"float16", "bfloat16"}
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
 MEMORY = 1450  # bytes a cycle that all multiprocessors together read or write
@@ -157,14 +157,15 @@ def choose(
     found: dict[Tiles, float] = {}
     for row in TABLE:
         tiles = row
-        if (keeps and tiles == WIDE) or over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
+        crowded = (keeps and tiles == WIDE) or (reads and ragged and tiles.accumulators > MOST_BESIDE_OTHERS)
+        if crowded or over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
             continue
         if reads and not ragged and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
             tiles = staged
+        elif not folds and (ragged or (tiles == WIDE and not reads)):
+            tiles = replace(tiles, rolled=True)
         elif reads and tiles == WIDE:
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
-        elif tiles == WIDE and not folds:
-            tiles = replace(tiles, rolled=True)
         held = 2 * N if paired == "interleaved" else N
         alone = replace(row, cluster_m=1, cluster_n=1)
         for one in (tiles, *(replace(alone, splits=s) for s in (2, 4, 8) if K * size >= s * DEEP)):

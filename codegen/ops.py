@@ -91,7 +91,7 @@ OPS: dict[str, Op] = {
         # roots and reciprocals
         _unary("sqrt", "g * 0.5 / y", "positive", cute="cute.math.sqrt({0}, fastmath={approx})"),
         _unary("rsqrt", "-0.5 * g * y * (y * y)", "positive", "jax.lax.rsqrt({0})", "device.rsqrt({0}, {approx})"),
-        _unary("cbrt", "g * y / (3 * a)", "nonzero"),
+        _unary("cbrt", "g / (3 * (y * y))", "nonzero"),
         _unary("reciprocal", "-g * y * y", "nonzero", cute="device.reciprocal({0}, {approx})"),
         # exponentials and logarithms
         _unary("exp", "g * y", "small", cute="device.exp({0}, {approx})"),
@@ -108,7 +108,7 @@ OPS: dict[str, Op] = {
         _unary("acos", "-g * rsqrt(1 - a * a)", "unit"),
         _unary("atan", "g / (1 + a * a)"),
         Op("atan2", 2, "float", "device.wide(cute.math.atan2, {exact}, {0}, {1})", "jnp.arctan2({0}, {1})",
-           ("g * b / (a * a + b * b)", "-g * a / (a * a + b * b)"), "nonzero"),
+           ("g * (b / _hypot(a, b) * (1 / _hypot(a, b)))", "-g * (a / _hypot(a, b) * (1 / _hypot(a, b)))"), "nonzero"),
         _unary("sinh", "g * cosh(a)", "small", cute="device.wide(cute.math.sinh, {exact}, {0})"),
         _unary("cosh", "g * sinh(a)", "small", cute="device.wide(cute.math.cosh, {exact}, {0})"),
         _unary("tanh", "g * (1 - y * y)", fast=_FAST.format("tanh")),

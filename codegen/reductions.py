@@ -75,6 +75,12 @@ class Statistic:
     def kind(self) -> str:
         return self.node.kind
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Those that are folded."""
+        assert isinstance(self.node.attr, tuple)
+        return self.node.attr
+
 
 @dataclass(frozen=True)
 class Carried:

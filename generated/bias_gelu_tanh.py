@@ -131,14 +131,17 @@ def bias_gelu_tanh_reference(x, bias):
 def bias_gelu_tanh_backward_chain(dy, x, bias, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     z = x + bias
-    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t3 = device.exp_to_one(-cute.math.abs(t0), approx)
-    t4 = 1.0 + t3
-    t5 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
-    t6 = device.minimum(device.maximum(z, -1000.0), 1000.0)
-    t1 = z * t5 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
-    t2 = dy * (t5 + t1)
-    dx = t2
+    t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t7 = t2 >= 0.0
+    t4 = device.exp_to_one(-cute.math.abs(t2), approx)
+    t8 = 1.0 + t4
+    t3 = device.divide_by_normal(device.where(t7, 1.0, t4), t8, approx)
+    t9 = z * t3 * device.divide_by_normal(device.where(t7, t4, 1.0), t8, approx) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    t5 = t3 + t9
+    t6 = dy * t5
+    dx = t6
     return dx, dx
 
 
@@ -283,14 +286,16 @@ def bias_gelu_tanh_backward_launch(
 def bias_gelu_tanh_backward_xla(dy, x, bias, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t3 = jnp.exp(-jnp.abs(t0))
-    t4 = 1.0 + t3
-    t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
-    t6 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
-    t1 = z * t5 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
-    t2 = dy * (t5 + t1)
-    dx = t2
+    t0 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t7 = t2 >= 0.0
+    t4 = jnp.exp(-jnp.abs(t2))
+    t8 = 1.0 + t4
+    t3 = jnp.where(t7, 1.0, t4) / t8
+    t5 = t3 + z * t3 * (jnp.where(t7, t4, 1.0) / t8) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    t6 = dy * t5
+    dx = t6
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
     return dx, dbias
 

@@ -124,10 +124,11 @@ def bias_silu_reference(x, bias):
 def bias_silu_backward_chain(dy, x, bias, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     z = x + bias
-    t1 = device.exp_to_one(-cute.math.abs(z), approx)
-    t2 = 1.0 + t1
-    t0 = dy * device.divide_by_normal(device.where(z >= 0.0, 1.0, t1), t2, approx) * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t1), t2, approx))
-    dx = t0
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
+    t2 = z >= 0.0
+    t3 = 1.0 + t0
+    t1 = dy * device.divide_by_normal(device.where(t2, 1.0, t0), t3, approx) * (1.0 + z * device.divide_by_normal(device.where(t2, t0, 1.0), t3, approx))
+    dx = t1
     return dx, dx
 
 
@@ -272,10 +273,11 @@ def bias_silu_backward_launch(
 def bias_silu_backward_xla(dy, x, bias, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    t1 = jnp.exp(-jnp.abs(z))
-    t2 = 1.0 + t1
-    t0 = dy * (jnp.where(z >= 0.0, 1.0, t1) / t2) * (1.0 + z * (jnp.where(-z >= 0.0, 1.0, t1) / t2))
-    dx = t0
+    t0 = jnp.exp(-jnp.abs(z))
+    t2 = z >= 0.0
+    t3 = 1.0 + t0
+    t1 = dy * (jnp.where(t2, 1.0, t0) / t3) * (1.0 + z * (jnp.where(t2, t0, 1.0) / t3))
+    dx = t1
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
     return dx, dbias
 

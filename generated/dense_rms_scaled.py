@@ -365,13 +365,15 @@ def dense_rms_scaled_forward_launch(
 def dense_rms_scaled_backward_rows_row_sum(dy, acc, rstd, weight):
     """What is folded into row_sum (sum), on one vector of each operand."""
     t0 = acc * rstd * weight
-    t1 = 1.5957691216057308 * (t0 + 0.044715 * (t0 * t0 * t0))
-    t2 = device.exp_to_one(-cute.math.abs(t1), False)
-    t3 = 1.0 + t2
-    t4 = device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t2), t3, False)
-    t5 = device.minimum(device.maximum(t0, -1000.0), 1000.0)
-    t6 = t0 * t4 * device.divide_by_normal(device.where(-t1 >= 0.0, 1.0, t2), t3, False) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
-    return weight * dy * (t4 + t6) * acc
+    t1 = device.minimum(device.maximum(t0, -1000.0), 1000.0)
+    t2 = t1 * t1
+    t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
+    t4 = t3 >= 0.0
+    t5 = device.exp_to_one(-cute.math.abs(t3), False)
+    t6 = 1.0 + t5
+    t7 = device.divide_by_normal(device.where(t4, 1.0, t5), t6, False)
+    t8 = t0 * t7 * device.divide_by_normal(device.where(t4, t5, 1.0), t6, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    return weight * dy * (t7 + t8) * acc
 
 
 def dense_rms_scaled_backward_rows_row(row_sum):
@@ -490,29 +492,33 @@ def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
     """What is folded into row_sum (sum), on one vector of each operand."""
     t0 = acc * rstd
     z = t0 * weight
-    t1 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t4 = device.exp_to_one(-cute.math.abs(t1), False)
-    t5 = 1.0 + t4
-    t6 = device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t4), t5, False)
-    t7 = device.minimum(device.maximum(z, -1000.0), 1000.0)
-    t2 = z * t6 * device.divide_by_normal(device.where(-t1 >= 0.0, 1.0, t4), t5, False) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
-    t3 = t6 + t2
-    return weight * dy * t3 * acc
+    t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t2 = t1 * t1
+    t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
+    t7 = t3 >= 0.0
+    t5 = device.exp_to_one(-cute.math.abs(t3), False)
+    t8 = 1.0 + t5
+    t4 = device.divide_by_normal(device.where(t7, 1.0, t5), t8, False)
+    t9 = z * t4 * device.divide_by_normal(device.where(t7, t5, 1.0), t8, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    t6 = t4 + t9
+    return weight * dy * t6 * acc
 
 
 def dense_rms_scaled_backward_chain(dy, acc, rstd, weight):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
     t0 = acc * rstd
     z = t0 * weight
-    t1 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t4 = device.exp_to_one(-cute.math.abs(t1), False)
-    t5 = 1.0 + t4
-    t6 = device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t4), t5, False)
-    t7 = device.minimum(device.maximum(z, -1000.0), 1000.0)
-    t2 = z * t6 * device.divide_by_normal(device.where(-t1 >= 0.0, 1.0, t4), t5, False) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
-    t3 = t6 + t2
-    dacc = weight * rstd * dy * t3
-    return dacc, dy * t3 * t0
+    t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t2 = t1 * t1
+    t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
+    t7 = t3 >= 0.0
+    t5 = device.exp_to_one(-cute.math.abs(t3), False)
+    t8 = 1.0 + t5
+    t4 = device.divide_by_normal(device.where(t7, 1.0, t5), t8, False)
+    t9 = z * t4 * device.divide_by_normal(device.where(t7, t5, 1.0), t8, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    t6 = t4 + t9
+    dacc = weight * rstd * dy * t6
+    return dacc, dy * t6 * t0
 
 
 def dense_rms_scaled_backward_row(row_sum):
@@ -766,16 +772,17 @@ def dense_rms_scaled_backward_xla(dy, acc, rstd, weight, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = acc * rstd
     z = t0 * weight
-    t1 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t4 = jnp.exp(-jnp.abs(t1))
-    t5 = 1.0 + t4
-    t6 = jnp.where(t1 >= 0.0, 1.0, t4) / t5
-    t7 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
-    t2 = z * t6 * (jnp.where(-t1 >= 0.0, 1.0, t4) / t5) * (1.5957691216057308 + t7 * t7 * 0.2140644488178048)
-    t3 = t6 + t2
-    dacc = weight * rstd * dy * t3
-    drstd = jnp.sum(weight * dy * t3 * acc, axis=-1, keepdims=True)
-    dweight = jnp.sum(dy * t3 * t0, axis=row_axes, keepdims=True)
+    t1 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t2 = t1 * t1
+    t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
+    t7 = t3 >= 0.0
+    t5 = jnp.exp(-jnp.abs(t3))
+    t8 = 1.0 + t5
+    t4 = jnp.where(t7, 1.0, t5) / t8
+    t6 = t4 + z * t4 * (jnp.where(t7, t5, 1.0) / t8) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    dacc = weight * rstd * dy * t6
+    drstd = jnp.sum(weight * dy * t6 * acc, axis=-1, keepdims=True)
+    dweight = jnp.sum(dy * t6 * t0, axis=row_axes, keepdims=True)
     return dacc, drstd, dweight
 
 

@@ -308,10 +308,11 @@ def dense_silu_forward_launch(
 
 def dense_silu_backward_chain(dy, z, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t1 = device.exp_to_one(-cute.math.abs(z), approx)
-    t2 = 1.0 + t1
-    t0 = dy * device.divide_by_normal(device.where(z >= 0.0, 1.0, t1), t2, approx) * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t1), t2, approx))
-    dacc = t0
+    t0 = device.exp_to_one(-cute.math.abs(z), approx)
+    t2 = z >= 0.0
+    t3 = 1.0 + t0
+    t1 = dy * device.divide_by_normal(device.where(t2, 1.0, t0), t3, approx) * (1.0 + z * device.divide_by_normal(device.where(t2, t0, 1.0), t3, approx))
+    dacc = t1
     return dacc, dacc
 
 
@@ -449,10 +450,11 @@ def dense_silu_backward_launch(
 
 def dense_silu_backward_xla(dy, z, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.exp(-jnp.abs(z))
-    t2 = 1.0 + t1
-    t0 = dy * (jnp.where(z >= 0.0, 1.0, t1) / t2) * (1.0 + z * (jnp.where(-z >= 0.0, 1.0, t1) / t2))
-    dacc = t0
+    t0 = jnp.exp(-jnp.abs(z))
+    t2 = z >= 0.0
+    t3 = 1.0 + t0
+    t1 = dy * (jnp.where(t2, 1.0, t0) / t3) * (1.0 + z * (jnp.where(t2, t0, 1.0) / t3))
+    dacc = t1
     dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)
     return dacc, dbias
 

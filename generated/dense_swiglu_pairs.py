@@ -245,10 +245,11 @@ def dense_swiglu_pairs_forward_launch(
 def dense_swiglu_pairs_backward_chain(dy, acc0, acc1, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp_to_one(-cute.math.abs(acc0), approx)
-    t1 = 1.0 + t0
-    t2 = device.divide_by_normal(device.where(acc0 >= 0.0, 1.0, t0), t1, approx)
-    dacc0 = dy * acc1 * t2 * (1.0 + acc0 * device.divide_by_normal(device.where(-acc0 >= 0.0, 1.0, t0), t1, approx))
-    dacc1 = dy * (acc0 * t2)
+    t1 = acc0 >= 0.0
+    t2 = 1.0 + t0
+    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
+    dacc0 = dy * acc1 * t3 * (1.0 + acc0 * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
+    dacc1 = dy * (acc0 * t3)
     return dacc0, dacc1
 
 
@@ -321,10 +322,11 @@ def dense_swiglu_pairs_backward_launch(
 def dense_swiglu_pairs_backward_xla(dy, acc0, acc1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(acc0))
-    t1 = 1.0 + t0
-    t2 = jnp.where(acc0 >= 0.0, 1.0, t0) / t1
-    dacc0 = dy * acc1 * t2 * (1.0 + acc0 * (jnp.where(-acc0 >= 0.0, 1.0, t0) / t1))
-    dacc1 = dy * (acc0 * t2)
+    t1 = acc0 >= 0.0
+    t2 = 1.0 + t0
+    t3 = jnp.where(t1, 1.0, t0) / t2
+    dacc0 = dy * acc1 * t3 * (1.0 + acc0 * (jnp.where(t1, t0, 1.0) / t2))
+    dacc1 = dy * (acc0 * t3)
     return dacc0, dacc1
 
 

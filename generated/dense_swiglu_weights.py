@@ -249,10 +249,11 @@ def dense_swiglu_weights_forward_launch(
 def dense_swiglu_weights_backward_chain(dy, g, u, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    t1 = 1.0 + t0
-    t2 = device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), t1, approx)
-    dg = dy * u * t2 * (1.0 + g * device.divide_by_normal(device.where(-g >= 0.0, 1.0, t0), t1, approx))
-    du = dy * (g * t2)
+    t1 = g >= 0.0
+    t2 = 1.0 + t0
+    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
+    dg = dy * u * t3 * (1.0 + g * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
+    du = dy * (g * t3)
     return dg, du
 
 
@@ -337,10 +338,11 @@ def dense_swiglu_weights_backward_launch(
 def dense_swiglu_weights_backward_xla(dy, g, u):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(g))
-    t1 = 1.0 + t0
-    t2 = jnp.where(g >= 0.0, 1.0, t0) / t1
-    dg = dy * u * t2 * (1.0 + g * (jnp.where(-g >= 0.0, 1.0, t0) / t1))
-    du = dy * (g * t2)
+    t1 = g >= 0.0
+    t2 = 1.0 + t0
+    t3 = jnp.where(t1, 1.0, t0) / t2
+    dg = dy * u * t3 * (1.0 + g * (jnp.where(t1, t0, 1.0) / t2))
+    du = dy * (g * t3)
     return dg, du
 
 

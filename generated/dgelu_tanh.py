@@ -133,9 +133,10 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     x2 = x * x
     t1 = 1.0 + 0.044715 * x2
     t2 = t0 * t1
-    t11 = device.exp_to_one(-cute.math.abs(t2), approx)
-    t12 = 1.0 + t11
-    s = device.divide_by_normal(device.where(t2 >= 0.0, 1.0, t11), t12, approx)
+    t12 = t2 >= 0.0
+    t9 = device.exp_to_one(-cute.math.abs(t2), approx)
+    t13 = 1.0 + t9
+    s = device.divide_by_normal(device.where(t12, 1.0, t9), t13, approx)
     t3 = x * s
     t4 = 1.0 - s
     t5 = t3 * t4
@@ -144,9 +145,9 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     t6 = ddx * dy
     t7 = t6 * dv
     t8 = t7 * t4
-    t9 = (t6 - t7 * t3 + t8 * x) * s * device.divide_by_normal(device.where(-t2 >= 0.0, 1.0, t11), t12, approx)
-    t10 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
-    dx_ = t10
+    t10 = (t6 - t7 * t3 + t8 * x) * s * device.divide_by_normal(device.where(t12, t9, 1.0), t13, approx)
+    t11 = t8 * s + (t6 * t5 * 0.21406444881780073 + t10 * t0 * 0.044715) * x * 2.0 + t10 * t1 * 1.5957691216057308
+    dx_ = t11
     return ddy, dx_
 
 
@@ -234,9 +235,10 @@ def dgelu_tanh_backward_xla(ddx, dy, x):
     x2 = x * x
     t1 = 1.0 + 0.044715 * x2
     t2 = t0 * t1
-    t11 = jnp.exp(-jnp.abs(t2))
-    t12 = 1.0 + t11
-    s = jnp.where(t2 >= 0.0, 1.0, t11) / t12
+    t12 = t2 >= 0.0
+    t9 = jnp.exp(-jnp.abs(t2))
+    t13 = 1.0 + t9
+    s = jnp.where(t12, 1.0, t9) / t13
     t3 = x * s
     t4 = 1.0 - s
     t5 = t3 * t4
@@ -245,9 +247,9 @@ def dgelu_tanh_backward_xla(ddx, dy, x):
     t6 = ddx * dy
     t7 = t6 * dv
     t8 = t7 * t4
-    t9 = (t6 - t7 * t3 + t8 * x) * s * (jnp.where(-t2 >= 0.0, 1.0, t11) / t12)
-    t10 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
-    dx_ = t10
+    t10 = (t6 - t7 * t3 + t8 * x) * s * (jnp.where(t12, t9, 1.0) / t13)
+    t11 = t8 * s + (t6 * t5 * 0.21406444881780073 + t10 * t0 * 0.044715) * x * 2.0 + t10 * t1 * 1.5957691216057308
+    dx_ = t11
     return ddy, dx_
 
 

@@ -559,12 +559,11 @@ class DgroupNormOutputs(NamedTuple):
 
 def dgroup_norm_xla(dy, x, weight, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(t0 * t0, axis=(-2, -1), keepdims=True) + eps)
-    centred = t0
+    centred = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=(-2, -1), keepdims=True) + eps)
     g = dy * weight
-    t1 = g - jnp.mean(g, axis=(-2, -1), keepdims=True) - centred * (rstd * rstd * jnp.mean(g * centred, axis=(-2, -1), keepdims=True))
-    dx = rstd * t1
+    t0 = g - jnp.mean(g, axis=(-2, -1), keepdims=True) - centred * (rstd * rstd * jnp.mean(g * centred, axis=(-2, -1), keepdims=True))
+    dx = rstd * t0
     dweight = jnp.sum(dy * (centred * rstd), axis=(-4, -1), keepdims=True)
     dbias = jnp.sum(dy, axis=(-4, -1), keepdims=True)
     return dx, dweight, dbias

@@ -543,12 +543,11 @@ class DlayernormOutputs(NamedTuple):
 
 def dlayernorm_xla(dy, x, weight, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(t0 * t0, axis=-1, keepdims=True) + eps)
-    centred = t0
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     g = dy * weight
-    t1 = g - jnp.mean(g, axis=-1, keepdims=True) - centred * (rstd * rstd * jnp.mean(g * centred, axis=-1, keepdims=True))
-    dx = rstd * t1
+    t0 = g - jnp.mean(g, axis=-1, keepdims=True) - centred * (rstd * rstd * jnp.mean(g * centred, axis=-1, keepdims=True))
+    dx = rstd * t0
     dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
     return dx, dweight, dbias

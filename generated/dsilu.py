@@ -115,16 +115,16 @@ def dsilu_reference(dy, x):
 
 def dsilu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
+    t5 = x >= 0.0
     t4 = device.exp_to_one(-cute.math.abs(x), approx)
-    t5 = 1.0 + t4
-    s = device.divide_by_normal(device.where(x >= 0.0, 1.0, t4), t5, approx)
+    t6 = 1.0 + t4
+    s = device.divide_by_normal(device.where(t5, 1.0, t4), t6, approx)
     t0 = x * s
     t1 = 1.0 - s
     ddy = ddx * (s + t0 * t1)
     t2 = ddx * dy
     t3 = t2 * t1
-    t6 = (t2 - t2 * t0 + t3 * x) * s * device.divide_by_normal(device.where(-x >= 0.0, 1.0, t4), t5, approx)
-    dx_ = t3 * s + t6
+    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * device.divide_by_normal(device.where(t5, t4, 1.0), t6, approx)
     return ddy, dx_
 
 
@@ -208,15 +208,16 @@ def dsilu_backward_launch(
 
 def dsilu_backward_xla(ddx, dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t5 = x >= 0.0
     t4 = jnp.exp(-jnp.abs(x))
-    t5 = 1.0 + t4
-    s = jnp.where(x >= 0.0, 1.0, t4) / t5
+    t6 = 1.0 + t4
+    s = jnp.where(t5, 1.0, t4) / t6
     t0 = x * s
     t1 = 1.0 - s
     ddy = ddx * (s + t0 * t1)
     t2 = ddx * dy
     t3 = t2 * t1
-    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * (jnp.where(-x >= 0.0, 1.0, t4) / t5)
+    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * (jnp.where(t5, t4, 1.0) / t6)
     return ddy, dx_
 
 

@@ -121,16 +121,18 @@ def geglu_tanh_pairs_reference(x):
 
 def geglu_tanh_pairs_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t0 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
-    t3 = device.exp_to_one(-cute.math.abs(t0), approx)
-    t4 = 1.0 + t3
-    t5 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
-    t1 = x0 * t5
-    t6 = device.minimum(device.maximum(x0, -1000.0), 1000.0)
-    t7 = t1 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
-    t2 = t5 + t7
-    dx0 = dy * x1 * t2
-    dx1 = dy * t1
+    t0 = device.minimum(device.maximum(x0, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t6 = t2 >= 0.0
+    t4 = device.exp_to_one(-cute.math.abs(t2), approx)
+    t7 = 1.0 + t4
+    t3 = device.divide_by_normal(device.where(t6, 1.0, t4), t7, approx)
+    t5 = x0 * t3 * device.divide_by_normal(device.where(t6, t4, 1.0), t7, approx) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    dx0 = dy * x1 * (t3 + t5)
+    t8 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
+    t9 = device.exp_to_one(-cute.math.abs(t8), approx)
+    dx1 = dy * (x0 * device.divide_by_normal(device.where(t8 >= 0.0, 1.0, t9), 1.0 + t9, approx))
     return dx0, dx1
 
 
@@ -202,15 +204,18 @@ def geglu_tanh_pairs_backward_launch(
 
 def geglu_tanh_pairs_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
-    t3 = jnp.exp(-jnp.abs(t0))
-    t4 = 1.0 + t3
-    t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
-    t1 = x0 * t5
-    t6 = jnp.minimum(jnp.maximum(x0, -1000.0), 1000.0)
-    t2 = t5 + t1 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
-    dx0 = dy * x1 * t2
-    dx1 = dy * t1
+    t0 = jnp.minimum(jnp.maximum(x0, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t6 = t2 >= 0.0
+    t4 = jnp.exp(-jnp.abs(t2))
+    t7 = 1.0 + t4
+    t3 = jnp.where(t6, 1.0, t4) / t7
+    t5 = x0 * t3 * (jnp.where(t6, t4, 1.0) / t7) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    dx0 = dy * x1 * (t3 + t5)
+    t8 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
+    t9 = jnp.exp(-jnp.abs(t8))
+    dx1 = dy * (x0 * (jnp.where(t8 >= 0.0, 1.0, t9) / (1.0 + t9)))
     return dx0, dx1
 
 

@@ -107,13 +107,16 @@ def gelu_tanh_reference(x):
 
 def gelu_tanh_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
-    t2 = device.exp_to_one(-cute.math.abs(t0), approx)
-    t3 = 1.0 + t2
-    t4 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t2), t3, approx)
-    t5 = device.minimum(device.maximum(x, -1000.0), 1000.0)
-    t1 = x * t4 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t2), t3, approx) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
-    dx = dy * (t4 + t1)
+    t0 = device.minimum(device.maximum(x, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t6 = t2 >= 0.0
+    t4 = device.exp_to_one(-cute.math.abs(t2), approx)
+    t7 = 1.0 + t4
+    t3 = device.divide_by_normal(device.where(t6, 1.0, t4), t7, approx)
+    t8 = x * t3 * device.divide_by_normal(device.where(t6, t4, 1.0), t7, approx) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    t5 = t3 + t8
+    dx = dy * t5
     return dx
 
 
@@ -183,13 +186,15 @@ def gelu_tanh_backward_launch(
 
 def gelu_tanh_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
-    t2 = jnp.exp(-jnp.abs(t0))
-    t3 = 1.0 + t2
-    t4 = jnp.where(t0 >= 0.0, 1.0, t2) / t3
-    t5 = jnp.minimum(jnp.maximum(x, -1000.0), 1000.0)
-    t1 = x * t4 * (jnp.where(-t0 >= 0.0, 1.0, t2) / t3) * (1.5957691216057308 + t5 * t5 * 0.2140644488178048)
-    dx = dy * (t4 + t1)
+    t0 = jnp.minimum(jnp.maximum(x, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t6 = t2 >= 0.0
+    t4 = jnp.exp(-jnp.abs(t2))
+    t7 = 1.0 + t4
+    t3 = jnp.where(t6, 1.0, t4) / t7
+    t5 = t3 + x * t3 * (jnp.where(t6, t4, 1.0) / t7) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    dx = dy * t5
     return dx
 
 

@@ -115,16 +115,18 @@ def gelu_tanh_mul_reference(gate, up):
 
 def gelu_tanh_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
-    t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t3 = device.exp_to_one(-cute.math.abs(t0), approx)
-    t4 = 1.0 + t3
-    t5 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t3), t4, approx)
-    t1 = gate * t5
-    t6 = device.minimum(device.maximum(gate, -1000.0), 1000.0)
-    t7 = t1 * device.divide_by_normal(device.where(-t0 >= 0.0, 1.0, t3), t4, approx) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
-    t2 = t5 + t7
-    dgate = dy * up * t2
-    dup = dy * t1
+    t0 = device.minimum(device.maximum(gate, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t6 = t2 >= 0.0
+    t4 = device.exp_to_one(-cute.math.abs(t2), approx)
+    t7 = 1.0 + t4
+    t3 = device.divide_by_normal(device.where(t6, 1.0, t4), t7, approx)
+    t5 = gate * t3 * device.divide_by_normal(device.where(t6, t4, 1.0), t7, approx) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    dgate = dy * up * (t3 + t5)
+    t8 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
+    t9 = device.exp_to_one(-cute.math.abs(t8), approx)
+    dup = dy * (gate * device.divide_by_normal(device.where(t8 >= 0.0, 1.0, t9), 1.0 + t9, approx))
     return dgate, dup
 
 
@@ -208,15 +210,18 @@ def gelu_tanh_mul_backward_launch(
 
 def gelu_tanh_mul_backward_xla(dy, gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t3 = jnp.exp(-jnp.abs(t0))
-    t4 = 1.0 + t3
-    t5 = jnp.where(t0 >= 0.0, 1.0, t3) / t4
-    t1 = gate * t5
-    t6 = jnp.minimum(jnp.maximum(gate, -1000.0), 1000.0)
-    t2 = t5 + t1 * (jnp.where(-t0 >= 0.0, 1.0, t3) / t4) * (1.5957691216057308 + t6 * t6 * 0.2140644488178048)
-    dgate = dy * up * t2
-    dup = dy * t1
+    t0 = jnp.minimum(jnp.maximum(gate, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t6 = t2 >= 0.0
+    t4 = jnp.exp(-jnp.abs(t2))
+    t7 = 1.0 + t4
+    t3 = jnp.where(t6, 1.0, t4) / t7
+    t5 = gate * t3 * (jnp.where(t6, t4, 1.0) / t7) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    dgate = dy * up * (t3 + t5)
+    t8 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
+    t9 = jnp.exp(-jnp.abs(t8))
+    dup = dy * (gate * (jnp.where(t8 >= 0.0, 1.0, t9) / (1.0 + t9)))
     return dgate, dup
 
 

@@ -130,10 +130,11 @@ def glu_reference(x):
 
 def glu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
+    t2 = x0 >= 0.0
     t1 = device.exp_to_one(-cute.math.abs(x0), approx)
-    t2 = 1.0 + t1
-    t0 = device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t1), t2, approx)
-    dx0 = dy * x1 * t0 * device.divide_by_normal(device.where(-x0 >= 0.0, 1.0, t1), t2, approx)
+    t3 = 1.0 + t1
+    t0 = device.divide_by_normal(device.where(t2, 1.0, t1), t3, approx)
+    dx0 = dy * x1 * t0 * device.divide_by_normal(device.where(t2, t1, 1.0), t3, approx)
     dx1 = dy * t0
     return dx0, dx1
 
@@ -230,10 +231,11 @@ def glu_backward_launch(
 
 def glu_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t2 = x0 >= 0.0
     t1 = jnp.exp(-jnp.abs(x0))
-    t2 = 1.0 + t1
-    t0 = jnp.where(x0 >= 0.0, 1.0, t1) / t2
-    dx0 = dy * x1 * t0 * (jnp.where(-x0 >= 0.0, 1.0, t1) / t2)
+    t3 = 1.0 + t1
+    t0 = jnp.where(t2, 1.0, t1) / t3
+    dx0 = dy * x1 * t0 * (jnp.where(t2, t1, 1.0) / t3)
     dx1 = dy * t0
     return dx0, dx1
 

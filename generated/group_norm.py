@@ -750,13 +750,12 @@ def group_norm_backward_launch(
 
 def group_norm_backward_xla(dy, x, weight, size_c, size_s, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t3 = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(t3 * t3, axis=(-2, -1), keepdims=True) + eps)
+    centred = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=(-2, -1), keepdims=True) + eps)
     t0 = weight * dy
-    centred = t3
     t1 = size_c.astype(jnp.float32) * (1.0 * size_s.astype(jnp.float32))
-    t4 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
-    t2 = t4 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
+    t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
+    t2 = t3 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
     dx = t2
     dweight = jnp.sum(dy * (centred * rstd), axis=(-4, -1), keepdims=True)
     dbias = jnp.sum(dy, axis=(-4, -1), keepdims=True)

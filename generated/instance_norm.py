@@ -710,13 +710,12 @@ def instance_norm_backward_launch(
 
 def instance_norm_backward_xla(dy, x, weight, size_s, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t2 = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(t2 * t2, axis=-1, keepdims=True) + eps)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     t0 = weight * rstd
-    centred = t2
-    t3 = size_s.astype(jnp.float32)
-    t4 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t3 * centred
-    t1 = t4 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t3
+    t2 = size_s.astype(jnp.float32)
+    t3 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
+    t1 = t3 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t2
     dx = t1
     dweight = jnp.sum(dy * (centred * rstd), axis=(-3, -1), keepdims=True)
     dbias = jnp.sum(dy, axis=(-3, -1), keepdims=True)

@@ -716,13 +716,12 @@ def layernorm_backward_launch(
 
 def layernorm_backward_xla(dy, x, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t2 = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(t2 * t2, axis=-1, keepdims=True) + eps)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     t0 = weight * dy
-    centred = t2
-    t3 = size_n.astype(jnp.float32)
-    t4 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t3 * centred
-    t1 = t4 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t3
+    t2 = size_n.astype(jnp.float32)
+    t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
+    t1 = t3 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
     dx = t1
     dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)

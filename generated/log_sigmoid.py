@@ -29,7 +29,7 @@ reference: jax.nn.log_sigmoid(x)
 def log_sigmoid_chain(x, approx):
     """The chain, on one vector of each operand."""
     t0 = -x
-    y = -(device.where(t0 < 0.0, 0.0, t0) + cute.math.log1p(device.exp_to_one(-cute.math.abs(x), approx)))
+    y = -(device.where(t0 < 0.0, 0.0, t0) + cute.math.log1p(device.exp_to_one(-cute.math.abs(t0), approx)))
     return y
 
 
@@ -93,7 +93,7 @@ def log_sigmoid_launch(
 def log_sigmoid_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = -x
-    y = -(jnp.where(t0 < 0.0, 0.0, t0) + jnp.log1p(jnp.exp(-jnp.abs(x))))
+    y = -(jnp.where(t0 < 0.0, 0.0, t0) + jnp.log1p(jnp.exp(-jnp.abs(t0))))
     return y
 
 
@@ -105,7 +105,7 @@ def log_sigmoid_reference(x):
 def log_sigmoid_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp_to_one(-cute.math.abs(x), approx)
-    dx = dy * device.divide_by_normal(device.where(-x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    dx = dy * device.divide_by_normal(device.where(x >= 0.0, t0, 1.0), 1.0 + t0, approx)
     return dx
 
 
@@ -176,7 +176,7 @@ def log_sigmoid_backward_launch(
 def log_sigmoid_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(x))
-    dx = dy * (jnp.where(-x >= 0.0, 1.0, t0) / (1.0 + t0))
+    dx = dy * (jnp.where(x >= 0.0, t0, 1.0) / (1.0 + t0))
     return dx
 
 

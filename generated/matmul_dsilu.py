@@ -117,9 +117,10 @@ def matmul_dsilu_reference(dy, w, z):
 def matmul_dsilu_epilogue_chain(acc, z, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp_to_one(-cute.math.abs(z), approx)
-    t1 = 1.0 + t0
-    s = device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), t1, approx)
-    dz = acc * s * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t0), t1, approx))
+    s = device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    t1 = -z
+    t2 = device.exp_to_one(-cute.math.abs(t1), approx)
+    dz = acc * s * (1.0 + z * device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t2), 1.0 + t2, approx))
     return dz
 
 
@@ -190,9 +191,10 @@ def matmul_dsilu_epilogue_launch(
 def matmul_dsilu_epilogue_xla(acc, z):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(z))
-    t1 = 1.0 + t0
-    s = jnp.where(z >= 0.0, 1.0, t0) / t1
-    dz = acc * s * (1.0 + z * (jnp.where(-z >= 0.0, 1.0, t0) / t1))
+    s = jnp.where(z >= 0.0, 1.0, t0) / (1.0 + t0)
+    t1 = -z
+    t2 = jnp.exp(-jnp.abs(t1))
+    dz = acc * s * (1.0 + z * (jnp.where(t1 >= 0.0, 1.0, t2) / (1.0 + t2)))
     return dz
 
 

@@ -715,13 +715,12 @@ def modulated_layernorm_backward_launch(
 def modulated_layernorm_backward_xla(dy, x, scale, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 + scale
-    t3 = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(t3 * t3, axis=-1, keepdims=True) + eps)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     t1 = t0 * dy
-    centred = t3
-    t4 = size_n.astype(jnp.float32)
-    t5 = t0 * rstd * dy - jnp.sum(t1 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t4 * centred
-    t2 = t5 - rstd * jnp.sum(t1, axis=-1, keepdims=True) / t4
+    t3 = size_n.astype(jnp.float32)
+    t4 = t0 * rstd * dy - jnp.sum(t1 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t3 * centred
+    t2 = t4 - rstd * jnp.sum(t1, axis=-1, keepdims=True) / t3
     dx = t2
     dscale = jnp.sum(dy * (centred * rstd), axis=-2, keepdims=True)
     dshift = jnp.sum(dy, axis=-2, keepdims=True)

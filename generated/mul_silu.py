@@ -129,11 +129,12 @@ def mul_silu_reference(x):
 
 def mul_silu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
+    t1 = x1 >= 0.0
     t0 = device.exp_to_one(-cute.math.abs(x1), approx)
-    t1 = 1.0 + t0
-    t2 = device.divide_by_normal(device.where(x1 >= 0.0, 1.0, t0), t1, approx)
-    dx0 = dy * (x1 * t2)
-    dx1 = dy * x0 * t2 * (1.0 + x1 * device.divide_by_normal(device.where(-x1 >= 0.0, 1.0, t0), t1, approx))
+    t2 = 1.0 + t0
+    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
+    dx0 = dy * (x1 * t3)
+    dx1 = dy * x0 * t3 * (1.0 + x1 * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
     return dx0, dx1
 
 
@@ -229,11 +230,12 @@ def mul_silu_backward_launch(
 
 def mul_silu_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t1 = x1 >= 0.0
     t0 = jnp.exp(-jnp.abs(x1))
-    t1 = 1.0 + t0
-    t2 = jnp.where(x1 >= 0.0, 1.0, t0) / t1
-    dx0 = dy * (x1 * t2)
-    dx1 = dy * x0 * t2 * (1.0 + x1 * (jnp.where(-x1 >= 0.0, 1.0, t0) / t1))
+    t2 = 1.0 + t0
+    t3 = jnp.where(t1, 1.0, t0) / t2
+    dx0 = dy * (x1 * t3)
+    dx1 = dy * x0 * t3 * (1.0 + x1 * (jnp.where(t1, t0, 1.0) / t2))
     return dx0, dx1
 
 

@@ -108,11 +108,10 @@ def quick_gelu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = 1.702 * x
     t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    t2 = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
-    t3 = -1.702 * x
-    t4 = device.exp_to_one(-cute.math.abs(t3), approx)
-    t5 = t2 + x * t2 * device.divide_by_normal(device.where(t3 >= 0.0, 1.0, t4), 1.0 + t4, approx) * 1.702
-    dx = dy * t5
+    t2 = t0 >= 0.0
+    t3 = 1.0 + t1
+    t4 = device.divide_by_normal(device.where(t2, 1.0, t1), t3, approx)
+    dx = dy * (t4 + x * t4 * device.divide_by_normal(device.where(t2, t1, 1.0), t3, approx) * 1.702)
     return dx
 
 
@@ -184,10 +183,10 @@ def quick_gelu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.702 * x
     t1 = jnp.exp(-jnp.abs(t0))
-    t2 = jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)
-    t3 = -1.702 * x
-    t4 = jnp.exp(-jnp.abs(t3))
-    dx = dy * (t2 + x * t2 * (jnp.where(t3 >= 0.0, 1.0, t4) / (1.0 + t4)) * 1.702)
+    t2 = t0 >= 0.0
+    t3 = 1.0 + t1
+    t4 = jnp.where(t2, 1.0, t1) / t3
+    dx = dy * (t4 + x * t4 * (jnp.where(t2, t1, 1.0) / t3) * 1.702)
     return dx
 
 

@@ -328,13 +328,14 @@ def rmsnorm_gated_backward_stage0(dy, x, z, weight, approx):
 def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain: dx, dz; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
+    t3 = z >= 0.0
     t2 = device.exp_to_one(-cute.math.abs(z), approx)
-    t3 = 1.0 + t2
-    t4 = device.divide_by_normal(device.where(z >= 0.0, 1.0, t2), t3, approx)
-    t0 = z * t4
+    t4 = 1.0 + t2
+    t5 = device.divide_by_normal(device.where(t3, 1.0, t2), t4, approx)
+    t0 = z * t5
     dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     t1 = x * rstd
-    dz = dy * (t1 * weight) * t4 * (1.0 + z * device.divide_by_normal(device.where(-z >= 0.0, 1.0, t2), t3, approx))
+    dz = dy * (t1 * weight) * t5 * (1.0 + z * device.divide_by_normal(device.where(t3, t2, 1.0), t4, approx))
     return dx, dz, dy * t0 * t1
 
 
@@ -606,14 +607,15 @@ def rmsnorm_gated_backward_launch(
 def rmsnorm_gated_backward_xla(dy, x, z, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    t3 = z >= 0.0
     t2 = jnp.exp(-jnp.abs(z))
-    t3 = 1.0 + t2
-    t4 = jnp.where(z >= 0.0, 1.0, t2) / t3
-    t0 = z * t4
-    t5 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = weight * rstd * dy * t0 - t5 * x
+    t4 = 1.0 + t2
+    t5 = jnp.where(t3, 1.0, t2) / t4
+    t0 = z * t5
+    t6 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = weight * rstd * dy * t0 - t6 * x
     t1 = x * rstd
-    dz = dy * (t1 * weight) * t4 * (1.0 + z * (jnp.where(-z >= 0.0, 1.0, t2) / t3))
+    dz = dy * (t1 * weight) * t5 * (1.0 + z * (jnp.where(t3, t2, 1.0) / t4))
     dweight = jnp.sum(dy * t0 * t1, axis=row_axes, keepdims=True)
     return dx, dz, dweight
 

@@ -105,8 +105,9 @@ def sigmoid_reference(x):
 def sigmoid_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp_to_one(-cute.math.abs(x), approx)
-    t1 = 1.0 + t0
-    dx = dy * device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), t1, approx) * device.divide_by_normal(device.where(-x >= 0.0, 1.0, t0), t1, approx)
+    t1 = x >= 0.0
+    t2 = 1.0 + t0
+    dx = dy * device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx) * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx)
     return dx
 
 
@@ -177,8 +178,9 @@ def sigmoid_backward_launch(
 def sigmoid_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(x))
-    t1 = 1.0 + t0
-    dx = dy * (jnp.where(x >= 0.0, 1.0, t0) / t1) * (jnp.where(-x >= 0.0, 1.0, t0) / t1)
+    t1 = x >= 0.0
+    t2 = 1.0 + t0
+    dx = dy * (jnp.where(t1, 1.0, t0) / t2) * (jnp.where(t1, t0, 1.0) / t2)
     return dx
 
 

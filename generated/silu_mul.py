@@ -113,10 +113,11 @@ def silu_mul_reference(gate, up):
 def silu_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp_to_one(-cute.math.abs(gate), approx)
-    t1 = 1.0 + t0
-    t2 = device.divide_by_normal(device.where(gate >= 0.0, 1.0, t0), t1, approx)
-    dgate = dy * up * t2 * (1.0 + gate * device.divide_by_normal(device.where(-gate >= 0.0, 1.0, t0), t1, approx))
-    dup = dy * (gate * t2)
+    t1 = gate >= 0.0
+    t2 = 1.0 + t0
+    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
+    dgate = dy * up * t3 * (1.0 + gate * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
+    dup = dy * (gate * t3)
     return dgate, dup
 
 
@@ -201,10 +202,11 @@ def silu_mul_backward_launch(
 def silu_mul_backward_xla(dy, gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(gate))
-    t1 = 1.0 + t0
-    t2 = jnp.where(gate >= 0.0, 1.0, t0) / t1
-    dgate = dy * up * t2 * (1.0 + gate * (jnp.where(-gate >= 0.0, 1.0, t0) / t1))
-    dup = dy * (gate * t2)
+    t1 = gate >= 0.0
+    t2 = 1.0 + t0
+    t3 = jnp.where(t1, 1.0, t0) / t2
+    dgate = dy * up * t3 * (1.0 + gate * (jnp.where(t1, t0, 1.0) / t2))
+    dup = dy * (gate * t3)
     return dgate, dup
 
 

@@ -138,10 +138,11 @@ def swiglu_reference(x):
 def swiglu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
     t0 = device.exp_to_one(-cute.math.abs(x0), approx)
-    t1 = 1.0 + t0
-    t2 = device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t0), t1, approx)
-    dx0 = dy * x1 * t2 * (1.0 + x0 * device.divide_by_normal(device.where(-x0 >= 0.0, 1.0, t0), t1, approx))
-    dx1 = dy * (x0 * t2)
+    t1 = x0 >= 0.0
+    t2 = 1.0 + t0
+    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
+    dx0 = dy * x1 * t3 * (1.0 + x0 * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
+    dx1 = dy * (x0 * t3)
     return dx0, dx1
 
 
@@ -238,10 +239,11 @@ def swiglu_backward_launch(
 def swiglu_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.exp(-jnp.abs(x0))
-    t1 = 1.0 + t0
-    t2 = jnp.where(x0 >= 0.0, 1.0, t0) / t1
-    dx0 = dy * x1 * t2 * (1.0 + x0 * (jnp.where(-x0 >= 0.0, 1.0, t0) / t1))
-    dx1 = dy * (x0 * t2)
+    t1 = x0 >= 0.0
+    t2 = 1.0 + t0
+    t3 = jnp.where(t1, 1.0, t0) / t2
+    dx0 = dy * x1 * t3 * (1.0 + x0 * (jnp.where(t1, t0, 1.0) / t2))
+    dx1 = dy * (x0 * t3)
     return dx0, dx1
 
 

@@ -70,16 +70,22 @@ class RowContext(RowAccess):
         return {emit.leaf_key(s.node): s.name for s in (*self.plan.rows, *self.plan.columns)}
 
     def function(
-        self, name: str, doc: str, values: list[Node], leaves: dict[tuple, str], alone: Node | None = None
+        self,
+        name: str,
+        doc: str,
+        values: list[Node],
+        leaves: dict[tuple, str],
+        alone: Node | None = None,
+        like: str = "",
     ) -> Function:
         """A function of the values, which takes what they need; what is carried from pass to pass among it, but for the
-        value that is computed `alone`."""
+        value that is computed `alone`. Constants have the shape of what is called `like`, or of any that it takes."""
         targets = self.target_names()
         columns = tuple(axis for group in self.plan.column_groups for axis in group.axes)
         widths = {id(s.node): s.width for s in self.plan.inner}
         dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns, widths=widths)
         given = {id(c.node): c.name for c in self.plan.carried if c.node is not alone}
-        dialect = replace(dialect, given=given)
+        dialect = replace(dialect, given=given, like=like or dialect.like)
         lines, results = emit.emit_values(self.statements, targets, dialect, values)
         names = [
             *self.vector_names(),
@@ -91,7 +97,7 @@ class RowContext(RowAccess):
         ]
         words = set(re.findall(r"\w+", " ".join([*lines, *results])))
         params = [n for n in dict.fromkeys(names) if n in words] or names[:1]
-        if dialect.like in words and dialect.like != params[0]:  # constants take their shape from what is there
+        if not like and dialect.like in words and dialect.like != params[0]:
             lines, results = emit.emit_values(self.statements, targets, replace(dialect, like=params[0]), values)
         return Function(name, doc, params, lines, results)
 
@@ -124,7 +130,8 @@ class RowContext(RowAccess):
         if not stores:
             return None
         doc = "The row's own results, from its statistics."
-        return self.function(f"{self.spec.op}_row", doc, self.values_of(stores), self.statistic_leaves())
+        like = self.plan.rows[0].name if self.plan.rows else ""
+        return self.function(f"{self.spec.op}_row", doc, self.values_of(stores), self.statistic_leaves(), like=like)
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def carried_function(self, carried: Carried) -> Function:

@@ -327,14 +327,15 @@ class WalkContext(RowContext):
         wanted |= {self.tensors[a.name] for outputs in flags.values() for a in outputs}
         lines = self.flag_lines(flags)
         arguments = self.finish_arguments(finish)
-        text = " ".join([*arguments, *(self.statistic_type(s) for s in statistics)])
+        folds = self.folds_of(statistics)
+        means = [line for fold in folds for line in fold["means"]]
+        text = " ".join([*arguments, *means, *(self.statistic_type(s) for s in statistics)])
         if self.wide and self.mentions([text], "compute"):
             wanted |= {self.tensors[a.name] for a in self.spec.inputs if "float64" in self.spec.dtypes(a)}
             lines.append(self.compute_line())
         wanted |= {self.extra_argument(p).split(".")[0] for p in function.params if p in dict(self.spec.types)}
         tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
         static = [p for p in self.static if p.name in function.params]
-        folds = self.folds_of(statistics)
         loads = [
             {"guard": self.guard(a), "text": f"access.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"}
             for a in inputs if a.array is not None
@@ -344,7 +345,7 @@ class WalkContext(RowContext):
             for a in stores if a.array is not None
         ]  # fmt: skip
         coordinates = self.column_coordinates(finish, " ".join([*places, *(row["text"] for row in loads), *arguments]))
-        text = " ".join([*coordinates, *arguments, *(text for f in folds for text in (f["text"], *f["means"]))])
+        text = " ".join([*coordinates, *arguments, *(f["text"] for f in folds), *means])
         counts = {"row_count": self.count(False), "element_count": self.count(True)}
         numbers = [(g.name, "cutlass.Int32", g.name) for g in self.groups] if not self.plan.collapsed else []
         numbers += [(name, "cutlass.Int64", value) for name, value in counts.items()]

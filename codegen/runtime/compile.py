@@ -34,7 +34,7 @@ from codegen.runtime import views
 from codegen.runtime.arguments import Types
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.kernels import nameable
-from codegen.runtime.op import Op
+from codegen.runtime.op import KernelCall, Op
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 from codegen.spec import Spec
 
@@ -208,7 +208,12 @@ def _compile(launch: Any, arguments: Sequence[Any], arch: str) -> Compiled:
 
 def _compile_product(op: GemmOp, variant: Variant, arch: str) -> Compiled:
     """A kernel that contracts, for large matrices. How wide a main loop's accesses are is its own affair."""
-    call = op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch)
+    return compile_call(op, op.example_call(variant.types, variant.ragged, variant.defaults, arch), arch)
+
+
+def compile_call(op: GemmOp, example: KernelCall, arch: str) -> Compiled:
+    """The kernel of such a call."""
+    call = example.compiled_for(arch)
     tensors = [None if t is None else _fake(DTYPES[t[0]].cutlass, *t[1:]) for t in (*call.inputs, *call.outputs)]
     return _compile(op._launch, [*tensors, *dict(call.constants).values()], arch)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,19 +35,32 @@ def evaluate_outputs(
     compute: str,
 ) -> dict[Array, jax.Array]:
     """The outputs that `stores` write, stored, given the nodes that are `known`; of `arrays`, what these do not cover."""
-    spec, plan = op.spec, op.plan
+    plan = op.plan
     values = {(s.name, s.part): s.value for s in op.statements}
     roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
     needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
+    leaves = leaf_values(op, needed, arrays, params, axes, compute)
+    made = evaluate(roots, leaves, known, compute, op.spec.integer, dict(types.variables))
+    return views.stored(stores, made, plan.order, axes, types)
+
+
+def leaf_values(
+    op: Op,
+    needed: Collection[tuple],
+    arrays: Mapping[str, Any],
+    params: Mapping[str, Any],
+    axes: Axes,
+    compute: str,
+) -> dict[tuple, jax.Array]:
+    """What a chain reads, as far as it is `needed`, and its parameters."""
+    spec, plan = op.spec, op.plan
     leaves = {
         access_key(plan, a): views.jnp_value(plan, a, arrays, axes, compute, spec.integer)
         for a in plan.loads
         if access_key(plan, a) in needed
     }
     dtypes = {"float": compute, "int": spec.integer, "bool": "bool"}
-    leaves |= {("param", p.name): jnp.asarray(params[p.name], dtypes[p.kind]) for p in spec.params}
-    made = evaluate(roots, leaves, known, compute, spec.integer, dict(types.variables))
-    return views.stored(stores, made, plan.order, axes, types)
+    return leaves | {("param", p.name): jnp.asarray(params[p.name], dtypes[p.kind]) for p in spec.params}
 
 
 def evaluate(

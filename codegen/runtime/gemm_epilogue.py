@@ -31,9 +31,10 @@ PIECE = 64  # columns that pass through shared memory at once, at most
 STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
 
 
-def may_loop(tiles: Callable[..., tuple] | None, ops: tuple[str, ...], staged: int) -> bool:
-    """Whether a loop may run an epilogue: nothing that is folded, or read ahead for each vector, lies in registers."""
-    return (tiles is None or staged > 0) and not ops
+def may_loop(tiles: Callable[..., tuple] | None, ops: tuple[str, ...], staged: int, ragged: bool) -> bool:
+    """Whether a loop may run an epilogue: nothing that is folded, or read ahead for each vector, lies in registers. Ragged
+    vectors are read when they are needed: element by element they would fill more registers than there are."""
+    return (tiles is None or staged > 0 or ragged) and not ops
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def finish(
         if cutlass.const_expr(form.rolled):
             if cutlass.const_expr(form.staged > 0):
                 cute.arch.cp_async_wait_group(form.ahead - 1)
-            for step in cutlass.range(walk.steps, unroll=2):
+            for step in cutlass.range(walk.steps, unroll=1 if form.ragged else 2):
                 vector = _read(words, lane, 0, step, walk, acc.element_type, form)
                 r, _, valid = walk.place(slab, part, step, lane, c)
                 given = _given(now[0][0], (r, c, walk.batch, valid), i, step, lane, walk, tensors, form, operands)
@@ -259,7 +260,7 @@ def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, tensors: tuple, f
     found = []
     for step in range(walk.steps):
         r, _, valid = walk.place(slab, part, step, lane, c)
-        if form.tiles is None or form.staged:
+        if form.tiles is None or form.rolled:
             own: tuple = ()
         else:
             own = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
@@ -317,10 +318,10 @@ def _given(
     """The epilogue's last argument for a step of the i-th piece, in a loop."""
     if not form.reads:
         return ()
-    if form.tiles is None or not form.staged:
+    if form.tiles is None:
         return (fixed,)
-    slots = _slots(i, step, lane, walk, form, operands)
-    return (fixed + tuple(form.tiles(*place, tensors, form.vec, form.ragged, slots.load)),)
+    load = _slots(i, step, lane, walk, form, operands).load if form.staged else vectors.load
+    return (fixed + tuple(form.tiles(*place, tensors, form.vec, form.ragged, load)),)
 
 
 def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:

@@ -10,7 +10,7 @@ XLA cannot see into a kernel, so this module says what may be split, from the sp
            before the epilogue; where only one is, it is gathered
   free     any other: rows of a row kernel, every axis of an element-wise one, the columns of a column kernel
 
-Arrays sharded along a whole axis are gathered first; where only its size is asked for, shards take the jnp form. An axis is split as its largest array is; others follow.
+Arrays sharded along a whole axis are gathered first; where only its size is asked for, shards are computed in jnp. An axis is split as its largest array is; others follow.
 
 The jnp form needs none of this: XLA splits it as it likes. Inside `shard_map` neither does a kernel: each call is one
 shard already.
@@ -30,9 +30,10 @@ from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from codegen.emit import leaf_key
 from codegen.ir import ROWS, topological
 from codegen.runtime import arguments, views
-from codegen.runtime.evaluate import evaluate_outputs
+from codegen.runtime.evaluate import evaluate, evaluate_outputs, leaf_values
 from codegen.spec import Array
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ Shards = Mapping[str, tuple[str, ...]]  # a factor to the mesh axes that it is s
 
 def whole_axes(op: Op, asking: Collection[str] = ("index", "size", "take")) -> set[str]:
     """The axes of which a kernel needs all: among them those that the chain names in calls of the functions `asking`."""
-    found = {axis for s in op.plan.rows for axis in s.node.attr}
+    found = {axis for s in op.plan.rows for axis in s.axes}
     found |= {n.attr for n in topological(s.value for s in op.statements) if n.op in asking}  # type: ignore[misc]
     for array in op.spec.arrays:
         for dim in array.dims:
@@ -58,9 +59,9 @@ def whole_axes(op: Op, asking: Collection[str] = ("index", "size", "take")) -> s
 
 
 def sized_axes(op: Op) -> set[str]:
-    """The axes of which a kernel needs all for their size alone: their shards take the jnp form, which can be told. None
-    where columns are folded: the jnp form leaves no parts."""
-    return set() if op.plan.columns else whole_axes(op) - whole_axes(op, ("index", "take"))
+    """The axes of which a kernel needs all for their size alone: their shards are computed in jnp, which can be told. None in
+    a contraction that folds columns."""
+    return set() if op.plan.kind == "gemm" and op.plan.columns else whole_axes(op) - whole_axes(op, ("index", "take"))
 
 
 def factors(op: Op, array: Array, rows: int) -> list[tuple[str, int] | None]:
@@ -147,7 +148,7 @@ class Call:
             names = [f for f in shards if (ROWS if f.startswith(ROWS) else f) in axes]
             return tuple(axis for name in names for axis in shards[name])
 
-        return tuple(lost(s.node.attr) for s in self.op.plan.columns)
+        return tuple(lost(s.axes) for s in self.op.plan.columns)
 
     def sized(self, shards: Shards) -> bool:
         """Whether a shard is shorter along an axis than the chain must know."""
@@ -258,6 +259,8 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
                 over = call.summed(shards)
                 if over or (op.plan.kind == "gemm" and any(call.folded(shards))):
                     return op.after_products(key, local, over, run)
+                if call.sized(shards) and op.plan.columns:
+                    return in_jnp(op, key, local, call.folded(shards), mesh.shape, call.axes)
                 if call.sized(shards):
                     return op.jnp_form(key, *local, sizes=call.axes)
                 return run(op, key, kernel, local)
@@ -296,25 +299,80 @@ def on_shard(
     return tuple(outputs.values())
 
 
+def in_jnp(
+    op: Op, key: Key, operands: Sequence[jax.Array], over: Sequence[tuple[str, ...]], mesh: Mapping[str, int],
+    sizes: arguments.Axes,
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """The outputs on one shard, in jnp, of a chain that folds columns and asks for the `sizes` of axes, which are longer than
+    a shard's."""
+    arrays = dict(zip(key.present, operands, strict=False))
+    axes = arguments.bind_axes(op.spec, arrays)
+    with op.wide():
+        known = statistics_in_jnp(op, key, operands, over, mesh, sizes)
+        params = op.parameters(key, operands)
+        outputs = evaluate_outputs(op._op, op.plan.stores, arrays, params, axes, key.types, known, op.compute(key))
+    return tuple(outputs[a] for a in op.spec.outputs)
+
+
+def statistics_in_jnp(
+    op: Op, key: Key, operands: Sequence[jax.Array], over: Sequence[tuple[str, ...]], mesh: Mapping[str, int],
+    sizes: arguments.Axes,
+) -> dict[int, jax.Array]:  # fmt: skip
+    """What the chain's reductions come to, with every axis, and the `sizes` that it asks for, by the identity of their
+    nodes."""
+    plan, spec, arrays = op.plan, op.spec, dict(zip(key.present, operands, strict=False))
+    axes, compute = arguments.bind_axes(spec, arrays), op.compute(key)
+    nodes = list(topological(s.value for s in op.statements))
+    known = {id(n): jnp.asarray(math.prod(sizes.shape((str(n.attr),))), spec.integer) for n in nodes if n.op == "size"}
+    leaves = leaf_values(op._op, {leaf_key(n) for n in nodes}, arrays, op.parameters(key, operands), axes, compute)
+    across = dict(zip((id(s.node) for s in plan.columns), over, strict=True))
+    statistics = {id(s.node): s for s in (*plan.rows, *plan.inner, *plan.columns)}
+    for node in nodes:  # each after what it takes
+        if (statistic := statistics.get(id(node))) is not None:
+            (value,) = evaluate([statistic.operand], leaves, known, compute, spec.integer, dict(key.types.variables))
+            parts = _folded_apart(plan, statistic, value, axes)
+            known[id(node)] = _whole(plan, statistic, parts, across.get(id(node), ()), axes, mesh)
+    return known
+
+
+def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes: arguments.Axes) -> jax.Array:
+    """What a statistic folds, as parts: (parts, those axes that it keeps)."""
+    lost = statistic.axes
+    value = jnp.broadcast_to(value, views.with_every_axis(plan.order, (*statistic.node.dims, *lost), axes))
+    owners = [axis for axis in plan.order for _ in axes.shape((axis,))]
+    places = [place for place, axis in enumerate(owners) if axis in lost]
+    value = jnp.moveaxis(value, places, range(len(places)))
+    value = value.astype(jnp.int32) if statistic.kind == "bool" else value
+    return value.reshape(math.prod(value.shape[: len(places)]), -1)
+
+
 def _finish(
     op: Op, key: Key, operands, parts, over: Sequence[tuple[str, ...]], mesh: Mapping[str, int]
 ) -> dict[Array, jax.Array]:
     """The outputs made of column statistics, from the parts of all shards."""
     plan, arrays = op.plan, dict(zip(key.present, operands, strict=False))
     axes = arguments.bind_axes(op.spec, arrays)
-    compute = op.compute(key)
-    known = {}
-    for statistic, own, across in zip(plan.columns, parts, over, strict=True):
-        whole = fold(statistic.op, _of_axes(plan, statistic, own, axes), across).reshape(
-            views.with_every_axis(plan.order, statistic.node.dims, axes)
-        )
-        if statistic.op == "mean":
-            count = math.prod(axes.shape(statistic.node.attr)) * math.prod(mesh[axis] for axis in across)
-            whole = whole / jnp.asarray(count, whole.dtype)
-        known[id(statistic.node)] = whole.astype(bool) if statistic.kind == "bool" else whole
+    known = {
+        id(statistic.node): _whole(plan, statistic, _of_axes(plan, statistic, own, axes), across, axes, mesh)
+        for statistic, own, across in zip(plan.columns, parts, over, strict=True)
+    }
     late = [a for a in op.spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
     stores = [a for a in plan.stores if a.array in late]
-    return evaluate_outputs(op._op, stores, arrays, op.parameters(key, operands), axes, key.types, known, compute)
+    params = op.parameters(key, operands)
+    return evaluate_outputs(op._op, stores, arrays, params, axes, key.types, known, op.compute(key))
+
+
+def _whole(
+    plan: Reduction, statistic: Statistic, parts: jax.Array, across: tuple[str, ...], axes: arguments.Axes,
+    mesh: Mapping[str, int],
+) -> jax.Array:  # fmt: skip
+    """A statistic, from its parts on all shards, with every axis."""
+    shape = views.with_every_axis(plan.order, statistic.node.dims, axes)
+    whole = fold(statistic.op, parts, across).reshape(shape)
+    if statistic.op == "mean":
+        count = math.prod(axes.shape(statistic.axes)) * math.prod(mesh[axis] for axis in across)
+        whole = whole / jnp.asarray(count, whole.dtype)
+    return whole.astype(bool) if statistic.kind == "bool" else whole
 
 
 def _of_axes(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes) -> jax.Array:

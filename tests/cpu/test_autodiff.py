@@ -360,3 +360,126 @@ def test_gradients_at_kinks_and_at_nan_are_those_of_the_reference(name, implemen
     found = jax.grad(lambda x: op(x, implementation=implementation).sum())(x)
     expected = jax.grad(lambda x: op.reference(x).sum())(x)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-38)
+
+
+# At 0 and far out, of any order
+
+AT_ZERO = {  # the second and third derivative at 0
+    "sigmoid": (0, -1 / 8), "silu": (1 / 2, 0), "log_sigmoid": (-1 / 4, 0), "softplus": (1 / 4, 0), "mish": (0.64, None),
+    "gelu_tanh": (1.5957691216057308 / 2, 0), "quick_gelu": (1.702 / 2, 0), "tanh": (0, -2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_ZERO)
+def test_higher_derivatives_at_zero(name):
+    f = functools.partial(getattr(generated, name), implementation="xla")
+    found, of = [], lambda v: f(v[None])[0]
+    for _ in range(3):
+        of = jax.grad(of)
+        found.append(of(jnp.float32(0)))
+    for got, expected in zip(found[1:], AT_ZERO[name], strict=True):
+        if expected is not None:
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_opposite_sigmoids_at_zero(tmp_path):
+    """prod has no kernel for its gradient: jnp differentiates the chain."""
+    text = spec_text("x: float32[..., N]", "y: float32[...]", "y = prod(sigmoid(x) * sigmoid(-x), axis=N)")
+    op = make_op(tmp_path, text)
+    np.testing.assert_array_equal(jax.grad(lambda x: op(x).sum())(jnp.zeros((1, 2))), [[0, 0]])
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "sigmoid", "softplus", "log_sigmoid", "mish", "tanh"])
+def test_second_derivatives_are_finite_far_out(name):
+    f = functools.partial(getattr(generated, name), implementation="xla")
+    x = jnp.asarray([-1e20, -1e10, -300, 300, 1e10, 1e20], jnp.float32)
+    np.testing.assert_array_equal(jax.vmap(jax.grad(jax.grad(lambda v: f(v[None])[0])))(x), jnp.zeros(6))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_slopes_that_only_a_detour_overflows(tmp_path, implementation):
+    """Squares of what is large or small do, the slopes do not."""
+    op = make_op(tmp_path, spec_text("x: float32[N]; w: float32[N]", "y: float32[N]", "y = atan2(x, w)"))
+    x, w = np.float32([1e-25, 1e25, 3.0]), np.float32([2e-25, -3e25, 4.0])
+    wide = [v.astype("float64") for v in (x, w)]
+    found = jax.vjp(functools.partial(op, implementation=implementation), x, w)[1](jnp.ones(3))
+    square = wide[0] ** 2 + wide[1] ** 2
+    for got, expected in zip(found, (wide[1] / square, -wide[0] / square), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+    op = make_op(tmp_path, spec_text("x: float32[N]", "y: float32[N]", "y = cbrt(x)"))
+    x = np.float32([3e38, -3e38, 8.0, 0.0, np.inf])
+    (got,) = jax.vjp(functools.partial(op, implementation=implementation), x)[1](jnp.ones(5))
+    np.testing.assert_allclose(got, [*(1 / (3 * np.cbrt(x[:3].astype("float64")) ** 2)), np.inf, 0], rtol=1e-6)
+
+
+# What random specs found: compiled, run, and held to jax.vjp of the same in jnp
+
+
+def log_softmax(x):
+    return x - jax.nn.logsumexp(x, axis=-1, keepdims=True)
+
+
+X, W, M = "x: float32[..., N]", "w: float32[N]", "m: bool[N]"
+FOUND = [
+    (X, "float32[...]", "mean(log_softmax(x, axis=N), axis=N)", lambda x: jnp.mean(log_softmax(x), -1)),
+    (f"{X}; {M}", "float32[...]", "sum(where(m, x, 0), axis=N) / sum(where(m, 1.0, 0.0), axis=N)",
+     lambda x, m: jnp.sum(jnp.where(m, x, 0), -1) / jnp.sum(jnp.where(m, 1.0, 0.0))),
+    (f"{X}; {W}; {M}", "float32[..., N]", "x * w / sum(where(m, 1.0, 0.0), axis=N)",
+     lambda x, w, m: x * w / jnp.sum(jnp.where(m, 1.0, 0.0))),
+    (f"{X}; {W}", "float32[N]", "sum(max(w, axis=N) * x, axis=...)", lambda x, w: jnp.sum(jnp.max(w) * x, 0)),
+    (f"{X}; w: float32[..., 3]", "float32[..., N]", "x * w[0] + w[2]", lambda x, w: x * w[:, :1] + w[:, 2:]),
+    (f"{X}; {W}", "float32[..., N]", "x * (w > 0)", lambda x, w: x * (w > 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize(("inputs", "output", "value", "reference"), FOUND, ids=[f[2] for f in FOUND])
+def test_chains_that_random_specs_found(inputs, output, value, reference, implementation, tmp_path):
+    op = make_op(tmp_path, spec_text(inputs, f"y: {output}", f"y = {value}"))
+    rng = np.random.default_rng(0)
+    shapes = {"[..., N]": (5, 9), "[..., 3]": (5, 3), "[N]": (9,)}
+    arrays = [rng.standard_normal(shapes["[" + i.split("[")[1]]).astype("float32") for i in inputs.split(";")]
+    arrays = [a > 0 if "bool" in i else a for a, i in zip(arrays, inputs.split(";"), strict=True)]
+    floats = [k for k, a in enumerate(arrays) if a.dtype != bool]
+
+    def run(f):
+        def of(*xs):
+            given = list(arrays)
+            for k, x in zip(floats, xs, strict=True):
+                given[k] = x
+            return f(*given)
+
+        y, pull = jax.vjp(of, *(jnp.asarray(arrays[k]) for k in floats))
+        return (y, *pull(jnp.cos(jnp.arange(y.size, dtype="float32")).reshape(y.shape)))
+
+    for got, expected in zip(run(functools.partial(op, implementation=implementation)), run(reference), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_the_formula_of_the_documentation(tmp_path, implementation):
+    text = spec_text(X, "y: float32[..., N]", "y = relu(x)", more="grad:\n  x: 3 * dy * (y > 0)")
+    op = make_op(tmp_path, text)
+    slope = jax.grad(lambda x: op(x, implementation=implementation).sum())(jnp.asarray([[-1.0, 2.0]]))
+    assert slope.tolist() == [[0, 3]]
+
+
+WIDE = [("{T: [float64]}", "float64"), ("{T: [float32, float64]}", "float64"), ("{T: [float32, float64]}", "float32")]
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize(("types", "dtype"), WIDE)
+def test_float64_stays_float64(types, dtype, implementation, tmp_path):
+    """Means over rows, whose last kernel divides, and the gradient of a dynamic parameter."""
+    with jax.enable_x64(True):
+        x = np.random.default_rng(0).standard_normal((5, 9)).astype(dtype)
+        mean = make_op(tmp_path, spec_text("x: T[..., N]", "y: T[N]", "y = mean(x, axis=...)", types=types))
+        got = mean(x, implementation=implementation)
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got, x.mean(0), rtol=1e-15 if dtype == "float64" else 1e-5, atol=1e-7)
+        more = "params:\n  a: {default: 1.0, static: false}"
+        scale = make_op(tmp_path, spec_text("x: T[..., N]", "y: T[..., N]", "y = x * a", types=types, more=more))
+        x = np.full((1, 1), 1 + 1e-10 if dtype == "float64" else 1.5, dtype)
+        slope = jax.grad(lambda a: scale(x, a=a, implementation=implementation).sum())(jnp.asarray(2, dtype))
+        assert slope.dtype == dtype and float(slope) == float(x.sum())

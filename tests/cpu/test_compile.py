@@ -4,12 +4,14 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from instruction_list import forms, listed
 from making import make_op
 
 import generated
 from codegen import __main__ as command_line
+from codegen import sizes
 from codegen.arch import lacks
 from codegen.hopper_tiles import HALVES
 from codegen.ir import DTYPES, topological
@@ -20,6 +22,7 @@ from codegen.runtime.compile import (
     Compiled,
     Task,
     Variant,
+    compile_call,
     compile_kernel,
     compile_tasks,
     entries,
@@ -69,6 +72,18 @@ def test_products_compile_for_hopper_and_elsewhere(name):
             assert unlisted(compiled.ptx) == []
         most_spills = KNOWN_SPILLS.get(name, SPILLS_OF_RAGGED_PRODUCTS) if ragged else SPILLS_WHERE_RAGGED
         assert compiled.spills <= most_spills, (variant, arch)
+
+
+@pytest.mark.parametrize("name", ["matmul_dswiglu_pairs", "matmul_dgelu", "dense_swiglu"])
+def test_ragged_rows_of_products_for_hopper(name):
+    """Rows of the outputs that are no whole vectors; K is what TMA takes."""
+    op = PRODUCTS[name]
+    types = next(v for v in variants(op) if "bfloat16" in str(v)).types
+    extents = dict.fromkeys(op.spec.axes, 4096) | {"N": 4100}
+    arrays = {a.name: jax.ShapeDtypeStruct(sizes.extents(a, extents), types.dtype(a)) for a in op.spec.inputs}
+    key, operands = op.bind((), {**arrays, "implementation": "cute"})
+    compiled = compile_call(op, op._kernel_call(key, operands, "sm_90a"), "sm_90a")
+    assert "wgmma.mma_async" in compiled.ptx and compiled.spills == 0
 
 
 # Every third op's own, and of those that belong to an op every twelfth one

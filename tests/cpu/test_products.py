@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from making import make_op
-from tests.cpu.test_reductions import spec_text
 
 import generated
 from codegen.runtime import arguments, products
+from tests.cpu.test_reductions import spec_text
 
 OP = generated.scaled_matmul_int8
 

@@ -21,6 +21,7 @@ from codegen.pipeline import Derived
 from codegen.runtime import arguments, gemm_op, partition, views
 from codegen.runtime.op import Op
 from codegen.tiles import Tile
+from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 
 P = PartitionSpec
@@ -60,15 +61,20 @@ seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 
 
 def stand_in(op: Op, key, donated, *operands):
-    """What a kernel returns, in jnp: the outputs, then what is folded over rows; here an output itself, not divided."""
+    """What a kernel returns, in jnp: the outputs, then what is folded over rows, not divided: an output, or a value of the
+    chain."""
     seen.append([x.shape for x in operands])
     outputs = op.jnp_form(key, *operands)
     axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
     values = {id(s.value): s.name for s in op.statements}
     by_name = dict(zip([a.name for a in op.spec.outputs], outputs, strict=True))
     parts = []
+    over = [()] * len(op.plan.columns)
     for statistic in op.plan.columns if op.plan.kind != "gemm" else ():  # a contraction's kernel finishes what it folds
-        part = by_name[values[id(statistic.node)]].astype("int32" if statistic.kind == "bool" else "float32")
+        name = values.get(id(statistic.node))
+        known = partition.statistics_in_jnp(op, key, operands, over, {}, axes) if name not in by_name else {}
+        part = by_name[name] if name in by_name else known[id(statistic.node)]
+        part = part.astype("int32" if statistic.kind == "bool" else "float32")
         count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
         part = (part * count).astype(part.dtype).reshape(1, *([-1] if part.ndim else []))
         parts.append(spread(op.plan, statistic, part, axes) if statistic.over == "column" else part)
@@ -225,6 +231,31 @@ def test_the_jnp_forms_path(name, given):
     compiled = jax.jit(functools.partial(op, implementation="xla")).lower(*args).compile()
     assert set(collectives(compiled)) <= ({"all-reduce"} if op.plan.columns else set())
     assert_close(compiled(*args), op.reference(*made))
+
+
+SIZED = [
+    ("y = mean(square(x - w), axis=(..., N))", "float32[]", lambda x, w: jnp.mean((x - w) ** 2)),
+    ("y = mean(x * w, axis=...)", "float32[N]", lambda x, w: jnp.mean(x * w, (0, 1))),
+    ("y = x * w / size(...)", "float32[..., N]", lambda x, w: x * w / (X[0] * X[1])),
+    ("y = softmax(x, axis=N) * w / size(...)", "float32[..., N]", lambda x, w: jax.nn.softmax(x) * w / (X[0] * X[1])),
+]
+
+
+@pytest.mark.parametrize(("chain", "output", "reference"), SIZED, ids=[s[0] for s in SIZED])
+def test_gradients_of_means_are_not_gathered(kernels, tmp_path, chain, output, reference):
+    """A shard knows how long the whole is, and what it folds of columns is added up."""
+    op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", f"y: {output}", chain))
+    mesh, x, w = make_mesh(), normal(*X), normal(*W)
+
+    def loss(f):
+        return jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), argnums=(0, 1))
+
+    args = put(mesh, x, P("a")), put(mesh, w, P())
+    compiled = jax.jit(loss(op)).lower(*args).compile()
+    assert set(collectives(compiled)) <= {"all-reduce"}
+    dx, dw = compiled(*args)
+    assert dx.sharding.is_equivalent_to(NamedSharding(mesh, P("a")), 3)
+    assert_close((dx, dw), loss(reference)(x, w))
 
 
 def test_each_device_runs_its_shard(kernels):

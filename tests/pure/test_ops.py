@@ -90,6 +90,7 @@ def test_there_is_a_derivative_for_every_argument(op):
     assert len(op.grad) == op.arity
     for place, formula in enumerate(op.grad):
         formula = formula.replace("** (b - 1)", "** 1.5")  # its exponent is a number, not an array
+        formula = formula.replace("_hypot(a, b)", "sqrt(a * a + b * b)")  # which specs do not know
         own = "abc"[: op.arity]
         names = {n.id for n in ast.walk(ast.parse(formula)) if isinstance(n, ast.Name)} - set(functions())
         assert names <= {*own, "y", "g"}

@@ -150,7 +150,7 @@ def choose(
 ) -> Tiles | None:  # fmt: skip
     """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
     the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
-    whether their rows are no whole vectors; `folds`: whether it reduces rows or columns; `keeps`: whether many registers
+    whether their rows are no whole vectors; `folds`: whether it reduces rows; `keeps`: whether many registers
     hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
@@ -158,14 +158,16 @@ def choose(
     for row in TABLE:
         tiles = row
         crowded = (keeps and tiles == WIDE) or (reads and ragged and tiles.accumulators > MOST_BESIDE_OTHERS)
-        if crowded or over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
+        if crowded:
             continue
         if reads and not ragged and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
             tiles = staged
-        elif not folds and (ragged or (tiles == WIDE and not reads)):
+        elif not folds and (ragged or over_rows or (tiles == WIDE and not reads)):
             tiles = replace(tiles, rolled=True)
         elif reads and tiles == WIDE:
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
+        if over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
+            continue
         held = 2 * N if paired == "interleaved" else N
         alone = replace(row, cluster_m=1, cluster_n=1)
         for one in (tiles, *(replace(alone, splits=s) for s in (2, 4, 8) if K * size >= s * DEEP)):

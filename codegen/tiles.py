@@ -144,7 +144,7 @@ class Tile:
             reads=sum(
                 DTYPES[dtypes[array.name]].size * (1 if part is not None else array.parts or 1) for array, part in tiles
             ),
-            folds=bool(self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
+            folds=any(f.along for f in self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
             over_rows=sum(not f.along for f in self.folds),
         )  # fmt: skip
 

@@ -31,10 +31,10 @@ PIECE = 64  # columns that pass through shared memory at once, at most
 STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
 
 
-def may_loop(tiles: Callable[..., tuple] | None, ops: tuple[str, ...], staged: int, ragged: bool) -> bool:
-    """Whether a loop may run an epilogue: nothing that is folded, or read ahead for each vector, lies in registers. Ragged
-    vectors are read when they are needed: element by element they would fill more registers than there are."""
-    return (tiles is None or staged > 0 or ragged) and not ops
+def may_loop(tiles: Callable[..., tuple] | None, row_ops: tuple[str, ...], staged: int, ragged: bool) -> bool:
+    """Whether a loop may run an epilogue: nothing that is folded along rows, or read ahead for each vector, lies in registers.
+    Ragged vectors are read when they are needed: element by element they would fill more registers than there are."""
+    return (tiles is None or staged > 0 or ragged) and not row_ops
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,12 @@ def finish(
                 cute.arch.cp_async_wait_group(form.ahead - 1)
             for step in cutlass.range(walk.steps, unroll=1 if form.ragged else 2):
                 vector = _read(words, lane, 0, step, walk, acc.element_type, form)
-                r, _, valid = walk.place(slab, part, step, lane, c)
+                r, limit, valid = walk.place(slab, part, step, lane, c)
                 given = _given(now[0][0], (r, c, walk.batch, valid), i, step, lane, walk, tensors, form, operands)
-                form.run(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+                found = form.run(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+                if cutlass.const_expr(len(form.column_ops) > 0):
+                    inside = reduce.inside(c, limit, form.vec, form.ragged, False)
+                    reduce.accumulate_at(turn, rColumns, form.column_ops, found, inside)
             if cutlass.const_expr(form.staged > 0):
                 _copy_operands(i + form.ahead, lane, walk, tensors, form, operands)
             _bring_next(acc, words, lane, i, walk, read, tensors, form)

@@ -71,7 +71,7 @@ def launch(
     warps = 4 if tiles.pingpong else 4 * CONSUMERS  # that share a tile
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
-        rolled=tiles.rolled and may_loop(reads[1], row_ops + column_ops, staged, ragged), staged=staged,
+        rolled=tiles.rolled and may_loop(reads[1], row_ops, staged, ragged), staged=staged,
         warps=warps, step=1, barrier=MEET, threads=32 * warps,
     )  # fmt: skip
     parts = len(mBs)

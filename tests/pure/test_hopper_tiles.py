@@ -125,12 +125,14 @@ def test_nothing_is_chosen_where_nothing_fits():
 
 
 def test_operands_in_tiles_are_read_further_ahead():
-    """Into shared memory; where rows are no whole vectors, or what is folded lies in registers, into those."""
+    """Into shared memory; where what is folded along rows lies in registers, into those; where rows are no whole vectors,
+    as late as can be, in a loop beside fewer accumulators."""
     tiles = choose(8192, 8192, 8192, reads=2)
     assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2)
-    for more in ({"ragged": True}, {"folds": True}):
-        tiles = choose(8192, 8192, 8192, reads=2, **more)
-        assert tiles == replace(WIDE, stages=5, piece=32, ahead=3)
+    tiles = choose(8192, 8192, 8192, reads=2, folds=True)
+    assert tiles == replace(WIDE, stages=5, piece=32, ahead=3)
+    tiles = choose(8192, 8192, 8192, reads=2, ragged=True)
+    assert tiles is not None and tiles.rolled and not tiles.staged and tiles.accumulators == 128
 
 
 @pytest.mark.parametrize("reads", [1, 2, 4, 6, 8, 16, 40])

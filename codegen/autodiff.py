@@ -49,15 +49,16 @@ class Backward:
     scattered: tuple[tuple[str, str], ...] = ()  # (a table, the indices by which its dx, of rows taken, is added up)
 
 
-def differentiate(spec: Spec, kept: str = "float32") -> Backward:
-    """The backward of a checked spec; what it saves of the chain is `kept` in this type. Raises `Mistake` where it has none
-    that could be a kernel."""
-    return _Reverse(spec, kept).backward()
+def differentiate(spec: Spec, kept: str = "float32", rounded: bool = False) -> Backward:
+    """The backward of a checked spec; what it saves of the chain is `kept` in this type. `rounded`: so are inputs, which the
+    forward had in more bits: it takes none of the statistics that outputs hold, which theirs would not be. Raises `Mistake`
+    where it has none that could be a kernel."""
+    return _Reverse(spec, kept, rounded).backward()
 
 
 class _Reverse:
-    def __init__(self, spec: Spec, kept: str):
-        self.spec, self.scope, self.kept = spec, make_scope(spec), kept
+    def __init__(self, spec: Spec, kept: str, rounded: bool):
+        self.spec, self.scope, self.kept, self.rounded = spec, make_scope(spec), kept, rounded
         self.statements = read_chain(spec, self.scope)
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
@@ -306,7 +307,10 @@ class _Reverse:
             if id(value) in compared and value.op in ("max", "min") and not self.exact(name, value):
                 what = f"elements that are computed again are compared with {name!r}, and may differ in the last bit"
                 raise Mistake(f"it cannot be saved: {what}")
+        most = max(len(a.axes) for a in self.spec.inputs)
         for name, value in values.items():
+            if self.rounded and len(value.dims) < most:
+                continue
             if name not in self.cotangents or (id(value) in compared and not self.exact(name, value)):
                 continue
             more = {**chosen, name: value}

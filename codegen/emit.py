@@ -170,6 +170,9 @@ class _Emitter:
             if node.op == "where" and all(a.is_const for a in node.args[1:]) and node.kind != "bool":
                 # Python's numbers have no type of their own: x64 would widen them
                 args[1] = f"jnp.asarray({args[1]}, {self.typed(node.kind)})"
+            if node.op == "rem":  # jax.lax's wants one type
+                typed = f"jnp.asarray({{}}, {self.typed(node.kind)})"
+                args = [typed.format(t) if a.is_const else t for a, t in zip(node.args, args, strict=True)]
         else:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)

@@ -19,7 +19,7 @@ from typing import Any
 from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
-from codegen.ir import DTYPES, Leaf, Node, Statement, axes_text, dims_text, topological
+from codegen.ir import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, topological
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Derived, Op
 from codegen.plan import Extents, Launch, overrides
@@ -120,7 +120,7 @@ class Binding:
 
     def dtype(self, array: Array | str) -> str:
         name = array if isinstance(array, str) else array.dtype
-        return dict(self.types).get(name, name)
+        return dtype_of(name, dict(self.types))
 
     def __str__(self) -> str:
         return " ".join(f"{name}={dtype}" for name, dtype in self.types) or "-"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from codegen.errors import Mistake, known, shown
-from codegen.ir import DTYPES, ROWS, Call, Leaf, Node, topological
+from codegen.ir import DTYPES, ROWS, Call, Leaf, Node, dtypes_of, topological
 from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS
 from codegen.prelude import Composite, prelude
 from codegen.scope import Scope
@@ -114,7 +114,7 @@ class Reader:
         raise self.fail(tree, f"unknown name {shown(name)}", known(name, scope.names()))
 
     def leaf(self, array: Array, part: int | None) -> Node:
-        kind = DTYPES[self.scope.types.get(array.dtype, (array.dtype,))[0]].kind
+        kind = DTYPES[dtypes_of(array.dtype, self.scope.types)[0]].kind
         return self.graph.node("input", attr=Leaf(array.name, part), kind=kind, dims=array.axes)
 
     def read_Subscript(self, tree: ast.Subscript) -> Node:

@@ -16,7 +16,7 @@ from codegen.arch import Types
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
-from codegen.ir import DTYPES, Leaf, Node, Statement, topological
+from codegen.ir import DTYPES, WIDE, Leaf, Node, Statement, topological
 from codegen.scope import make_scope
 from codegen.spec import Array, Spec
 from codegen.statements import Placed, read_lines
@@ -222,45 +222,23 @@ class Pulled:
 def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
     """The backward of an op's epilogue. Of the products and the tiles that the chain names after them, it takes those with
     which it reads least. Raises `Mistake` where no kernel can do it."""
-    dtype = kept_dtype(spec, products)
-    pulled = _pull(spec, products, epilogue, dtype)
-    if dtype != "float32" and (_compares(pulled.how, spec) or _overflows(spec, epilogue, pulled, dtype)):
+    try:
+        return _pull(spec, products, epilogue, kept_dtype(spec, products))
+    except Mistake:
+        # Of products that are not rounded it may take the forward's statistics, and then needs fewer turns
         return _pull(spec, products, epilogue, "float32")
-    return pulled
-
-
-def _compares(how: Backward, spec: Spec) -> bool:
-    """Whether a backward looks for an output, such as a maximum, among the products that it came from: what is kept of them
-    in fewer bits equals it nowhere."""
-    saved = {a.name for a in spec.outputs} & set(how.saved)
-    compared = (
-        a.args[0] if a.op == "float" else a
-        for n in topological(s.value for s in read_chain(how.spec, whole=False))
-        if n.op == "eq"
-        for a in n.args
-    )
-    return any(isinstance(a.attr, Leaf) and a.attr.name in saved for a in compared)
-
-
-def _overflows(spec: Spec, epilogue: Spec, pulled: Pulled, dtype: str) -> bool:
-    """Whether a backward takes a product itself that the chain scales, by less than a tile, and that float16 may not hold."""
-    static = {p.name for p in spec.params if p.static}
-    fixed = lambda node: node.op == "const" or (node.op == "param" and node.attr in static)  # noqa: E731
-    scaled = {
-        a.attr.name
-        for n in topological(s.value for s in read_chain(epilogue, whole=False))
-        if n.op in ("mul", "div") and any(len(x.dims) < len(n.dims) and not fixed(x) for x in n.args)
-        for x in n.args
-        for a in [x.args[0] if x.op == "float" else x]
-        if isinstance(a.attr, Leaf)
-    }
-    halves = "float16" in {d for a in spec.arrays if a.dtype == dtype for d in spec.dtypes(a)}
-    return halves and any(acc in scaled for acc, _ in pulled.products)
 
 
 def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str) -> Pulled:
-    """The same, products kept in this type. Their gradients have that of what they are multiplied with again."""
-    accs = {p.acc.name: replace(p.acc, dtype=dtype) for p in products}
+    """The same, products kept in this type, those of integers as they are. Their gradients have that of what they are
+    multiplied with again."""
+    stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in read_chain(epilogue, whole=False)
+              if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
+    accs, outputs = {}, {}
+    for p in products:
+        type_of = "int32" if p.acc.dtype == "int32" else dtype
+        outputs[p.acc.name] = stored.get((Leaf(p.acc.name), type_of.removeprefix(WIDE)))
+        accs[p.acc.name] = replace(p.acc, dtype=type_of.removeprefix(WIDE) if outputs[p.acc.name] else type_of)
     own = replace(epilogue, op=spec.op, inputs=tuple(accs.get(a.name, a) for a in epilogue.inputs))
     axes = products[0].acc.axes
     tiles = [
@@ -271,14 +249,13 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     found = [_differentiated(own, (), dtype), *(_differentiated(own, (name,), dtype) for name in tiles)]
     how = min((h for h in found if h is not None), key=_reads, default=None)
     if how is None:
-        differentiate(own, dtype)
+        differentiate(own, dtype, rounded=dtype != "float32")
         raise AssertionError("no backward, and no reason")
     inner = {dacc for acc, dacc in how.gradients if acc in accs}
-    outputs_of = (replace(a, dtype=gradient_dtype(spec, products)) if a.name in inner else a for a in how.spec.outputs)
-    how = replace(how, spec=replace(how.spec, outputs=tuple(outputs_of)))
-    stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in read_chain(own, whole=False)
-              if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
-    outputs = {p.acc.name: stored.get((Leaf(p.acc.name), dtype)) for p in products}
+    if inner:
+        type_of = gradient_dtype(spec, products)
+        made = tuple(replace(a, dtype=type_of) if a.name in inner else a for a in how.spec.outputs)
+        how = replace(how, spec=replace(how.spec, outputs=made))
     shared = tuple((acc, name) for acc, name in outputs.items() if name is not None and acc in how.inputs)
     kept = [p.acc for p in products if p.acc.name in how.inputs and not outputs[p.acc.name]]
     more = list(how.forward.outputs[len(epilogue.outputs) :]) if how.forward else []
@@ -302,7 +279,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
 
 def _differentiated(spec: Spec, save: tuple[str, ...], dtype: str) -> Backward | None:
     try:
-        return differentiate(replace(spec, save=save), dtype)
+        return differentiate(replace(spec, save=save), dtype, rounded=dtype != "float32")
     except Mistake:
         return None
 
@@ -315,24 +292,32 @@ def _reads(how: Backward) -> tuple[int, int]:
 
 def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
     """The type (a dtype or a type variable) that products are kept in: that of the outputs made of them, if it is that of the
-    factors as well or has no 32 bits; float32 where factors are integers or float8, whose products other types do not hold."""
-    own = [x.dtype for p in products for x in (p.a, p.b)]
-    if not all(_is_wide(spec, dtype) for dtype in own):
+    factors as well or has no 32 bits; not float16, which may not hold what is scaled afterwards. float32 where factors are
+    float8 or integers."""
+    factors = _factors(products)
+    if not all(_is_wide(spec, dtype) for dtype in factors):
         return "float32"
     made = [a.dtype for a in spec.outputs if a.axes == products[0].acc.axes and _is_wide(spec, a.dtype)]
-    kinds = {*made, own[0]}
+    kinds = {*made, *factors}
     if len(kinds) > 1 and any("float32" in spec.dtypes(dtype) for dtype in kinds):
         return "float32"
-    return (made or own)[0]
+    found = (made or factors)[0]
+    halves = [dtype == "float16" for dtype in spec.dtypes(found)]
+    return "float32" if all(halves) else WIDE + found if any(halves) else found
 
 
 def gradient_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
-    """The type of products' gradients, which the other factors are multiplied with: theirs, and where that is float8 or an
-    integer, the first output's."""
-    for array in (products[0].a, *spec.outputs):
-        if _is_wide(spec, array.dtype):
-            return array.dtype
-    raise Mistake("no floating type of at least 16 bits for the gradients of products")
+    """The type of products' gradients, which the other factors are multiplied with: theirs, float32 where they are of several;
+    where none has 16 bits, the first output's."""
+    factors = [dtype for dtype in _factors(products) if _is_wide(spec, dtype)]
+    outputs = [a.dtype for a in spec.outputs if _is_wide(spec, a.dtype)]
+    found = dict.fromkeys(factors or outputs[:1])
+    return next(iter(found)) if len(found) == 1 else "float32"
+
+
+def _factors(products: tuple[Product, ...]) -> list[str]:
+    """Their types."""
+    return [x.dtype for p in products for x in (p.a, p.b)]
 
 
 def _is_wide(spec: Spec, dtype: str) -> bool:

@@ -8,7 +8,7 @@ once. Nothing here knows of YAML, of text positions, or of any backend.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from codegen.errors import Mistake
@@ -71,6 +71,28 @@ class Node:
     @property
     def is_const(self) -> bool:
         return self.op == "const"
+
+
+WIDE = "wide "  # before a type: the same, but float32 where that is float16, which does not hold what float32 does
+
+
+def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """What a dtype, a type variable or either with `WIDE` before it may be."""
+    if name.startswith(WIDE):
+        found = (widened(dtype) for dtype in variables.get(name.removeprefix(WIDE), (name.removeprefix(WIDE),)))
+        return tuple(dict.fromkeys(found))
+    return variables.get(name, (name,))
+
+
+def dtype_of(name: str, variables: Mapping[str, str]) -> str:
+    """What it is, where these are bound."""
+    own = name.removeprefix(WIDE)
+    bound = variables.get(own, own)
+    return bound if own == name else widened(bound)
+
+
+def widened(dtype: str) -> str:
+    return "float32" if dtype == "float16" else dtype
 
 
 @dataclass(frozen=True)

@@ -289,12 +289,21 @@ class _Reductions(Planner):
             found = [over[id(n)] for n in topological([statement.value]) if id(n) in over]
             wanted = list(dict.fromkeys([n.dims for n in found] if found else along))
             texts = [_brackets(w) for w in wanted]
+            if found and any(n.op == "take" for n in topological([statement.value], lambda n: id(n) in over)):
+                message = f"{output.name!r} takes from a table after a reduction over rows"
+                return self.mistake(message, "take before it, or make it an op of its own", output)
             if output.axes not in wanted:
                 what = f"{'column' if found else 'row'} reductions here give {' or '.join(texts)}"
                 return self.mistake(f"{output.name!r} is {output}, but {what}", "make it an op of its own", output)
             if found and not set(wanted) <= {output.axes, ()}:
                 message = f"{output.name!r} needs column reductions of different axes: they give {' and '.join(texts)}"
                 return self.mistake(message, "make each an output, and join them in an op of its own", output)
+        for axis in dict.fromkeys(a for n in (*self.along, *self.over) for a in axes_of(n)):
+            if axis not in known:
+                message = f"the axis {axis} of a reduction is on no input that is always there"
+                return self.mistake(
+                    message, "its extent would be unknown: give such an input that axis", self.spec.outputs[0]
+                )
         return None
 
     def plan(self) -> Reduction:

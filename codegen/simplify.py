@@ -89,6 +89,8 @@ class Algebra:
         number = functools.reduce(lambda x, y: x * y, [_number(f) for f in factors if f.is_const], 1.0)
         # what varies along fewer axes first: what is of a row is not computed for each element
         rest = sorted((f for f in factors if not f.is_const), key=lambda f: len(f.dims))
+        if not rest:
+            return self.const(number)
         if abs(number) != 1 and rest[0].op == "div" and id(rest[0]) not in self.known:
             rest[0] = self.div(self.mul(self.const(number), rest[0].args[0]), rest[0].args[1])
             number = 1.0

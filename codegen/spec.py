@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codegen.errors import Span
-from codegen.ir import DTYPES, ROWS
+from codegen.ir import DTYPES, ROWS, dtypes_of
 from codegen.text import Scalar, Source
 
 
@@ -137,7 +137,7 @@ class Spec:
     def dtypes(self, array: Array | str) -> tuple[str, ...]:
         """The dtypes an array may have."""
         name = array if isinstance(array, str) else array.dtype
-        return dict(self.types).get(name, (name,))
+        return dtypes_of(name, dict(self.types))
 
     def kind(self, array: Array) -> str:
         return DTYPES[self.dtypes(array)[0]].kind

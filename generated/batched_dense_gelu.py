@@ -221,7 +221,7 @@ def batched_dense_gelu_forward_columns(
     (
         mBias,  # (E, N) T
         mY,  # (E, M, N) T
-        mZ,  # (E, M, N) T
+        mZ,  # (E, M, N) wide T
     ) = tensors
     iE = batch
     iN = column
@@ -244,7 +244,7 @@ def batched_dense_gelu_forward_tile(
     (
         mBias,  # (E, N) T
         mY,  # (E, M, N) T
-        mZ,  # (E, M, N) T
+        mZ,  # (E, M, N) wide T
     ) = tensors
     iE = batch
     iM = row
@@ -310,7 +310,7 @@ def batched_dense_gelu_backward_columns(column_sum):
 @cute.kernel
 def batched_dense_gelu_backward_kernel(
     mDy: cute.Tensor,  # (E, M, N) T
-    mZ: cute.Tensor,  # (E, M, N) T
+    mZ: cute.Tensor,  # (E, M, N) wide T
     mDacc: cute.Tensor,  # (E, M, N) T
     mDbias: cute.Tensor,  # (E, N) T
     mColumnSumParts: cute.Tensor,  # (parts, E * N) column_sum of each part

@@ -186,7 +186,7 @@ def dense_geglu_pairs_forward_tile(
 ):
     (
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N, 2) T
+        mAccKept,  # (rows, N, 2) wide T
     ) = tensors
     iN = column
     approx = device.narrow(mY)
@@ -244,7 +244,7 @@ def dense_geglu_pairs_backward_chain(dy, acc0, acc1, approx):
 @cute.kernel
 def dense_geglu_pairs_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
-    mAcc: cute.Tensor,  # (rows, cols, 2) T
+    mAcc: cute.Tensor,  # (rows, cols, 2) wide T
     mDacc: cute.Tensor,  # (rows, cols, 2) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector

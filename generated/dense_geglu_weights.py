@@ -192,8 +192,8 @@ def dense_geglu_weights_forward_tile(
 ):
     (
         mY,  # (rows, N) T
-        mGKept,  # (rows, N) T
-        mUKept,  # (rows, N) T
+        mGKept,  # (rows, N) wide T
+        mUKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     approx = device.narrow(mY)
@@ -254,8 +254,8 @@ def dense_geglu_weights_backward_chain(dy, g, u, approx):
 @cute.kernel
 def dense_geglu_weights_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
-    mG: cute.Tensor,  # (rows, cols) T
-    mU: cute.Tensor,  # (rows, cols) T
+    mG: cute.Tensor,  # (rows, cols) wide T
+    mU: cute.Tensor,  # (rows, cols) wide T
     mDg: cute.Tensor,  # (rows, cols) T
     mDu: cute.Tensor,  # (rows, cols) T
     vec: cutlass.Constexpr[int],  # elements a thread

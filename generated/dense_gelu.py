@@ -234,7 +234,7 @@ def dense_gelu_forward_columns(
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     if cutlass.const_expr(mBias is None):
@@ -260,7 +260,7 @@ def dense_gelu_forward_tile(
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     rBias, = operands
@@ -324,7 +324,7 @@ def dense_gelu_backward_columns(column_sum):
 @cute.kernel
 def dense_gelu_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mZ: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) wide T
     mDacc: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part

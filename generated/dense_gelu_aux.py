@@ -261,7 +261,7 @@ def dense_gelu_aux_forward_columns(
         mBias,  # (N) T
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
-        mZ2,  # (rows, N) T
+        mZ2,  # (rows, N) wide T
     ) = tensors
     iN = column
     if cutlass.const_expr(mBias is None):
@@ -288,7 +288,7 @@ def dense_gelu_aux_forward_tile(
         mBias,  # (N) T
         mY,  # (rows, N) T
         mZ,  # (rows, N) T
-        mZ2,  # (rows, N) T
+        mZ2,  # (rows, N) wide T
     ) = tensors
     iN = column
     rBias, = operands
@@ -357,7 +357,7 @@ def dense_gelu_aux_backward_columns(column_sum):
 def dense_gelu_aux_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
     mDz: cute.Tensor,  # (rows, N) T
-    mZ2: cute.Tensor,  # (rows, N) T
+    mZ2: cute.Tensor,  # (rows, N) wide T
     mDacc: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part

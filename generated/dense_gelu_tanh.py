@@ -241,7 +241,7 @@ def dense_gelu_tanh_forward_columns(
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     if cutlass.const_expr(mBias is None):
@@ -267,7 +267,7 @@ def dense_gelu_tanh_forward_tile(
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     rBias, = operands
@@ -339,7 +339,7 @@ def dense_gelu_tanh_backward_columns(column_sum):
 @cute.kernel
 def dense_gelu_tanh_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mZ: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) wide T
     mDacc: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part

@@ -266,7 +266,7 @@ def dense_rms_scaled_forward_columns(
         mRstd,  # (rows) float32
         mWeight,  # (N) T
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
@@ -289,7 +289,7 @@ def dense_rms_scaled_forward_tiles(
         mRstd,  # (rows) float32
         mWeight,  # (N) T
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
@@ -313,7 +313,7 @@ def dense_rms_scaled_forward_tile(
         mRstd,  # (rows) float32
         mWeight,  # (N) T
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     rWeight, rRstd = operands
@@ -385,7 +385,7 @@ def dense_rms_scaled_backward_rows_row(row_sum):
 @cute.kernel
 def dense_rms_scaled_backward_rows_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mAcc: cute.Tensor,  # (rows, N) float32
+    mAcc: cute.Tensor,  # (rows, N) wide T
     mRstd: cute.Tensor,  # (rows) float32
     mWeight: cute.Tensor,  # (N) T
     mRowSumOfRows: cute.Tensor,  # (rows) float32
@@ -536,7 +536,7 @@ def dense_rms_scaled_backward_columns(column_sum):
 @cute.kernel
 def dense_rms_scaled_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mAcc: cute.Tensor,  # (rows, N) float32
+    mAcc: cute.Tensor,  # (rows, N) wide T
     mRstd: cute.Tensor,  # (rows) float32
     mWeight: cute.Tensor,  # (N) T
     mDacc: cute.Tensor,  # (rows, N) T

@@ -217,7 +217,7 @@ def dense_row_bias_forward_tiles(
     (
         mBias,  # (rows) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
@@ -240,7 +240,7 @@ def dense_row_bias_forward_tile(
     (
         mBias,  # (rows) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     rBias, = operands
@@ -308,7 +308,7 @@ def dense_row_bias_backward_row(row_sum):
 @cute.kernel
 def dense_row_bias_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mZ: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) wide T
     mDacc: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (rows) T
     vec: cutlass.Constexpr[int],  # columns of a vector

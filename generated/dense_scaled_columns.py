@@ -289,7 +289,7 @@ def dense_scaled_columns_forward_columns(
         mBeta,  # (N) float32
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     rAlpha = vectors.load(mAlpha, cute.crd2idx((iN,), mAlpha.layout), valid, vec, ragged)
@@ -320,7 +320,7 @@ def dense_scaled_columns_forward_tiles(
         mBeta,  # (N) float32
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
@@ -346,7 +346,7 @@ def dense_scaled_columns_forward_tile(
         mBeta,  # (N) float32
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     rAlpha, rBeta, rBias, rC = operands
@@ -416,7 +416,7 @@ def dense_scaled_columns_backward_columns(column_sum, column_sum2, column_sum3):
 @cute.kernel
 def dense_scaled_columns_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mAcc: cute.Tensor,  # (rows, N) float32
+    mAcc: cute.Tensor,  # (rows, N) wide T
     mC: cute.Tensor,  # (rows, N) T
     mAlpha: cute.Tensor,  # (N) float32
     mBeta: cute.Tensor,  # (N) float32

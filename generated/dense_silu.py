@@ -233,7 +233,7 @@ def dense_silu_forward_columns(
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     if cutlass.const_expr(mBias is None):
@@ -259,7 +259,7 @@ def dense_silu_forward_tile(
     (
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     rBias, = operands
@@ -325,7 +325,7 @@ def dense_silu_backward_columns(column_sum):
 @cute.kernel
 def dense_silu_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mZ: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) wide T
     mDacc: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part

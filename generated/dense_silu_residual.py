@@ -273,7 +273,7 @@ def dense_silu_residual_forward_columns(
         mResidual,  # (rows, N) T
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     if cutlass.const_expr(mBias is None):
@@ -300,7 +300,7 @@ def dense_silu_residual_forward_tiles(
         mResidual,  # (rows, N) T
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
@@ -324,7 +324,7 @@ def dense_silu_residual_forward_tile(
         mResidual,  # (rows, N) T
         mBias,  # (N) T
         mY,  # (rows, N) T
-        mZ,  # (rows, N) T
+        mZ,  # (rows, N) wide T
     ) = tensors
     iN = column
     rBias, rResidual = operands
@@ -393,7 +393,7 @@ def dense_silu_residual_backward_columns(column_sum):
 @cute.kernel
 def dense_silu_residual_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mZ: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) wide T
     mDacc: cute.Tensor,  # (rows, N) T
     mDresidual: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T

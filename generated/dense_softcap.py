@@ -189,7 +189,7 @@ def dense_softcap_forward_tile(
 ):
     (
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) T
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     approx = device.narrow(mY)
@@ -245,7 +245,7 @@ def dense_softcap_backward_chain(dy, acc, cap, approx):
 @cute.kernel
 def dense_softcap_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
-    mAcc: cute.Tensor,  # (rows, cols) T
+    mAcc: cute.Tensor,  # (rows, cols) wide T
     mDacc: cute.Tensor,  # (rows, cols) T
     cap: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # elements a thread

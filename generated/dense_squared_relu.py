@@ -172,7 +172,7 @@ def dense_squared_relu_forward_tile(
 ):
     (
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) T
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     y, acc_kept = dense_squared_relu_forward_chain(
@@ -223,7 +223,7 @@ def dense_squared_relu_backward_chain(dy, acc):
 @cute.kernel
 def dense_squared_relu_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
-    mAcc: cute.Tensor,  # (rows, cols) T
+    mAcc: cute.Tensor,  # (rows, cols) wide T
     mDacc: cute.Tensor,  # (rows, cols) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector

@@ -201,7 +201,7 @@ def dense_swiglu_forward_tile(
 ):
     (
         mY,  # (rows, N) T
-        mAccKept,  # (rows, 2, N) T
+        mAccKept,  # (rows, 2, N) wide T
     ) = tensors
     iN = column
     approx = device.narrow(mY)
@@ -263,7 +263,7 @@ def dense_swiglu_backward_chain(dy, acc0, acc1, approx):
 @cute.kernel
 def dense_swiglu_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mAcc: cute.Tensor,  # (rows, 2, N) T
+    mAcc: cute.Tensor,  # (rows, 2, N) wide T
     mDacc: cute.Tensor,  # (rows, 2, N) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec

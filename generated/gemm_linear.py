@@ -280,7 +280,7 @@ def gemm_linear_forward_columns(
         mAlpha,  # (1) alpha
         mBeta,  # (1) beta
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     if cutlass.const_expr(mBias is None):
@@ -309,7 +309,7 @@ def gemm_linear_forward_tiles(
         mAlpha,  # (1) alpha
         mBeta,  # (1) beta
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     iN = column
@@ -335,7 +335,7 @@ def gemm_linear_forward_tile(
         mAlpha,  # (1) alpha
         mBeta,  # (1) beta
         mY,  # (rows, N) T
-        mAccKept,  # (rows, N) float32
+        mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     rBias, rC = operands
@@ -409,7 +409,7 @@ def gemm_linear_backward_columns_total(total_sum, total_sum2):
 @cute.kernel
 def gemm_linear_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mAcc: cute.Tensor,  # (rows, N) float32
+    mAcc: cute.Tensor,  # (rows, N) wide T
     mC: cute.Tensor,  # (rows, N) T
     mAlpha: cute.Tensor,  # (1) alpha
     mBeta: cute.Tensor,  # (1) beta

@@ -297,7 +297,7 @@ def linear_cross_entropy_forward_tiles(
     """What the epilogue reads of a row, read ahead of its products."""
     (
         mLabel,  # (rows) int32
-        mLogitsKept,  # (rows, N) T
+        mLogitsKept,  # (rows, N) wide T
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
@@ -319,7 +319,7 @@ def linear_cross_entropy_forward_tile(
 ):
     (
         mLabel,  # (rows) int32
-        mLogitsKept,  # (rows, N) T
+        mLogitsKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     rLabel, = operands
@@ -391,7 +391,7 @@ def linear_cross_entropy_backward_chain(dloss, logits, label, index_n, row_max, 
 @cute.kernel
 def linear_cross_entropy_backward_kernel(
     mDloss: cute.Tensor,  # (rows) float32
-    mLogits: cute.Tensor,  # (rows, N) T
+    mLogits: cute.Tensor,  # (rows, N) wide T
     mLabel: cute.Tensor,  # (rows) int32
     mDlogits: cute.Tensor,  # (rows, N) T
     vec: cutlass.Constexpr[int],  # columns of a vector

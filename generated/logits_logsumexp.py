@@ -327,9 +327,20 @@ def logits_logsumexp_epilogue_xla(acc, label, index_n):
     return logits, lse, picked
 
 
-def logits_logsumexp_backward_chain(dlogits, dlse, dpicked, lse, acc, label, index_n, approx):
-    """The chain, on one vector of each operand."""
-    dacc = dlogits + device.where(index_n == label, dpicked, 0.0) + dlse * device.exp(acc - lse, approx)
+def logits_logsumexp_backward_row_max(acc):
+    """What is folded into row_max (max), on one vector of each operand."""
+    return acc
+
+
+def logits_logsumexp_backward_row_sum(acc, row_max, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return device.exp_term(acc - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+
+
+def logits_logsumexp_backward_chain(dlogits, dlse, dpicked, acc, label, index_n, row_max, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.exp(acc - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
+    dacc = dlogits + device.where(index_n == label, dpicked, 0.0) + dlse * t0
     return dacc
 
 
@@ -338,83 +349,108 @@ def logits_logsumexp_backward_kernel(
     mDlogits: cute.Tensor,  # (rows, N) T
     mDlse: cute.Tensor,  # (rows) float32
     mDpicked: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
     mAcc: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mDacc: cute.Tensor,  # (rows, N) T
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
-    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    N = mDacc.shape[1]
-    size = cutlass.Int64(mDacc.shape[0]) * N
+    rows, N = mDlogits.shape[0], mDlogits.shape[1]
 
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mDacc)
 
-    rDlogits = cute.make_rmem_tensor((vec,), mDlogits.element_type)
-    rDlse = cute.make_rmem_tensor((vec,), mDlse.element_type)
-    rDpicked = cute.make_rmem_tensor((vec,), mDpicked.element_type)
-    rLse = cute.make_rmem_tensor((vec,), mLse.element_type)
-    rAcc = cute.make_rmem_tensor((vec,), mAcc.element_type)
-    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
+    rDlogits = cute.make_rmem_tensor((vec, vectors), mDlogits.element_type)
+    rAcc = cute.make_rmem_tensor((vec, vectors), mAcc.element_type)
+    rDlse = cute.make_rmem_tensor((1,), mDlse.element_type)
+    rDpicked = cute.make_rmem_tensor((1,), mDpicked.element_type)
+    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
     rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    if valid > 0:
-        gDlogits = cute.make_tensor(mDlogits.iterator + start, cute.make_layout((vec,)))
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDlogits, rDlogits)
-            rDlse.fill(mDlse[row])
-            rDpicked.fill(mDpicked[row])
-            rLse.fill(mLse[row])
-            cute.autovec_copy(gAcc, rAcc)
-            rLabel.fill(mLabel[row])
-            device.count_up(rIndexN, iN)
-        else:
-            device.copy_whole_or_part(gDlogits, rDlogits, valid)
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDlse.fill(mDlse[row])
-                rDpicked.fill(mDpicked[row])
-                rLse.fill(mLse[row])
-                rLabel.fill(mLabel[row])
-                device.count_up(rIndexN, iN)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDlse[i] = mDlse[row_i]
-                        rDpicked[i] = mDpicked[row_i]
-                        rLse[i] = mLse[row_i]
-                        rLabel[i] = mLabel[row_i]
-                        rIndexN[i] = iN_i
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        access.load_row(mDlogits, cute.crd2idx((row, 0), mDlogits.layout), column, step, columns, rDlogits, 1, ragged, True, kept)
+        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+    access.load_one(mDlse, (row,), row < rows, rDlse)
+    access.load_one(mDpicked, (row,), row < rows, rDpicked)
+    access.load_one(mLabel, (row,), row < rows, rLabel)
+    reduce.meet([*sRowMax], cluster)
 
-        dacc = logits_logsumexp_backward_chain(
-            device.cast(rDlogits.load(), cutlass.Float32),
-            device.cast(rDlse.load(), cutlass.Float32),
-            device.cast(rDpicked.load(), cutlass.Float32),
-            device.cast(rLse.load(), cutlass.Float32),
-            device.cast(rAcc.load(), cutlass.Float32),
-            rLabel.load().to(cutlass.Int32),
-            rIndexN.load().to(cutlass.Int32),
-            approx,
-        )
-        rDacc.store(dacc.to(mDacc.element_type))
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = logits_logsumexp_backward_row_max(
+                    device.cast(rAcc[None, v].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = logits_logsumexp_backward_row_sum(
+                    device.cast(rAcc[None, v].load(), cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    approx,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc, gDacc)
-        else:
-            device.copy_whole_or_part(rDacc, gDacc, valid)
+    if cutlass.const_expr(lean):
+        first = device.unseen(first)
+        access.forget(rDlogits)
+        access.forget(rAcc)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            access.load_row(mDlogits, cute.crd2idx((row, 0), mDlogits.layout), column, step, columns, rDlogits, 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            dacc = logits_logsumexp_backward_chain(
+                device.cast(rDlogits[None, v].load(), cutlass.Float32),
+                device.cast(cute.full((vec,), rDlse[0], rDlse.element_type), cutlass.Float32),
+                device.cast(cute.full((vec,), rDpicked[0], rDpicked.element_type), cutlass.Float32),
+                device.cast(rAcc[None, v].load(), cutlass.Float32),
+                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
+                reduce.count_up(c, vec).to(cutlass.Int32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                cute.full((vec,), row_sum, cutlass.Float32),
+                approx,
+            )
+            rDacc.store(dacc.to(mDacc.element_type))
+            access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -423,25 +459,37 @@ def logits_logsumexp_backward_launch(
     mDlogits: cute.Tensor,
     mDlse: cute.Tensor,
     mDpicked: cute.Tensor,
-    mLse: cute.Tensor,
     mAcc: cute.Tensor,
     mLabel: cute.Tensor,
     mDacc: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
 ):
-    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
-    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    rows = mDlogits.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     logits_logsumexp_backward_kernel(
-        mDlogits, mDlse, mDpicked, mLse, mAcc, mLabel, mDacc,
-        vec, ragged, threads,
-    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+        mDlogits, mDlse, mDpicked, mAcc, mLabel, mDacc,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
 
 
-def logits_logsumexp_backward_xla(dlogits, dlse, dpicked, lse, acc, label, index_n):
+def logits_logsumexp_backward_xla(dlogits, dlse, dpicked, acc, label, index_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dacc = dlogits + jnp.where(index_n == label, dpicked, 0.0) + dlse * jnp.exp(acc - lse)
+    t0 = jnp.max(acc, axis=-1, keepdims=True)
+    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    dacc = dlogits + jnp.where(index_n == label, dpicked, 0.0) + dlse * jnp.exp(acc - (jnp.log(jnp.sum(jnp.exp(acc - t1), axis=-1, keepdims=True)) + t1))
     return dacc
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen import emit
-from codegen.ir import ROWS, Statement
+from codegen.ir import ROWS, Statement, topological
 from codegen.names import fresh
 from codegen.pipeline import Op
 from codegen.plan import Access
@@ -312,7 +312,9 @@ class WalkContext(RowContext):
             )
             doc = "The result." if not axes else f"The results of {' x '.join(axes)}, from their statistics."
             doc = "The columns' results, from their statistics." if kept == self.plan.spread else doc
-            function = self.function(f"{self.spec.op}_columns{suffix}", doc, self.values_of(stores), leaves)
+            values = self.values_of(stores)
+            like = next((leaves[k] for k in map(emit.leaf_key, topological(values)) if k in leaves), "")
+            function = self.function(f"{self.spec.op}_columns{suffix}", doc, values, leaves, like=like)
             found.append(Finish(f"{self.spec.op}_finish{suffix}", kept, stores, function))
         return found
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.errors import known
-from codegen.ir import DTYPES, ROWS
+from codegen.ir import DTYPES, ROWS, dtype_of
 from codegen.plan import Plan
 from codegen.spec import Array, Param, Spec, fits
 
@@ -29,7 +29,7 @@ class Types:
 
     def dtype(self, array: Array | str) -> str:
         name = array if isinstance(array, str) else array.dtype
-        return dict(self.variables).get(name, name)
+        return dtype_of(name, dict(self.variables))
 
 
 def negative_zeros(values: Iterable[tuple[str, Any]]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from codegen.gemms import Gemm
 from codegen.ir import DTYPES
 from codegen.runtime import arguments, interpreted, tile_folds, unsigned, views
 from codegen.runtime.arguments import Axes, Types
+from codegen.runtime.cast import store
 from codegen.runtime.errorbound import Terms
 from codegen.runtime.evaluate import evaluate_outputs
 from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
@@ -356,6 +357,7 @@ class GemmBackward(Backward):
                 continue
             for name, value in self.through(p, arrays, inner, axes).items():
                 gradients[name] = gradients[name] + value if name in gradients else value
+        gradients = {n: store(g, arrays[n].dtype) if n in arrays else g for n, g in gradients.items()}
         return self.ordered(key, gradients)
 
     def through(self, p: Any, arrays: dict[str, Any], inner: jax.Array, axes: Axes) -> dict[str, jax.Array]:
@@ -370,4 +372,4 @@ class GemmBackward(Backward):
             return product(p, full[p.a.name], full[p.b.name], axes, inner.dtype.name, exact)
 
         (found,) = jax.vjp(of, {name: wide[name] for name in own})[1](inner)
-        return {name: value.astype(arrays[name].dtype) for name, value in found.items()}
+        return found

@@ -430,6 +430,15 @@ FOUND = [
     (f"{X}; {W}", "float32[N]", "sum(max(w, axis=N) * x, axis=...)", lambda x, w: jnp.sum(jnp.max(w) * x, 0)),
     (f"{X}; w: float32[..., 3]", "float32[..., N]", "x * w[0] + w[2]", lambda x, w: x * w[:, :1] + w[:, 2:]),
     (f"{X}; {W}", "float32[..., N]", "x * (w > 0)", lambda x, w: x * (w > 0)),
+    (X, "float32[]", "sum(x, axis=(..., N)) * abs(-1.5)", lambda x: jnp.sum(x) * 1.5),
+    (f"{X}; s: float32[]", "float32[..., N]", "x * atan2(s, 1.3)", lambda x, s: x * jnp.arctan2(s, 1.3)),
+    (f"{X}; u: float32[..., N]; {W}", "float32[..., N]", "sin(0.5 * x * w) * (u * 2)",
+     lambda x, u, w: jnp.sin(0.5 * x * w) * (u * 2)),
+    (f"{X}; t: float32[...]", "float32[..., N]", "t * selu(x) * x + t * selu(x) * x",
+     lambda x, t: 2 * t[:, None] * jax.nn.selu(x) * x),
+    (f"{X}; c: int32[...]; t: float32[P, N]", "float32[..., N]", "tanh(take(t, c, axis=P)) * x",
+     lambda x, c, t: jnp.tanh(t[c]) * x),
+    (X, "float32[..., N]", "rem(x, 1.5)", lambda x: jnp.fmod(x, jnp.float32(1.5))),
 ]  # fmt: skip
 
 
@@ -438,10 +447,12 @@ FOUND = [
 def test_chains_that_random_specs_found(inputs, output, value, reference, implementation, tmp_path):
     op = make_op(tmp_path, spec_text(inputs, f"y: {output}", f"y = {value}"))
     rng = np.random.default_rng(0)
-    shapes = {"[..., N]": (5, 9), "[..., 3]": (5, 3), "[N]": (9,)}
-    arrays = [rng.standard_normal(shapes["[" + i.split("[")[1]]).astype("float32") for i in inputs.split(";")]
-    arrays = [a > 0 if "bool" in i else a for a, i in zip(arrays, inputs.split(";"), strict=True)]
-    floats = [k for k, a in enumerate(arrays) if a.dtype != bool]
+    shapes = {"[..., N]": (5, 9), "[..., 3]": (5, 3), "[N]": (9,), "[...]": (5,), "[P, N]": (4, 9), "[]": ()}
+    arrays = [np.float32(rng.standard_normal(shapes["[" + i.split("[")[1]])) for i in inputs.split(";")]
+    kinds = {"bool": lambda a: a > 0, "int32": lambda a: np.int32(abs(a) * 2) % 4}
+    for k, text in enumerate(inputs.split(";")):
+        arrays[k] = kinds.get(text.split(":")[1].split("[")[0].strip(), np.asarray)(arrays[k])
+    floats = [k for k, a in enumerate(arrays) if a.dtype == np.float32]
 
     def run(f):
         def of(*xs):

@@ -80,17 +80,73 @@ def test_products_of_integers_are_kept_as_they_are(tmp_path, dtype, implementati
     np.testing.assert_array_equal(found, [3 * 8 * 127 * 127] * 2)
 
 
+B, G, S = 'b: "float32[N]"', 'g: "float32[..., N]"', 'rs: "float32[...]"'
+HALVES = [  # products of 1.28e6, and what becomes of them
+    (S, "silu(rs * (x @ w))", lambda z, rs: jax.nn.silu(rs[:, None] * z)),
+    (f"{S}; {B}", "silu(rs * (x @ w + b))", lambda z, rs, b: jax.nn.silu(rs[:, None] * (z + b))),
+    (S, "rs * relu(x @ w)", lambda z, rs: rs[:, None] * jax.nn.relu(z)),
+    (G, "(x @ w) * g", lambda z, g: z * g),
+    (S, "sin((x @ w) * 100000 * 0.00000000001) * rs", lambda z, rs: jnp.sin(z * 1e-6) * rs[:, None]),
+    (S, "rs * (x @ w) / (1 + abs(x @ w))", lambda z, rs: rs[:, None] * z / (1 + abs(z))),
+]
+
+
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
-def test_products_that_float16_does_not_hold_are_kept(tmp_path, implementation):
-    op = make_op(tmp_path, scaled_by_rows("silu(rs * (x @ w))", "float16", "{T: [float16]}"))
-    x, w, rs = jnp.full((2, 128), 100, "float16"), jnp.full((3, 128), 100, "float16"), jnp.full((2,), 1e-6, "float32")
-    z = 1e-6 * 128 * 100 * 100
-    s = 1 / (1 + np.exp(-z))
-    slope = s * (1 + z * (1 - s))
-    run = functools.partial(op, implementation=implementation)
-    _, dw, drs = jax.vjp(run, x, w, rs)[1](jnp.ones((2, 3), "float16"))
-    np.testing.assert_allclose(drs, [3 * slope * 128 * 100 * 100] * 2, rtol=1e-3)
-    np.testing.assert_allclose(np.asarray(dw, "float32"), np.full((3, 128), 2 * 100 * 1e-6 * slope), rtol=0.1)
+@pytest.mark.parametrize(("inputs", "chain", "reference"), HALVES, ids=[h[1] for h in HALVES])
+def test_products_that_float16_does_not_hold_are_kept(tmp_path, inputs, chain, reference, implementation):
+    text = f'x: "float16[..., K]"; w: "float16[N, K]"; {inputs}'
+    op = make_op(tmp_path, spec_text(text, 'y: "float16[..., N]"', f"y = {chain}"))
+    x, w = jnp.full((2, 128), 100, "float16"), jnp.full((3, 128), 100, "float16")
+    values = {"rs": jnp.full((2,), 1e-6), "b": jnp.ones((3,)), "g": jnp.full((2, 3), 1e-6)}
+    more = [values[part.split(":")[0].strip()] for part in inputs.split(";")]
+    found = jax.vjp(functools.partial(op, implementation=implementation), x, w, *more)[1](jnp.ones((2, 3), "float16"))
+    expected = jax.vjp(reference, jnp.full((2, 3), 1.28e6), *more)[1](jnp.ones((2, 3)))
+    for got, right in zip(found[2:], expected[1:], strict=True):
+        np.testing.assert_allclose(got, right, rtol=2e-3)
+    # float16 holds slopes of 1e-6 to a sixteenth
+    np.testing.assert_allclose(np.asarray(found[1], "float32"), np.full((3, 128), 200 * expected[0][0, 0]), 0.1, 2e-5)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_probabilities_are_those_of_what_is_kept(implementation):
+    """Logits that are rounded, less a logsumexp that is not, would not be: these add up to 1."""
+    x, w = jnp.asarray([[128, 3]], "bfloat16"), jnp.asarray([[2, 1]], "bfloat16")
+    op = functools.partial(generated.logits_logsumexp, w=w, label=jnp.zeros(1, "int32"), implementation=implementation)
+    (dx,) = jax.vjp(lambda x: op(x).lse, x)[1](jnp.ones(1))
+    np.testing.assert_array_equal(np.asarray(dx, "float32"), [[2, 1]])
+
+
+MIXED = [("float16", "float32", 0.01, 1e6), ("bfloat16", "float32", 1.0, 1.003), ("int8", "float32", 100, 1.003)]
+
+
+@pytest.mark.parametrize(("first", "second", "x", "dy"), MIXED)
+def test_gradients_of_products_of_two_types(tmp_path, first, second, x, dy):
+    op = make_op(tmp_path, spec_text(f'x: "{first}[..., K]"; w: "{second}[K, N]"', 'y: "float32[..., N]"', "y = x @ w"))
+    x, w = jnp.full((1, 1), x, first), jnp.ones((1, 1), second)
+    (dw,) = jax.vjp(lambda w: op(x, w), w)[1](jnp.full((1, 1), dy))
+    np.testing.assert_allclose(dw, float(x[0, 0]) * np.float32(dy) * np.ones((1, 1)), rtol=1e-3 * (first == "float16"))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_products_of_integers_have_no_gradient_to_make(tmp_path, implementation):
+    """What wraps in the forward does in the backward."""
+    text = spec_text(
+        'x: "int8[..., K]"; w: "int8[N, K]"; s: "float32[]"', 'y: "bfloat16[..., N]"', "z = x @ w; y = s * (z * z)"
+    )
+    op = make_op(tmp_path, text)
+    x, w, s = jnp.full((1, 8), 100, "int8"), jnp.full((1, 8), 100, "int8"), jnp.float32(1)
+    y, pull = jax.vjp(functools.partial(op, x, w, implementation=implementation), s)
+    (ds,) = pull(jnp.ones_like(y))
+    assert float(ds) == 80000 * 80000 - 2**32
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float8_e4m3fn", 448), ("float8_e5m2", 57344)])
+def test_gradients_of_float8_saturate(tmp_path, dtype, most):
+    text = f'x: "{dtype}[..., K]"; w: "{dtype}[N, K]"; v: "{dtype}[N, K]"'
+    op = make_op(tmp_path, spec_text(text, 'y: "bfloat16[..., N]"', "y = x @ w + x @ v"))
+    x, w = jnp.full((8, 2), most / 2, dtype), jnp.full((3, 2), most / 4, dtype)
+    dx, dw, _ = jax.vjp(op, x, w, w)[1](jnp.ones((8, 3), "bfloat16"))
+    assert {float(v) for v in dw.reshape(-1)} == {most} == {float(v) for v in dx.reshape(-1)}
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])

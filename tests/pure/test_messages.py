@@ -116,7 +116,6 @@ EXCEPTIONS = {
     # Which of the two comes first depends on how deep the Python at hand parses; `deep_signs` shows one
     "nested too deeply": "both say the same",
     # Reasons why an op is two kernels, or has no backward: tests/pure/test_gemms.py
-    "no floating type of at least 16 bits": "the backward differentiates the jnp form",
     "a GEMM kernel": "XLA's matmul, and a kernel for the epilogue",
     "the two products differ": "the same",
     "of two types": "the same",

@@ -204,8 +204,6 @@ def finish(
             ]
             _bring_next(acc, words, lane, i, walk, read, tensors, form)
             for step in cutlass.range_constexpr(walk.steps):
-                if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
-                    _keep_apart(lane)
                 r, limit, valid = walk.place(slab, part, step, lane, c)
                 given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
                 found = form.run(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)

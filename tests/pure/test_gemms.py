@@ -127,7 +127,9 @@ def test_a_backward_keeps_what_it_reads_least_with():
     found = backward("x: T[..., K]; w: T[K, N]; bias: T[N]", "y = silu(x @ w + bias)")
     assert [a.name for a in found.op.spec.inputs] == ["dy", "z"]  # not the product and the bias
     assert found.forward is not None
-    assert [str(a) for a in found.forward.spec.outputs] == ["T[..., N]", "T[..., N]"]  # not in float32
+    assert [str(a) for a in found.forward.spec.outputs] == ["T[..., N]", "wide T[..., N]"]
+    (kept,) = found.forward.spec.outputs[1:]
+    assert set(found.forward.spec.dtypes(kept)) == {"float32", "bfloat16"}  # float32 where T is float16
 
 
 def test_a_backward_keeps_nothing_where_the_gradient_is_linear():
@@ -146,10 +148,11 @@ def test_products_of_float8_are_kept_as_the_output_is():
     assert [str(a) for a in found.op.spec.outputs] == ["T[..., N]", "T[N]"]
 
 
-def test_without_a_type_to_keep_products_in_there_is_no_backward():
+def test_products_of_float8_alone_are_kept_in_float32():
     types = "Q: [float8_e4m3fn]"
     found = made("x: Q[..., K]; w: Q[K, N]", "y = silu(x @ w)", "y: Q[..., N]", types=types).backward
-    assert "no floating type of at least 16 bits" in found.message
+    assert [str(a) for a in found.forward.spec.outputs] == ["Q[..., N]", "float32[..., N]"]
+    assert [str(a) for a in found.op.spec.outputs] == ["float32[..., N]"]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])

@@ -289,6 +289,12 @@ def saved(op: Op) -> dict[str, Any]:
         why = f"{', '.join(chosen)} saves reading other arrays or reducing again; all else is computed again"
     elif how.saved:
         why = "what the spec's `save` says, and inputs; all else is computed again"
+    if isinstance(op.plan, Gemm):
+        made = dict.fromkeys((*how.saved, *(acc for acc, _ in op.backward.products)))
+        factors = (x.name for p in op.plan.products for x in (p.a, p.b))
+        names = list(dict.fromkeys((*made, *factors, *names)))
+        why = "the products' factors and inputs"
+        why += f", and {', '.join(made)} as the forward writes it" if made else ""
     return {"names": names, "why": why}
 
 

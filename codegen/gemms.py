@@ -307,12 +307,12 @@ def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
 
 
 def gradient_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
-    """The type of products' gradients, which the other factors are multiplied with: theirs, float32 where they are of several;
-    where none has 16 bits, the first output's."""
-    factors = [dtype for dtype in _factors(products) if _is_wide(spec, dtype)]
+    """The type of products' gradients, which the other factors are multiplied with: theirs, float32 where they are of several,
+    or integers of more than 8 bits; where none has 16 bits, the first output's."""
+    factors = [dtype for dtype in _factors(products) if any(DTYPES[d].size > 1 for d in spec.dtypes(dtype))]
     outputs = [a.dtype for a in spec.outputs if _is_wide(spec, a.dtype)]
     found = dict.fromkeys(factors or outputs[:1])
-    return next(iter(found)) if len(found) == 1 else "float32"
+    return next((dtype for dtype in found if len(found) == 1 and _is_wide(spec, dtype)), "float32")
 
 
 def _factors(products: tuple[Product, ...]) -> list[str]:

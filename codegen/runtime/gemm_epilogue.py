@@ -197,8 +197,6 @@ def finish(
                 _copy_operands(i + form.ahead, lane, walk, tensors, form, operands)
             _bring_next(acc, words, lane, i, walk, read, tensors, form)
         else:
-            if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
-                _keep_apart(lane)
             values = [
                 _read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)
             ]
@@ -216,15 +214,6 @@ def finish(
         _store_rows(rRows, walk, lane, pieces[0], row_parts, form)
     if cutlass.const_expr(len(form.column_ops) > 0):
         _store_columns(rColumns, stage, warp, peer, walk, lane, pieces[1], column_parts, form)
-
-
-@cute.jit
-def _keep_apart(lane: cutlass.Int32):
-    """The assembler mixes nothing that follows with what came before, as a loop stands between them, though it never runs:
-    where folds hold registers, it would start so much at once that it spilled. It must not know what a lane may be, nor that
-    the loop could run but once, or it takes it for a condition."""
-    for _ in cutlass.range(lane // WARP, unroll=1):
-        cute.arch.sync_warp()
 
 
 def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:

@@ -116,7 +116,12 @@ def test_probabilities_are_those_of_what_is_kept(implementation):
     np.testing.assert_array_equal(np.asarray(dx, "float32"), [[2, 1]])
 
 
-MIXED = [("float16", "float32", 0.01, 1e6), ("bfloat16", "float32", 1.0, 1.003), ("int8", "float32", 100, 1.003)]
+MIXED = [
+    ("float16", "float32", 0.01, 1e6),
+    ("bfloat16", "float32", 1.0, 1.003),
+    ("int8", "float32", 100, 1.003),
+    ("int32", "float16", 70000, 1e-3),
+]
 
 
 @pytest.mark.parametrize(("first", "second", "x", "dy"), MIXED)

@@ -161,6 +161,15 @@ def test_roofline_is_bytes_over_bandwidth():
     assert [g["arch"] for g in report["gpus"]] == [g.arch for g in GPUS]
 
 
+def test_what_is_saved_of_a_product():
+    """float16 may not hold it; and the factors are."""
+    shape = {"...": 32, "K": 16, "N": 8}
+    for dtype, size in (("float16", 4), ("bfloat16", 2)):
+        report, found = costs(library("dense_softcap"), shape, T=dtype)
+        assert report["saved"]["names"] == ["acc", "x", "w"]
+        assert found["bytes"]["saved"] == 32 * 8 * size + (32 * 16 + 16 * 8) * 2
+
+
 def test_what_is_saved():
     """Inputs that the backward reads; an output where that leaves fewer arrays to read, or fewer reductions."""
     assert explain(library("silu_mul_fp8"), {"...": 1, "N": 1})["saved"]["names"] == []

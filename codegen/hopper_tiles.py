@@ -19,6 +19,7 @@ ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `pie
 WARPS = 8  # that multiply
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
 MOST_BESIDE_OTHERS = 128  # and where it adds up those of other blocks, or reads elements one by one
+MOST_BESIDE_COLUMNS = 180  # together with what a thread's columns come to
 HALVES = {"float16", "bfloat16"}
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
 MEMORY = 1450  # bytes a cycle that all multiprocessors together read or write
@@ -158,7 +159,8 @@ def choose(
     for row in TABLE:
         tiles = row
         crowded = (keeps and tiles == WIDE) or (reads and ragged and tiles.accumulators > MOST_BESIDE_OTHERS)
-        if crowded:
+        sums = over_rows * tiles.tile_n // 8  # registers of a thread for what its columns come to
+        if crowded or (sums and tiles.accumulators + sums > MOST_BESIDE_COLUMNS):
             continue
         if reads and not ragged and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
             tiles = staged

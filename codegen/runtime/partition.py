@@ -343,7 +343,8 @@ def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes:
     places = [place for place, axis in enumerate(owners) if axis in lost]
     value = jnp.moveaxis(value, places, range(len(places)))
     value = value.astype(jnp.int32) if statistic.kind == "bool" else value
-    return value.reshape(math.prod(value.shape[: len(places)]), -1)
+    count = len(places)
+    return value.reshape(math.prod(value.shape[:count]), math.prod(value.shape[count:]))
 
 
 def _finish(

@@ -143,5 +143,12 @@ def test_there_is_room_for_operands(reads, paired):
     assert tiles.staged == 0 or (tiles.staged >= 16 * tiles.piece * reads // 2 and tiles.rolled)
 
 
+def test_columns_results_leave_registers():
+    """Beside one fold over rows, tiles of 256 columns; beside two, half as wide ones with as many accumulators."""
+    one, two = (choose(4096, 4096, 4096, reads=2, keeps=True, over_rows=n) for n in (1, 2))
+    assert one is not None and two is not None
+    assert one.tile_n > 128 >= two.tile_n and two.accumulators == 128
+
+
 def test_pieces():
     assert (SQUARE.row_pieces(300), SQUARE.row_pieces(300, "halves"), SQUARE.column_pieces(129)) == (3, 5, 2)

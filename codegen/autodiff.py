@@ -49,16 +49,16 @@ class Backward:
     scattered: tuple[tuple[str, str], ...] = ()  # (a table, the indices by which its dx, of rows taken, is added up)
 
 
-def differentiate(spec: Spec, kept: str = "float32", rounded: bool = False) -> Backward:
-    """The backward of a checked spec; what it saves of the chain is `kept` in this type. `rounded`: so are inputs, which the
-    forward had in more bits: it takes none of the statistics that outputs hold, which theirs would not be. Raises `Mistake`
-    where it has none that could be a kernel."""
-    return _Reverse(spec, kept, rounded).backward()
+def differentiate(spec: Spec, kept: str = "float32") -> Backward:
+    """The backward of a checked spec; what it saves of the chain is `kept` in this type. If that is not float32, inputs are
+    rounded to it which the forward had in more bits: it takes none of the statistics that outputs hold, which theirs would
+    not be. Raises `Mistake` where it has none that could be a kernel."""
+    return _Reverse(spec, kept).backward()
 
 
 class _Reverse:
-    def __init__(self, spec: Spec, kept: str, rounded: bool):
-        self.spec, self.scope, self.kept, self.rounded = spec, make_scope(spec), kept, rounded
+    def __init__(self, spec: Spec, kept: str):
+        self.spec, self.scope, self.kept = spec, make_scope(spec), kept
         self.statements = read_chain(spec, self.scope)
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
@@ -309,7 +309,7 @@ class _Reverse:
                 raise Mistake(f"it cannot be saved: {what}")
         most = max(len(a.axes) for a in self.spec.inputs)
         for name, value in values.items():
-            if self.rounded and len(value.dims) < most:
+            if self.kept != "float32" and len(value.dims) < most:
                 continue
             if name not in self.cotangents or (id(value) in compared and not self.exact(name, value)):
                 continue

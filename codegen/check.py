@@ -87,7 +87,7 @@ def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
                     raise Placed(
                         line.tree, Mistake("a gradient is a number, not a bool", "write where(condition, dy, 0)")
                     )
-                own = next((a.axes for a in spec.inputs if a.name == name.partition("[")[0]), ())
+                own = () if array is None else array.axes
                 extra = [axis for axis in value.dims if axis not in own]
                 if name in inputs and extra:
                     axes = ", ".join(extra)

@@ -169,10 +169,11 @@ class _Emitter:
             text = op.jnp
             if node.op == "where" and all(a.is_const for a in node.args[1:]) and node.kind != "bool":
                 # Python's numbers have no type of their own: x64 would widen them
-                args[1] = f"jnp.asarray({args[1]}, {self.typed(node.kind)})"
+                args[1] = self.typed_constant(node.args[1], node.kind)
             if node.op == "rem":  # jax.lax's wants one type
-                typed = f"jnp.asarray({{}}, {self.typed(node.kind)})"
-                args = [typed.format(t) if a.is_const else t for a, t in zip(node.args, args, strict=True)]
+                args = [
+                    self.typed_constant(a, node.kind) if a.is_const else t for a, t in zip(node.args, args, strict=True)
+                ]
         else:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
@@ -207,8 +208,11 @@ class _Emitter:
     def constant_output(self, node: Node) -> str:
         """What an output is everywhere: jnp's is broadcast to its shape later."""
         if self.dialect.name == "jnp":
-            return f"jnp.asarray({constant(node)}, {self.typed(node.kind)})"
+            return self.typed_constant(node, node.kind)
         return self.constant_vector(node)
+
+    def typed_constant(self, node: Node, kind: str) -> str:
+        return f"jnp.asarray({constant(node)}, {self.typed(kind)})"
 
     def constant_vector(self, node: Node) -> str:
         if self.dialect.name == "jnp":

@@ -284,17 +284,17 @@ def saved(op: Op) -> dict[str, Any]:
         return {"names": names, "why": "the backward differentiates the jnp form (jax.vjp)"}
     how, own = op.backward.how, op.backward.op.spec
     names = [*how.saved, *how.inputs, *(p.name for p in own.params if not p.static)]
+    if isinstance(op.plan, Gemm):
+        made = dict.fromkeys((*how.saved, *(acc for acc, _ in op.backward.products)))
+        factors = (x.name for p in op.plan.products for x in (p.a, p.b))
+        why = "the products' factors and inputs"
+        why += f", and {', '.join(made)} as the forward writes it" if made else ""
+        return {"names": list(dict.fromkeys((*made, *factors, *names))), "why": why}
     why = "inputs; everything else is computed again, which costs no memory"
     if chosen := [name for name in how.saved if name not in op.spec.save]:
         why = f"{', '.join(chosen)} saves reading other arrays or reducing again; all else is computed again"
     elif how.saved:
         why = "what the spec's `save` says, and inputs; all else is computed again"
-    if isinstance(op.plan, Gemm):
-        made = dict.fromkeys((*how.saved, *(acc for acc, _ in op.backward.products)))
-        factors = (x.name for p in op.plan.products for x in (p.a, p.b))
-        names = list(dict.fromkeys((*made, *factors, *names)))
-        why = "the products' factors and inputs"
-        why += f", and {', '.join(made)} as the forward writes it" if made else ""
     return {"names": names, "why": why}
 
 

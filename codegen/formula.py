@@ -252,7 +252,7 @@ class Reader:
             text = str(dtype.value) if isinstance(dtype, ast.Constant) else ast.unparse(dtype)
             raise self.fail(dtype, f"{shown(text)} is no type", known(text.rpartition(".")[2], names, "types"))
         value = self.read(given["e"])
-        kind = DTYPES[self.scope.types.get(dtype.id, (dtype.id,))[0]].kind
+        kind = DTYPES[dtypes_of(dtype.id, self.scope.types)[0]].kind
         if kind == "bool" and value.kind != "bool":
             raise self.fail(tree, "a number is not cast to bool", "compare it: e != 0")
         self.fitting(given["e"], [value])
@@ -264,7 +264,9 @@ class Reader:
 
     def call_size(self, tree: ast.Call) -> Node:
         """An extent; of several axes, their product, a float, for it may be large."""
-        axes = self.axes(self.arguments(tree, SPECIAL["size"])["axis"])
+        return self.size(tree, self.axes(self.arguments(tree, SPECIAL["size"])["axis"]))
+
+    def size(self, tree: ast.AST, axes: Iterable[str]) -> Node:
         sizes = [self.graph.node("size", attr=axis, kind="int", dims=()) for axis in axes]
         if len(sizes) == 1:
             return sizes[0]
@@ -302,7 +304,7 @@ class Reader:
         given = self.arguments(tree, ("e", "axis"))
         value, axes = together([lambda: self.read(given["e"]), lambda: self.axes(given["axis"])])
         if self.derived and name == "sum" and (same := [axis for axis in axes if axis not in value.dims]):
-            return self.sum_of_one(value, axes, same)
+            return self.sum_of_same(tree, value, axes, same)
         self.along(given["axis"], name, axes, value)
         rule = REDUCTIONS[name][0]
         if rule == "logic" and value.kind != "bool":
@@ -316,11 +318,9 @@ class Reader:
         dims = [d for d in value.dims if d not in axes]
         return self.graph.node(name, (value,), self.graph.order(axes), kind=value.kind, dims=dims)
 
-    def sum_of_one(self, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
+    def sum_of_same(self, tree: ast.AST, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
         """A sum along axes on some of which the value is the same."""
-        for axis in same:
-            size = self.to_float(self.graph.node("size", attr=axis, kind="int", dims=()))
-            value = self.graph.node("mul", (value, size), kind="float", dims=value.dims)
+        value = self.apply(tree, "mul", [value, self.size(tree, same)])
         rest = [axis for axis in axes if axis not in same]
         dims = [d for d in value.dims if d not in rest]
         return self.graph.node("sum", (value,), self.graph.order(rest), kind="float", dims=dims) if rest else value

@@ -236,9 +236,10 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
               if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
     accs, outputs = {}, {}
     for p in products:
-        type_of = "int32" if p.acc.dtype == "int32" else dtype
-        outputs[p.acc.name] = stored.get((Leaf(p.acc.name), type_of.removeprefix(WIDE)))
-        accs[p.acc.name] = replace(p.acc, dtype=type_of.removeprefix(WIDE) if outputs[p.acc.name] else type_of)
+        own_dtype = "int32" if p.acc.dtype == "int32" else dtype
+        plain = own_dtype.removeprefix(WIDE)
+        outputs[p.acc.name] = stored.get((Leaf(p.acc.name), plain))
+        accs[p.acc.name] = replace(p.acc, dtype=plain if outputs[p.acc.name] else own_dtype)
     own = replace(epilogue, op=spec.op, inputs=tuple(accs.get(a.name, a) for a in epilogue.inputs))
     axes = products[0].acc.axes
     tiles = [
@@ -249,7 +250,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     found = [_differentiated(own, (), dtype), *(_differentiated(own, (name,), dtype) for name in tiles)]
     how = min((h for h in found if h is not None), key=_reads, default=None)
     if how is None:
-        differentiate(own, dtype, rounded=dtype != "float32")
+        differentiate(own, dtype)
         raise AssertionError("no backward, and no reason")
     inner = {dacc for acc, dacc in how.gradients if acc in accs}
     if inner:
@@ -279,7 +280,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
 
 def _differentiated(spec: Spec, save: tuple[str, ...], dtype: str) -> Backward | None:
     try:
-        return differentiate(replace(spec, save=save), dtype, rounded=dtype != "float32")
+        return differentiate(replace(spec, save=save), dtype)
     except Mistake:
         return None
 

@@ -78,10 +78,9 @@ WIDE = "wide "  # before a type: the same, but float32 where that is float16, wh
 
 def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """What a dtype, a type variable or either with `WIDE` before it may be."""
-    if name.startswith(WIDE):
-        found = (widened(dtype) for dtype in variables.get(name.removeprefix(WIDE), (name.removeprefix(WIDE),)))
-        return tuple(dict.fromkeys(found))
-    return variables.get(name, (name,))
+    own = name.removeprefix(WIDE)
+    found = variables.get(own, (own,))
+    return found if own == name else tuple(dict.fromkeys(map(widened, found)))
 
 
 def dtype_of(name: str, variables: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from codegen.errors import Mistake, known, shown
-from codegen.ir import DTYPES, ROWS
+from codegen.ir import DTYPES, ROWS, dtypes_of
 from codegen.names import AXIS, MAX_NAME, RESERVED
 from codegen.spec import Array, Axis
 from codegen.text import resolve
@@ -115,7 +115,7 @@ def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Arra
 
 
 def _default(array: Array, text: str, types: dict[str, tuple[str, ...]]) -> float | int | bool:
-    dtypes = [DTYPES[name] for name in types.get(array.dtype, (array.dtype,))]
+    dtypes = [DTYPES[name] for name in dtypes_of(array.dtype, types)]
     kind = dtypes[0].kind
     value = {"inf": float("inf"), "+inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")}.get(text.lower())
     value = as_kind(resolve(text) if value is None else value, kind)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, nearest, shown
-from codegen.ir import DTYPES
+from codegen.ir import DTYPES, dtypes_of
 from codegen.names import KERNEL_NAMES, NAME, RESERVED, SUFFIXES, name_mistake, op_name_mistake
 from codegen.notation import as_kind, parse_array
 from codegen.spec import Array, Axis, Param, Spec, fits
@@ -309,7 +309,7 @@ class _Reader:
 
     def grad(self, inputs: tuple[Array, ...]) -> str | tuple[tuple[str, Scalar], ...]:
         value = self.values.get("grad")
-        floating = any(DTYPES[self.types.get(a.dtype, (a.dtype,))[0]].kind == "float" for a in inputs)
+        floating = any(DTYPES[dtypes_of(a.dtype, self.types)[0]].kind == "float" for a in inputs)
         if value is None:
             return "auto" if floating or not inputs else "none"
         if isinstance(value, Scalar):

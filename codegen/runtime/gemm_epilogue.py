@@ -192,7 +192,7 @@ def finish(
                 found = form.run(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
                 if cutlass.const_expr(len(form.column_ops) > 0):
                     inside = reduce.inside(c, limit, form.vec, form.ragged, False)
-                    reduce.accumulate_at(turn, rColumns, form.column_ops, found, inside)
+                    _fold(found, inside, 0, turn, rRows, rColumns, form)  # of rows, nothing is folded in a loop
             if cutlass.const_expr(form.staged > 0):
                 _copy_operands(i + form.ahead, lane, walk, tensors, form, operands)
             _bring_next(acc, words, lane, i, walk, read, tensors, form)

@@ -69,10 +69,12 @@ def stand_in(op: Op, key, donated, *operands):
     values = {id(s.value): s.name for s in op.statements}
     by_name = dict(zip([a.name for a in op.spec.outputs], outputs, strict=True))
     parts = []
-    over = [()] * len(op.plan.columns)
+    known: dict = {}
     for statistic in op.plan.columns if op.plan.kind != "gemm" else ():  # a contraction's kernel finishes what it folds
         name = values.get(id(statistic.node))
-        known = partition.statistics_in_jnp(op, key, operands, over, {}, axes) if name not in by_name else {}
+        if name not in by_name and not known:
+            over = [()] * len(op.plan.columns)
+            known = partition.statistics_in_jnp(op, key, operands, over, {}, axes)
         part = by_name[name] if name in by_name else known[id(statistic.node)]
         part = part.astype("int32" if statistic.kind == "bool" else "float32")
         count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1

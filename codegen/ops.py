@@ -4,8 +4,8 @@
 `{exact}` in a CuTe text is `True` under `math: precise`: the library's float32 function, 2 to 5 ulp, gives way to its
 float64 one. `{approx}` is where a cheaper approximation may be asked for: `False` under `math: precise`, `True` under
 `math: fast`, and under `math: auto` the kernel's own flag, set for outputs narrower than float32 and for some terms of sums
-(`Context.approximations`). Only approximations within 2**-16 of relative error take part in `auto`, whatever the chain
-does with them afterwards; `cute_fast` is what `math: fast` may use besides.
+(`Context.approximations`). Only approximations within 2**-16 of relative error (gelu: 2**-15) take part in `auto`,
+whatever the chain does with them afterwards; `cute_fast` is what `math: fast` may use besides.
 
 `grad` holds one formula an argument, in the language of the chain: `a`, `b`, `c` are the arguments, `y` the result, `g`
 its cotangent; "0" says that the derivative is zero everywhere it exists. Ties and kinks follow jax.vjp of `jnp`.
@@ -47,6 +47,7 @@ def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Op:
 
 
 _TWO_OVER_SQRT_PI = "1.1283791670955126"
+_SQRT_HALF = "0.7071067811865476"
 _LN2, _LOG2E = "0.6931471805599453", "1.4426950408889634"
 _FAST = "cute.math.{}({{0}}, fastmath=True)"
 
@@ -112,9 +113,12 @@ OPS: dict[str, Op] = {
         _unary("sinh", "g * cosh(a)", "small", cute="device.wide(cute.math.sinh, {exact}, {0})"),
         _unary("cosh", "g * sinh(a)", "small", cute="device.wide(cute.math.cosh, {exact}, {0})"),
         _unary("tanh", "g * (1 - y * y)", fast=_FAST.format("tanh")),
+        _unary("sigmoid", "g * y * sigmoid(-a)", jnp="jax.lax.logistic({0})", cute="device.sigmoid({0}, {approx})"),
         # the error function
         _unary("erf", f"g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erf({0})", fast=_FAST.format("erf")),
         _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erfc({0})", cute="device.erfc({0}, {approx}, {exact})"),
+        _unary("gelu", f"g * (0.5 * erfc(-{_SQRT_HALF} * a) + a * exp(-0.5 * (a * a)) * 0.3989422804014327)",
+               jnp="jax.nn.gelu({0}, approximate=False)", cute="device.gelu({0}, {approx}, {exact})"),
     )
 }  # fmt: skip
 

@@ -106,6 +106,8 @@ RULES: dict[str, Callable[..., Range]] = {
     "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
     "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "tanh": lambda _: (-1.0, 1.0),
+    "sigmoid": lambda _: (0.0, 1.0),
+    "gelu": lambda a: (-0.17 if a[0] < 0 else 0.0, max(a[1], 0.0)),
     "erf": lambda _: (-1.0, 1.0),
     "erfc": lambda _: (0.0, 2.0),
     "sin": lambda _: (-1.0, 1.0),

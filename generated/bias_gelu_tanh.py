@@ -34,9 +34,7 @@ reference: |
 def bias_gelu_tanh_chain(x, bias, approx):
     """The chain, on one vector of each operand."""
     z = x + bias
-    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    y = z * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), approx)
     return y
 
 
@@ -115,9 +113,7 @@ def bias_gelu_tanh_launch(
 def bias_gelu_tanh_xla(x, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = jnp.exp(-jnp.abs(t0))
-    y = z * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
+    y = z * jax.lax.logistic(1.5957691216057308 * (z + 0.044715 * (z * z * z)))
     return y
 
 
@@ -134,14 +130,9 @@ def bias_gelu_tanh_backward_chain(dy, x, bias, approx):
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t7 = t2 >= 0.0
-    t4 = device.exp_to_one(-cute.math.abs(t2), approx)
-    t8 = 1.0 + t4
-    t3 = device.divide_by_normal(device.where(t7, 1.0, t4), t8, approx)
-    t9 = z * t3 * device.divide_by_normal(device.where(t7, t4, 1.0), t8, approx) * (1.5957691216057308 + t1 * 0.2140644488178048)
-    t5 = t3 + t9
-    t6 = dy * t5
-    dx = t6
+    t3 = device.sigmoid(t2, approx)
+    t4 = dy * (t3 + z * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    dx = t4
     return dx, dx
 
 
@@ -289,13 +280,9 @@ def bias_gelu_tanh_backward_xla(dy, x, bias, row_axes):
     t0 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t7 = t2 >= 0.0
-    t4 = jnp.exp(-jnp.abs(t2))
-    t8 = 1.0 + t4
-    t3 = jnp.where(t7, 1.0, t4) / t8
-    t5 = t3 + z * t3 * (jnp.where(t7, t4, 1.0) / t8) * (1.5957691216057308 + t1 * 0.2140644488178048)
-    t6 = dy * t5
-    dx = t6
+    t3 = jax.lax.logistic(t2)
+    t4 = dy * (t3 + z * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    dx = t4
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
     return dx, dbias
 

@@ -31,8 +31,7 @@ reference: jax.nn.silu(x + bias)
 def bias_silu_chain(x, bias, approx):
     """The chain, on one vector of each operand."""
     z = x + bias
-    t0 = device.exp_to_one(-cute.math.abs(z), approx)
-    y = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = z * device.sigmoid(z, approx)
     return y
 
 
@@ -111,8 +110,7 @@ def bias_silu_launch(
 def bias_silu_xla(x, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    t0 = jnp.exp(-jnp.abs(z))
-    y = z * (jnp.where(z >= 0.0, 1.0, t0) / (1.0 + t0))
+    y = z * jax.lax.logistic(z)
     return y
 
 
@@ -124,11 +122,8 @@ def bias_silu_reference(x, bias):
 def bias_silu_backward_chain(dy, x, bias, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     z = x + bias
-    t0 = device.exp_to_one(-cute.math.abs(z), approx)
-    t2 = z >= 0.0
-    t3 = 1.0 + t0
-    t1 = dy * device.divide_by_normal(device.where(t2, 1.0, t0), t3, approx) * (1.0 + z * device.divide_by_normal(device.where(t2, t0, 1.0), t3, approx))
-    dx = t1
+    t0 = dy * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
+    dx = t0
     return dx, dx
 
 
@@ -273,11 +268,8 @@ def bias_silu_backward_launch(
 def bias_silu_backward_xla(dy, x, bias, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    t0 = jnp.exp(-jnp.abs(z))
-    t2 = z >= 0.0
-    t3 = 1.0 + t0
-    t1 = dy * (jnp.where(t2, 1.0, t0) / t3) * (1.0 + z * (jnp.where(t2, t0, 1.0) / t3))
-    dx = t1
+    t0 = dy * jax.lax.logistic(z) * (1.0 + z * jax.lax.logistic(-z))
+    dx = t0
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
     return dx, dbias
 

@@ -97,7 +97,7 @@ def dense_geglu_pairs_reference(x, w):
 
 def dense_geglu_pairs_epilogue_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * acc0 * device.erfc(-0.7071067811865476 * acc0, approx, False) * acc1
+    y = device.gelu(acc0, approx, False) * acc1
     return y
 
 
@@ -161,13 +161,13 @@ def dense_geglu_pairs_epilogue_launch(
 
 def dense_geglu_pairs_epilogue_xla(acc0, acc1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = 0.5 * acc0 * jax.lax.erfc(-0.7071067811865476 * acc0) * acc1
+    y = jax.nn.gelu(acc0, approximate=False) * acc1
     return y
 
 
 def dense_geglu_pairs_forward_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * acc0 * device.erfc(-0.7071067811865476 * acc0, approx, False) * acc1
+    y = device.gelu(acc0, approx, False) * acc1
     acc_kept0 = acc0
     acc_kept1 = acc1
     return y, acc_kept0, acc_kept1
@@ -234,10 +234,9 @@ def dense_geglu_pairs_forward_launch(
 
 def dense_geglu_pairs_backward_chain(dy, acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    t1 = device.erfc(-0.7071067811865476 * acc0, approx, False)
-    t0 = t1 * 0.5 + acc0 * device.exp_to_one(-(acc0 * acc0 * 0.5), approx) * 0.3989422804014327
+    t0 = device.erfc(-(acc0 * 0.7071067811865476), approx, False) * 0.5 + acc0 * device.exp_to_one(-(acc0 * acc0 * 0.5), approx) * 0.3989422804014327
     dacc0 = dy * acc1 * t0
-    dacc1 = dy * (0.5 * acc0 * t1)
+    dacc1 = dy * device.gelu(acc0, approx, False)
     return dacc0, dacc1
 
 
@@ -309,10 +308,9 @@ def dense_geglu_pairs_backward_launch(
 
 def dense_geglu_pairs_backward_xla(dy, acc0, acc1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jax.lax.erfc(-0.7071067811865476 * acc0)
-    t0 = t1 * 0.5 + acc0 * jnp.exp(-(acc0 * acc0 * 0.5)) * 0.3989422804014327
+    t0 = jax.lax.erfc(-(acc0 * 0.7071067811865476)) * 0.5 + acc0 * jnp.exp(-(acc0 * acc0 * 0.5)) * 0.3989422804014327
     dacc0 = dy * acc1 * t0
-    dacc1 = dy * (0.5 * acc0 * t1)
+    dacc1 = dy * jax.nn.gelu(acc0, approximate=False)
     return dacc0, dacc1
 
 

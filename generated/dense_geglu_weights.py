@@ -97,7 +97,7 @@ def dense_geglu_weights_reference(x, wg, wu):
 
 def dense_geglu_weights_epilogue_chain(g, u, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * g * device.erfc(-0.7071067811865476 * g, approx, False) * u
+    y = device.gelu(g, approx, False) * u
     return y
 
 
@@ -167,13 +167,13 @@ def dense_geglu_weights_epilogue_launch(
 
 def dense_geglu_weights_epilogue_xla(g, u):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = 0.5 * g * jax.lax.erfc(-0.7071067811865476 * g) * u
+    y = jax.nn.gelu(g, approximate=False) * u
     return y
 
 
 def dense_geglu_weights_forward_chain(g, u, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * g * device.erfc(-0.7071067811865476 * g, approx, False) * u
+    y = device.gelu(g, approx, False) * u
     g_kept = g
     u_kept = u
     return y, g_kept, u_kept
@@ -245,9 +245,9 @@ def dense_geglu_weights_forward_launch(
 
 def dense_geglu_weights_backward_chain(dy, g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.erfc(-0.7071067811865476 * g, approx, False)
-    dg = dy * u * (t0 * 0.5 + g * device.exp_to_one(-(g * g * 0.5), approx) * 0.3989422804014327)
-    du = dy * (0.5 * g * t0)
+    t0 = device.erfc(-(g * 0.7071067811865476), approx, False) * 0.5 + g * device.exp_to_one(-(g * g * 0.5), approx) * 0.3989422804014327
+    dg = dy * u * t0
+    du = dy * device.gelu(g, approx, False)
     return dg, du
 
 
@@ -331,9 +331,8 @@ def dense_geglu_weights_backward_launch(
 
 def dense_geglu_weights_backward_xla(dy, g, u):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jax.lax.erfc(-0.7071067811865476 * g)
-    dg = dy * u * (t0 * 0.5 + g * jnp.exp(-(g * g * 0.5)) * 0.3989422804014327)
-    du = dy * (0.5 * g * t0)
+    dg = dy * u * (jax.lax.erfc(-(g * 0.7071067811865476)) * 0.5 + g * jnp.exp(-(g * g * 0.5)) * 0.3989422804014327)
+    du = dy * jax.nn.gelu(g, approximate=False)
     return dg, du
 
 

@@ -124,7 +124,7 @@ def dense_gelu_reference(x, w, bias):
 def dense_gelu_epilogue_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    y = 0.5 * z * device.erfc(-0.7071067811865476 * z, approx, False)
+    y = device.gelu(z, approx, False)
     return y
 
 
@@ -210,14 +210,14 @@ def dense_gelu_epilogue_launch(
 def dense_gelu_epilogue_xla(acc, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = acc + bias
-    y = 0.5 * z * jax.lax.erfc(-0.7071067811865476 * z)
+    y = jax.nn.gelu(z, approximate=False)
     return y
 
 
 def dense_gelu_forward_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    y = 0.5 * z * device.erfc(-0.7071067811865476 * z, approx, False)
+    y = device.gelu(z, approx, False)
     return z, y
 
 
@@ -309,7 +309,7 @@ def dense_gelu_forward_launch(
 
 def dense_gelu_backward_chain(dy, z, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t1 = device.erfc(-0.7071067811865476 * z, approx, False) * 0.5 + z * device.exp_to_one(-(z * z * 0.5), approx) * 0.3989422804014327
+    t1 = device.erfc(-(z * 0.7071067811865476), approx, False) * 0.5 + z * device.exp_to_one(-(z * z * 0.5), approx) * 0.3989422804014327
     t0 = dy * t1
     dacc = t0
     return dacc, dacc
@@ -449,7 +449,7 @@ def dense_gelu_backward_launch(
 
 def dense_gelu_backward_xla(dy, z, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = dy * (jax.lax.erfc(-0.7071067811865476 * z) * 0.5 + z * jnp.exp(-(z * z * 0.5)) * 0.3989422804014327)
+    t0 = dy * (jax.lax.erfc(-(z * 0.7071067811865476)) * 0.5 + z * jnp.exp(-(z * z * 0.5)) * 0.3989422804014327)
     dacc = t0
     dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)
     return dacc, dbias

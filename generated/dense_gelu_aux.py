@@ -141,7 +141,7 @@ def dense_gelu_aux_epilogue_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z2 = acc + bias
     z = z2
-    y = 0.5 * z * device.erfc(-0.7071067811865476 * z, approx, False)
+    y = device.gelu(z, approx, False)
     return z, y
 
 
@@ -235,7 +235,7 @@ def dense_gelu_aux_epilogue_xla(acc, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z2 = acc + bias
     z = z2
-    y = 0.5 * z * jax.lax.erfc(-0.7071067811865476 * z)
+    y = jax.nn.gelu(z, approximate=False)
     return z, y
 
 
@@ -243,7 +243,7 @@ def dense_gelu_aux_forward_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z2 = acc + bias
     z = z2
-    y = 0.5 * z * device.erfc(-0.7071067811865476 * z, approx, False)
+    y = device.gelu(z, approx, False)
     return z2, z, y
 
 
@@ -341,7 +341,7 @@ def dense_gelu_aux_forward_launch(
 
 def dense_gelu_aux_backward_chain(dy, dz, z2, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t1 = device.erfc(-0.7071067811865476 * z2, approx, False) * 0.5 + z2 * device.exp_to_one(-(z2 * z2 * 0.5), approx) * 0.3989422804014327
+    t1 = device.erfc(-(z2 * 0.7071067811865476), approx, False) * 0.5 + z2 * device.exp_to_one(-(z2 * z2 * 0.5), approx) * 0.3989422804014327
     t0 = dz + dy * t1
     dacc = t0
     return dacc, dacc
@@ -487,7 +487,7 @@ def dense_gelu_aux_backward_launch(
 
 def dense_gelu_aux_backward_xla(dy, dz, z2, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jax.lax.erfc(-0.7071067811865476 * z2) * 0.5 + z2 * jnp.exp(-(z2 * z2 * 0.5)) * 0.3989422804014327
+    t1 = jax.lax.erfc(-(z2 * 0.7071067811865476)) * 0.5 + z2 * jnp.exp(-(z2 * z2 * 0.5)) * 0.3989422804014327
     t0 = dz + dy * t1
     dacc = t0
     dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)

@@ -147,9 +147,7 @@ def dense_rms_scaled_reference(x, w, rstd, weight):
 def dense_rms_scaled_epilogue_chain(acc, rstd, weight, approx):
     """The chain, on one vector of each operand."""
     z = acc * rstd * weight
-    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    y = z * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), approx)
     return y
 
 
@@ -236,18 +234,14 @@ def dense_rms_scaled_epilogue_launch(
 def dense_rms_scaled_epilogue_xla(acc, rstd, weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = acc * rstd * weight
-    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = jnp.exp(-jnp.abs(t0))
-    y = z * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
+    y = z * jax.lax.logistic(1.5957691216057308 * (z + 0.044715 * (z * z * z)))
     return y
 
 
 def dense_rms_scaled_forward_chain(acc, rstd, weight, approx):
     """The chain, on one vector of each operand."""
     z = acc * rstd * weight
-    t0 = 1.5957691216057308 * (z + 0.044715 * (z * z * z))
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    y = z * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), approx)
     acc_kept = acc
     return y, acc_kept
 
@@ -368,12 +362,9 @@ def dense_rms_scaled_backward_rows_row_sum(dy, acc, rstd, weight):
     t1 = device.minimum(device.maximum(t0, -1000.0), 1000.0)
     t2 = t1 * t1
     t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t4 = t3 >= 0.0
-    t5 = device.exp_to_one(-cute.math.abs(t3), False)
-    t6 = 1.0 + t5
-    t7 = device.divide_by_normal(device.where(t4, 1.0, t5), t6, False)
-    t8 = t0 * t7 * device.divide_by_normal(device.where(t4, t5, 1.0), t6, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
-    return weight * dy * (t7 + t8) * acc
+    t4 = device.sigmoid(t3, False)
+    t5 = weight * dy * (t4 + t0 * t4 * device.sigmoid(-t3, False) * (1.5957691216057308 + t2 * 0.2140644488178048))
+    return t5 * acc
 
 
 def dense_rms_scaled_backward_rows_row(row_sum):
@@ -495,13 +486,9 @@ def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t2 = t1 * t1
     t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t7 = t3 >= 0.0
-    t5 = device.exp_to_one(-cute.math.abs(t3), False)
-    t8 = 1.0 + t5
-    t4 = device.divide_by_normal(device.where(t7, 1.0, t5), t8, False)
-    t9 = z * t4 * device.divide_by_normal(device.where(t7, t5, 1.0), t8, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
-    t6 = t4 + t9
-    return weight * dy * t6 * acc
+    t4 = device.sigmoid(t3, False)
+    t5 = t4 + z * t4 * device.sigmoid(-t3, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    return weight * dy * t5 * acc
 
 
 def dense_rms_scaled_backward_chain(dy, acc, rstd, weight):
@@ -511,14 +498,10 @@ def dense_rms_scaled_backward_chain(dy, acc, rstd, weight):
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t2 = t1 * t1
     t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t7 = t3 >= 0.0
-    t5 = device.exp_to_one(-cute.math.abs(t3), False)
-    t8 = 1.0 + t5
-    t4 = device.divide_by_normal(device.where(t7, 1.0, t5), t8, False)
-    t9 = z * t4 * device.divide_by_normal(device.where(t7, t5, 1.0), t8, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
-    t6 = t4 + t9
-    dacc = weight * rstd * dy * t6
-    return dacc, dy * t6 * t0
+    t4 = device.sigmoid(t3, False)
+    t5 = t4 + z * t4 * device.sigmoid(-t3, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    dacc = weight * rstd * dy * t5
+    return dacc, dy * t5 * t0
 
 
 def dense_rms_scaled_backward_row(row_sum):
@@ -775,14 +758,11 @@ def dense_rms_scaled_backward_xla(dy, acc, rstd, weight, row_axes):
     t1 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
     t2 = t1 * t1
     t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t7 = t3 >= 0.0
-    t5 = jnp.exp(-jnp.abs(t3))
-    t8 = 1.0 + t5
-    t4 = jnp.where(t7, 1.0, t5) / t8
-    t6 = t4 + z * t4 * (jnp.where(t7, t5, 1.0) / t8) * (1.5957691216057308 + t2 * 0.2140644488178048)
-    dacc = weight * rstd * dy * t6
-    drstd = jnp.sum(weight * dy * t6 * acc, axis=-1, keepdims=True)
-    dweight = jnp.sum(dy * t6 * t0, axis=row_axes, keepdims=True)
+    t4 = jax.lax.logistic(t3)
+    t5 = t4 + z * t4 * jax.lax.logistic(-t3) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    dacc = weight * rstd * dy * t5
+    drstd = jnp.sum(weight * dy * t5 * acc, axis=-1, keepdims=True)
+    dweight = jnp.sum(dy * t5 * t0, axis=row_axes, keepdims=True)
     return dacc, drstd, dweight
 
 

@@ -120,8 +120,7 @@ def dense_silu_reference(x, w, bias):
 def dense_silu_epilogue_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    t0 = device.exp_to_one(-cute.math.abs(z), approx)
-    y = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = z * device.sigmoid(z, approx)
     return y
 
 
@@ -207,16 +206,14 @@ def dense_silu_epilogue_launch(
 def dense_silu_epilogue_xla(acc, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = acc + bias
-    t0 = jnp.exp(-jnp.abs(z))
-    y = z * (jnp.where(z >= 0.0, 1.0, t0) / (1.0 + t0))
+    y = z * jax.lax.logistic(z)
     return y
 
 
 def dense_silu_forward_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    t0 = device.exp_to_one(-cute.math.abs(z), approx)
-    y = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = z * device.sigmoid(z, approx)
     return z, y
 
 
@@ -308,11 +305,8 @@ def dense_silu_forward_launch(
 
 def dense_silu_backward_chain(dy, z, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(z), approx)
-    t2 = z >= 0.0
-    t3 = 1.0 + t0
-    t1 = dy * device.divide_by_normal(device.where(t2, 1.0, t0), t3, approx) * (1.0 + z * device.divide_by_normal(device.where(t2, t0, 1.0), t3, approx))
-    dacc = t1
+    t0 = dy * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
+    dacc = t0
     return dacc, dacc
 
 
@@ -450,11 +444,8 @@ def dense_silu_backward_launch(
 
 def dense_silu_backward_xla(dy, z, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(z))
-    t2 = z >= 0.0
-    t3 = 1.0 + t0
-    t1 = dy * (jnp.where(t2, 1.0, t0) / t3) * (1.0 + z * (jnp.where(t2, t0, 1.0) / t3))
-    dacc = t1
+    t0 = dy * jax.lax.logistic(z) * (1.0 + z * jax.lax.logistic(-z))
+    dacc = t0
     dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)
     return dacc, dbias
 

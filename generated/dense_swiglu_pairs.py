@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
@@ -104,8 +103,7 @@ def dense_swiglu_pairs_reference(x, w):
 
 def dense_swiglu_pairs_epilogue_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(acc0), approx)
-    y = acc0 * device.divide_by_normal(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * acc1
+    y = acc0 * device.sigmoid(acc0, approx) * acc1
     return y
 
 
@@ -169,15 +167,13 @@ def dense_swiglu_pairs_epilogue_launch(
 
 def dense_swiglu_pairs_epilogue_xla(acc0, acc1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(acc0))
-    y = acc0 * (jnp.where(acc0 >= 0.0, 1.0, t0) / (1.0 + t0)) * acc1
+    y = acc0 * jax.lax.logistic(acc0) * acc1
     return y
 
 
 def dense_swiglu_pairs_forward_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(acc0), approx)
-    y = acc0 * device.divide_by_normal(device.where(acc0 >= 0.0, 1.0, t0), 1.0 + t0, approx) * acc1
+    y = acc0 * device.sigmoid(acc0, approx) * acc1
     acc_kept0 = acc0
     acc_kept1 = acc1
     return y, acc_kept0, acc_kept1
@@ -244,12 +240,9 @@ def dense_swiglu_pairs_forward_launch(
 
 def dense_swiglu_pairs_backward_chain(dy, acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(acc0), approx)
-    t1 = acc0 >= 0.0
-    t2 = 1.0 + t0
-    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
-    dacc0 = dy * acc1 * t3 * (1.0 + acc0 * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
-    dacc1 = dy * (acc0 * t3)
+    t0 = device.sigmoid(acc0, approx)
+    dacc0 = dy * acc1 * t0 * (1.0 + acc0 * device.sigmoid(-acc0, approx))
+    dacc1 = dy * (acc0 * t0)
     return dacc0, dacc1
 
 
@@ -321,12 +314,9 @@ def dense_swiglu_pairs_backward_launch(
 
 def dense_swiglu_pairs_backward_xla(dy, acc0, acc1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(acc0))
-    t1 = acc0 >= 0.0
-    t2 = 1.0 + t0
-    t3 = jnp.where(t1, 1.0, t0) / t2
-    dacc0 = dy * acc1 * t3 * (1.0 + acc0 * (jnp.where(t1, t0, 1.0) / t2))
-    dacc1 = dy * (acc0 * t3)
+    t0 = jax.lax.logistic(acc0)
+    dacc0 = dy * acc1 * t0 * (1.0 + acc0 * jax.lax.logistic(-acc0))
+    dacc1 = dy * (acc0 * t0)
     return dacc0, dacc1
 
 

@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
@@ -97,8 +96,7 @@ def dense_swiglu_weights_reference(x, wg, wu):
 
 def dense_swiglu_weights_epilogue_chain(g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    y = g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    y = g * device.sigmoid(g, approx) * u
     return y
 
 
@@ -168,15 +166,13 @@ def dense_swiglu_weights_epilogue_launch(
 
 def dense_swiglu_weights_epilogue_xla(g, u):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(g))
-    y = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)) * u
+    y = g * jax.lax.logistic(g) * u
     return y
 
 
 def dense_swiglu_weights_forward_chain(g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    y = g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    y = g * device.sigmoid(g, approx) * u
     g_kept = g
     u_kept = u
     return y, g_kept, u_kept
@@ -248,12 +244,9 @@ def dense_swiglu_weights_forward_launch(
 
 def dense_swiglu_weights_backward_chain(dy, g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    t1 = g >= 0.0
-    t2 = 1.0 + t0
-    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
-    dg = dy * u * t3 * (1.0 + g * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
-    du = dy * (g * t3)
+    t0 = device.sigmoid(g, approx)
+    dg = dy * u * t0 * (1.0 + g * device.sigmoid(-g, approx))
+    du = dy * (g * t0)
     return dg, du
 
 
@@ -337,12 +330,9 @@ def dense_swiglu_weights_backward_launch(
 
 def dense_swiglu_weights_backward_xla(dy, g, u):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(g))
-    t1 = g >= 0.0
-    t2 = 1.0 + t0
-    t3 = jnp.where(t1, 1.0, t0) / t2
-    dg = dy * u * t3 * (1.0 + g * (jnp.where(t1, t0, 1.0) / t2))
-    du = dy * (g * t3)
+    t0 = jax.lax.logistic(g)
+    dg = dy * u * t0 * (1.0 + g * jax.lax.logistic(-g))
+    du = dy * (g * t0)
     return dg, du
 
 

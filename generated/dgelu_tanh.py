@@ -37,9 +37,7 @@ reference: |
 def dgelu_tanh_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     x2 = x * x
-    t0 = 1.5957691216057308 * x * (1.0 + 0.044715 * x2)
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    s = device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    s = device.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * x2), approx)
     dv = 1.5957691216057308 * (1.0 + 0.134145 * x2)
     dx = dy * (s + x * s * (1.0 - s) * dv)
     return dx
@@ -112,9 +110,7 @@ def dgelu_tanh_launch(
 def dgelu_tanh_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     x2 = x * x
-    t0 = 1.5957691216057308 * x * (1.0 + 0.044715 * x2)
-    t1 = jnp.exp(-jnp.abs(t0))
-    s = jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)
+    s = jax.lax.logistic(1.5957691216057308 * x * (1.0 + 0.044715 * x2))
     dv = 1.5957691216057308 * (1.0 + 0.134145 * x2)
     dx = dy * (s + x * s * (1.0 - s) * dv)
     return dx
@@ -133,10 +129,7 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     x2 = x * x
     t1 = 1.0 + 0.044715 * x2
     t2 = t0 * t1
-    t12 = t2 >= 0.0
-    t9 = device.exp_to_one(-cute.math.abs(t2), approx)
-    t13 = 1.0 + t9
-    s = device.divide_by_normal(device.where(t12, 1.0, t9), t13, approx)
+    s = device.sigmoid(t2, approx)
     t3 = x * s
     t4 = 1.0 - s
     t5 = t3 * t4
@@ -145,9 +138,9 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     t6 = ddx * dy
     t7 = t6 * dv
     t8 = t7 * t4
-    t10 = (t6 - t7 * t3 + t8 * x) * s * device.divide_by_normal(device.where(t12, t9, 1.0), t13, approx)
-    t11 = t8 * s + (t6 * t5 * 0.21406444881780073 + t10 * t0 * 0.044715) * x * 2.0 + t10 * t1 * 1.5957691216057308
-    dx_ = t11
+    t9 = (t6 - t7 * t3 + t8 * x) * s * device.sigmoid(-t2, approx)
+    t10 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
+    dx_ = t10
     return ddy, dx_
 
 
@@ -235,10 +228,7 @@ def dgelu_tanh_backward_xla(ddx, dy, x):
     x2 = x * x
     t1 = 1.0 + 0.044715 * x2
     t2 = t0 * t1
-    t12 = t2 >= 0.0
-    t9 = jnp.exp(-jnp.abs(t2))
-    t13 = 1.0 + t9
-    s = jnp.where(t12, 1.0, t9) / t13
+    s = jax.lax.logistic(t2)
     t3 = x * s
     t4 = 1.0 - s
     t5 = t3 * t4
@@ -247,9 +237,9 @@ def dgelu_tanh_backward_xla(ddx, dy, x):
     t6 = ddx * dy
     t7 = t6 * dv
     t8 = t7 * t4
-    t10 = (t6 - t7 * t3 + t8 * x) * s * (jnp.where(t12, t9, 1.0) / t13)
-    t11 = t8 * s + (t6 * t5 * 0.21406444881780073 + t10 * t0 * 0.044715) * x * 2.0 + t10 * t1 * 1.5957691216057308
-    dx_ = t11
+    t9 = (t6 - t7 * t3 + t8 * x) * s * jax.lax.logistic(-t2)
+    t10 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
+    dx_ = t10
     return ddy, dx_
 
 

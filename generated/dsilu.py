@@ -30,8 +30,7 @@ reference: dy * jax.jvp(jax.nn.silu, (x,), (jnp.ones_like(x),))[1]
 
 def dsilu_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(x), approx)
-    s = device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    s = device.sigmoid(x, approx)
     dx = dy * (s + x * s * (1.0 - s))
     return dx
 
@@ -102,8 +101,7 @@ def dsilu_launch(
 
 def dsilu_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(x))
-    s = jnp.where(x >= 0.0, 1.0, t0) / (1.0 + t0)
+    s = jax.lax.logistic(x)
     dx = dy * (s + x * s * (1.0 - s))
     return dx
 
@@ -115,16 +113,13 @@ def dsilu_reference(dy, x):
 
 def dsilu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
-    t5 = x >= 0.0
-    t4 = device.exp_to_one(-cute.math.abs(x), approx)
-    t6 = 1.0 + t4
-    s = device.divide_by_normal(device.where(t5, 1.0, t4), t6, approx)
+    s = device.sigmoid(x, approx)
     t0 = x * s
     t1 = 1.0 - s
     ddy = ddx * (s + t0 * t1)
     t2 = ddx * dy
     t3 = t2 * t1
-    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * device.divide_by_normal(device.where(t5, t4, 1.0), t6, approx)
+    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * device.sigmoid(-x, approx)
     return ddy, dx_
 
 
@@ -208,16 +203,13 @@ def dsilu_backward_launch(
 
 def dsilu_backward_xla(ddx, dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t5 = x >= 0.0
-    t4 = jnp.exp(-jnp.abs(x))
-    t6 = 1.0 + t4
-    s = jnp.where(t5, 1.0, t4) / t6
+    s = jax.lax.logistic(x)
     t0 = x * s
     t1 = 1.0 - s
     ddy = ddx * (s + t0 * t1)
     t2 = ddx * dy
     t3 = t2 * t1
-    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * (jnp.where(t5, t4, 1.0) / t6)
+    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * jax.lax.logistic(-x)
     return ddy, dx_
 
 

@@ -40,11 +40,10 @@ def dswiglu_pairs_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    s = device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx)
-    t1 = g * s
-    dx0 = dy * u * (s + t1 * (1.0 - s))
-    dx1 = dy * t1
+    s = device.sigmoid(g, approx)
+    t0 = g * s
+    dx0 = dy * u * (s + t0 * (1.0 - s))
+    dx1 = dy * t0
     return dx0, dx1
 
 
@@ -118,11 +117,10 @@ def dswiglu_pairs_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = jnp.exp(-jnp.abs(g))
-    s = jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)
-    t1 = g * s
-    dx0 = dy * u * (s + t1 * (1.0 - s))
-    dx1 = dy * t1
+    s = jax.lax.logistic(g)
+    t0 = g * s
+    dx0 = dy * u * (s + t0 * (1.0 - s))
+    dx1 = dy * t0
     return dx0, dx1
 
 
@@ -137,17 +135,14 @@ def dswiglu_pairs_reference(dy, x):
 
 def dswiglu_pairs_backward_chain(ddx0, ddx1, dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t6 = x0 >= 0.0
-    t5 = device.exp_to_one(-cute.math.abs(x0), approx)
-    t7 = 1.0 + t5
-    s = device.divide_by_normal(device.where(t6, 1.0, t5), t7, approx)
+    s = device.sigmoid(x0, approx)
     t0 = x0 * s
     t1 = 1.0 - s
     t2 = ddx0 * (s + t0 * t1)
     ddy = ddx1 * t0 + t2 * x1
     t3 = ddx0 * (dy * x1)
     t4 = ddx1 * dy + t3 * t1
-    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * device.divide_by_normal(device.where(t6, t5, 1.0), t7, approx)
+    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * device.sigmoid(-x0, approx)
     dx_1 = t2 * dy
     return ddy, dx_0, dx_1
 
@@ -235,17 +230,14 @@ def dswiglu_pairs_backward_launch(
 
 def dswiglu_pairs_backward_xla(ddx0, ddx1, dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t6 = x0 >= 0.0
-    t5 = jnp.exp(-jnp.abs(x0))
-    t7 = 1.0 + t5
-    s = jnp.where(t6, 1.0, t5) / t7
+    s = jax.lax.logistic(x0)
     t0 = x0 * s
     t1 = 1.0 - s
     t2 = ddx0 * (s + t0 * t1)
     ddy = ddx1 * t0 + t2 * x1
     t3 = ddx0 * (dy * x1)
     t4 = ddx1 * dy + t3 * t1
-    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * (jnp.where(t6, t5, 1.0) / t7)
+    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * jax.lax.logistic(-x0)
     dx_1 = t2 * dy
     return ddy, dx_0, dx_1
 

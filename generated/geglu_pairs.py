@@ -36,7 +36,7 @@ def geglu_pairs_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    y = 0.5 * g * device.erfc(-0.7071067811865476 * g, approx, False) * u
+    y = device.gelu(g, approx, False) * u
     return y
 
 
@@ -102,7 +102,7 @@ def geglu_pairs_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    y = 0.5 * g * jax.lax.erfc(-0.7071067811865476 * g) * u
+    y = jax.nn.gelu(g, approximate=False) * u
     return y
 
 
@@ -116,10 +116,10 @@ def geglu_pairs_reference(x):
 
 def geglu_pairs_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t1 = device.erfc(-0.7071067811865476 * x0, approx, False)
-    t0 = dy * x1 * (t1 * 0.5 + x0 * device.exp_to_one(-(x0 * x0 * 0.5), approx) * 0.3989422804014327)
+    t1 = device.erfc(-(x0 * 0.7071067811865476), approx, False) * 0.5 + x0 * device.exp_to_one(-(x0 * x0 * 0.5), approx) * 0.3989422804014327
+    t0 = dy * x1 * t1
     dx0 = t0
-    dx1 = dy * (0.5 * x0 * t1)
+    dx1 = dy * device.gelu(x0, approx, False)
     return dx0, dx1
 
 
@@ -191,10 +191,10 @@ def geglu_pairs_backward_launch(
 
 def geglu_pairs_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jax.lax.erfc(-0.7071067811865476 * x0)
-    t0 = dy * x1 * (t1 * 0.5 + x0 * jnp.exp(-(x0 * x0 * 0.5)) * 0.3989422804014327)
+    t1 = jax.lax.erfc(-(x0 * 0.7071067811865476)) * 0.5 + x0 * jnp.exp(-(x0 * x0 * 0.5)) * 0.3989422804014327
+    t0 = dy * x1 * t1
     dx0 = t0
-    dx1 = dy * (0.5 * x0 * t1)
+    dx1 = dy * jax.nn.gelu(x0, approximate=False)
     return dx0, dx1
 
 

@@ -36,9 +36,7 @@ def geglu_tanh_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = 1.5957691216057308 * (g + 0.044715 * (g * g * g))
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    y = g * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * u
+    y = g * device.sigmoid(1.5957691216057308 * (g + 0.044715 * (g * g * g)), approx) * u
     return y
 
 
@@ -117,9 +115,7 @@ def geglu_tanh_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = 1.5957691216057308 * (g + 0.044715 * (g * g * g))
-    t1 = jnp.exp(-jnp.abs(t0))
-    y = g * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)) * u
+    y = g * jax.lax.logistic(1.5957691216057308 * (g + 0.044715 * (g * g * g))) * u
     return y
 
 
@@ -135,15 +131,9 @@ def geglu_tanh_backward_chain(dy, x0, x1, approx):
     t0 = device.minimum(device.maximum(x0, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t6 = t2 >= 0.0
-    t4 = device.exp_to_one(-cute.math.abs(t2), approx)
-    t7 = 1.0 + t4
-    t3 = device.divide_by_normal(device.where(t6, 1.0, t4), t7, approx)
-    t5 = x0 * t3 * device.divide_by_normal(device.where(t6, t4, 1.0), t7, approx) * (1.5957691216057308 + t1 * 0.2140644488178048)
-    dx0 = dy * x1 * (t3 + t5)
-    t8 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
-    t9 = device.exp_to_one(-cute.math.abs(t8), approx)
-    dx1 = dy * (x0 * device.divide_by_normal(device.where(t8 >= 0.0, 1.0, t9), 1.0 + t9, approx))
+    t3 = device.sigmoid(t2, approx)
+    dx0 = dy * x1 * (t3 + x0 * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    dx1 = dy * (x0 * device.sigmoid(1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0)), approx))
     return dx0, dx1
 
 
@@ -242,15 +232,9 @@ def geglu_tanh_backward_xla(dy, x0, x1):
     t0 = jnp.minimum(jnp.maximum(x0, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t6 = t2 >= 0.0
-    t4 = jnp.exp(-jnp.abs(t2))
-    t7 = 1.0 + t4
-    t3 = jnp.where(t6, 1.0, t4) / t7
-    t5 = x0 * t3 * (jnp.where(t6, t4, 1.0) / t7) * (1.5957691216057308 + t1 * 0.2140644488178048)
-    dx0 = dy * x1 * (t3 + t5)
-    t8 = 1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))
-    t9 = jnp.exp(-jnp.abs(t8))
-    dx1 = dy * (x0 * (jnp.where(t8 >= 0.0, 1.0, t9) / (1.0 + t9)))
+    t3 = jax.lax.logistic(t2)
+    dx0 = dy * x1 * (t3 + x0 * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    dx1 = dy * (x0 * jax.lax.logistic(1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))))
     return dx0, dx1
 
 

@@ -28,7 +28,7 @@ reference: jax.nn.gelu(x, approximate=False)
 
 def gelu_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * x * device.erfc(-0.7071067811865476 * x, approx, False)
+    y = device.gelu(x, approx, False)
     return y
 
 
@@ -91,7 +91,7 @@ def gelu_launch(
 
 def gelu_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = 0.5 * x * jax.lax.erfc(-0.7071067811865476 * x)
+    y = jax.nn.gelu(x, approximate=False)
     return y
 
 
@@ -102,7 +102,7 @@ def gelu_reference(x):
 
 def gelu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.erfc(-0.7071067811865476 * x, approx, False) * 0.5 + x * device.exp_to_one(-(x * x * 0.5), approx) * 0.3989422804014327
+    t0 = device.erfc(-(x * 0.7071067811865476), approx, False) * 0.5 + x * device.exp_to_one(-(x * x * 0.5), approx) * 0.3989422804014327
     dx = dy * t0
     return dx
 
@@ -173,7 +173,7 @@ def gelu_backward_launch(
 
 def gelu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy * (jax.lax.erfc(-0.7071067811865476 * x) * 0.5 + x * jnp.exp(-(x * x * 0.5)) * 0.3989422804014327)
+    dx = dy * (jax.lax.erfc(-(x * 0.7071067811865476)) * 0.5 + x * jnp.exp(-(x * x * 0.5)) * 0.3989422804014327)
     return dx
 
 

@@ -29,7 +29,7 @@ reference: jax.nn.gelu(gate, approximate=False) * up
 
 def gelu_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
-    y = 0.5 * gate * device.erfc(-0.7071067811865476 * gate, approx, False) * up
+    y = device.gelu(gate, approx, False) * up
     return y
 
 
@@ -99,7 +99,7 @@ def gelu_mul_launch(
 
 def gelu_mul_xla(gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = 0.5 * gate * jax.lax.erfc(-0.7071067811865476 * gate) * up
+    y = jax.nn.gelu(gate, approximate=False) * up
     return y
 
 
@@ -110,10 +110,10 @@ def gelu_mul_reference(gate, up):
 
 def gelu_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
-    t1 = device.erfc(-0.7071067811865476 * gate, approx, False)
-    t0 = dy * up * (t1 * 0.5 + gate * device.exp_to_one(-(gate * gate * 0.5), approx) * 0.3989422804014327)
+    t1 = device.erfc(-(gate * 0.7071067811865476), approx, False) * 0.5 + gate * device.exp_to_one(-(gate * gate * 0.5), approx) * 0.3989422804014327
+    t0 = dy * up * t1
     dgate = t0
-    dup = dy * (0.5 * gate * t1)
+    dup = dy * device.gelu(gate, approx, False)
     return dgate, dup
 
 
@@ -197,10 +197,10 @@ def gelu_mul_backward_launch(
 
 def gelu_mul_backward_xla(dy, gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jax.lax.erfc(-0.7071067811865476 * gate)
-    t0 = dy * up * (t1 * 0.5 + gate * jnp.exp(-(gate * gate * 0.5)) * 0.3989422804014327)
+    t1 = jax.lax.erfc(-(gate * 0.7071067811865476)) * 0.5 + gate * jnp.exp(-(gate * gate * 0.5)) * 0.3989422804014327
+    t0 = dy * up * t1
     dgate = t0
-    dup = dy * (0.5 * gate * t1)
+    dup = dy * jax.nn.gelu(gate, approximate=False)
     return dgate, dup
 
 

@@ -29,9 +29,7 @@ reference: x * jax.nn.sigmoid(1.5957691216057308 * (x + 0.044715 * x ** 3))
 
 def gelu_tanh_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    y = x * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    y = x * device.sigmoid(1.5957691216057308 * (x + 0.044715 * (x * x * x)), approx)
     return y
 
 
@@ -94,9 +92,7 @@ def gelu_tanh_launch(
 
 def gelu_tanh_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 1.5957691216057308 * (x + 0.044715 * (x * x * x))
-    t1 = jnp.exp(-jnp.abs(t0))
-    y = x * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
+    y = x * jax.lax.logistic(1.5957691216057308 * (x + 0.044715 * (x * x * x)))
     return y
 
 
@@ -110,13 +106,8 @@ def gelu_tanh_backward_chain(dy, x, approx):
     t0 = device.minimum(device.maximum(x, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t6 = t2 >= 0.0
-    t4 = device.exp_to_one(-cute.math.abs(t2), approx)
-    t7 = 1.0 + t4
-    t3 = device.divide_by_normal(device.where(t6, 1.0, t4), t7, approx)
-    t8 = x * t3 * device.divide_by_normal(device.where(t6, t4, 1.0), t7, approx) * (1.5957691216057308 + t1 * 0.2140644488178048)
-    t5 = t3 + t8
-    dx = dy * t5
+    t3 = device.sigmoid(t2, approx)
+    dx = dy * (t3 + x * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
     return dx
 
 
@@ -189,12 +180,8 @@ def gelu_tanh_backward_xla(dy, x):
     t0 = jnp.minimum(jnp.maximum(x, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t6 = t2 >= 0.0
-    t4 = jnp.exp(-jnp.abs(t2))
-    t7 = 1.0 + t4
-    t3 = jnp.where(t6, 1.0, t4) / t7
-    t5 = t3 + x * t3 * (jnp.where(t6, t4, 1.0) / t7) * (1.5957691216057308 + t1 * 0.2140644488178048)
-    dx = dy * t5
+    t3 = jax.lax.logistic(t2)
+    dx = dy * (t3 + x * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048))
     return dx
 
 

@@ -30,9 +30,7 @@ reference: gate * jax.nn.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate **
 
 def gelu_tanh_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
-    t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    y = gate * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx) * up
+    y = gate * device.sigmoid(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate)), approx) * up
     return y
 
 
@@ -102,9 +100,7 @@ def gelu_tanh_mul_launch(
 
 def gelu_tanh_mul_xla(gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t1 = jnp.exp(-jnp.abs(t0))
-    y = gate * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1)) * up
+    y = gate * jax.lax.logistic(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))) * up
     return y
 
 
@@ -118,15 +114,9 @@ def gelu_tanh_mul_backward_chain(dy, gate, up, approx):
     t0 = device.minimum(device.maximum(gate, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t6 = t2 >= 0.0
-    t4 = device.exp_to_one(-cute.math.abs(t2), approx)
-    t7 = 1.0 + t4
-    t3 = device.divide_by_normal(device.where(t6, 1.0, t4), t7, approx)
-    t5 = gate * t3 * device.divide_by_normal(device.where(t6, t4, 1.0), t7, approx) * (1.5957691216057308 + t1 * 0.2140644488178048)
-    dgate = dy * up * (t3 + t5)
-    t8 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t9 = device.exp_to_one(-cute.math.abs(t8), approx)
-    dup = dy * (gate * device.divide_by_normal(device.where(t8 >= 0.0, 1.0, t9), 1.0 + t9, approx))
+    t3 = device.sigmoid(t2, approx)
+    dgate = dy * up * (t3 + gate * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    dup = dy * (gate * device.sigmoid(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate)), approx))
     return dgate, dup
 
 
@@ -213,15 +203,9 @@ def gelu_tanh_mul_backward_xla(dy, gate, up):
     t0 = jnp.minimum(jnp.maximum(gate, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t6 = t2 >= 0.0
-    t4 = jnp.exp(-jnp.abs(t2))
-    t7 = 1.0 + t4
-    t3 = jnp.where(t6, 1.0, t4) / t7
-    t5 = gate * t3 * (jnp.where(t6, t4, 1.0) / t7) * (1.5957691216057308 + t1 * 0.2140644488178048)
-    dgate = dy * up * (t3 + t5)
-    t8 = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))
-    t9 = jnp.exp(-jnp.abs(t8))
-    dup = dy * (gate * (jnp.where(t8 >= 0.0, 1.0, t9) / (1.0 + t9)))
+    t3 = jax.lax.logistic(t2)
+    dgate = dy * up * (t3 + gate * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    dup = dy * (gate * jax.lax.logistic(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))))
     return dgate, dup
 
 

@@ -37,8 +37,7 @@ def glu_pairs_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    y = device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    y = device.sigmoid(g, approx) * u
     return y
 
 
@@ -104,8 +103,7 @@ def glu_pairs_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = jnp.exp(-jnp.abs(g))
-    y = jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0) * u
+    y = jax.lax.logistic(g) * u
     return y
 
 
@@ -119,11 +117,8 @@ def glu_pairs_reference(x):
 
 def glu_pairs_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t2 = x0 >= 0.0
-    t1 = device.exp_to_one(-cute.math.abs(x0), approx)
-    t3 = 1.0 + t1
-    t0 = device.divide_by_normal(device.where(t2, 1.0, t1), t3, approx)
-    dx0 = dy * x1 * t0 * device.divide_by_normal(device.where(t2, t1, 1.0), t3, approx)
+    t0 = device.sigmoid(x0, approx)
+    dx0 = dy * x1 * t0 * device.sigmoid(-x0, approx)
     dx1 = dy * t0
     return dx0, dx1
 
@@ -196,11 +191,8 @@ def glu_pairs_backward_launch(
 
 def glu_pairs_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t2 = x0 >= 0.0
-    t1 = jnp.exp(-jnp.abs(x0))
-    t3 = 1.0 + t1
-    t0 = jnp.where(t2, 1.0, t1) / t3
-    dx0 = dy * x1 * t0 * (jnp.where(t2, t1, 1.0) / t3)
+    t0 = jax.lax.logistic(x0)
+    dx0 = dy * x1 * t0 * jax.lax.logistic(-x0)
     dx1 = dy * t0
     return dx0, dx1
 

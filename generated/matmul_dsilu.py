@@ -116,11 +116,8 @@ def matmul_dsilu_reference(dy, w, z):
 
 def matmul_dsilu_epilogue_chain(acc, z, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(z), approx)
-    s = device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx)
-    t1 = -z
-    t2 = device.exp_to_one(-cute.math.abs(t1), approx)
-    dz = acc * s * (1.0 + z * device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t2), 1.0 + t2, approx))
+    s = device.sigmoid(z, approx)
+    dz = acc * s * (1.0 + z * device.sigmoid(-z, approx))
     return dz
 
 
@@ -190,11 +187,8 @@ def matmul_dsilu_epilogue_launch(
 
 def matmul_dsilu_epilogue_xla(acc, z):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(z))
-    s = jnp.where(z >= 0.0, 1.0, t0) / (1.0 + t0)
-    t1 = -z
-    t2 = jnp.exp(-jnp.abs(t1))
-    dz = acc * s * (1.0 + z * (jnp.where(t1 >= 0.0, 1.0, t2) / (1.0 + t2)))
+    s = jax.lax.logistic(z)
+    dz = acc * s * (1.0 + z * jax.lax.logistic(-z))
     return dz
 
 

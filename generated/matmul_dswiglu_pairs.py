@@ -134,11 +134,8 @@ def matmul_dswiglu_pairs_reference(dy, w, z):
 
 def matmul_dswiglu_pairs_epilogue_chain(d, z0, z1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(z0), approx)
-    s = device.divide_by_normal(device.where(z0 >= 0.0, 1.0, t0), 1.0 + t0, approx)
-    t1 = -z0
-    t2 = device.exp_to_one(-cute.math.abs(t1), approx)
-    dz0 = d * z1 * s * (1.0 + z0 * device.divide_by_normal(device.where(t1 >= 0.0, 1.0, t2), 1.0 + t2, approx))
+    s = device.sigmoid(z0, approx)
+    dz0 = d * z1 * s * (1.0 + z0 * device.sigmoid(-z0, approx))
     dz1 = d * z0 * s
     return dz0, dz1
 
@@ -211,11 +208,8 @@ def matmul_dswiglu_pairs_epilogue_launch(
 
 def matmul_dswiglu_pairs_epilogue_xla(d, z0, z1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(z0))
-    s = jnp.where(z0 >= 0.0, 1.0, t0) / (1.0 + t0)
-    t1 = -z0
-    t2 = jnp.exp(-jnp.abs(t1))
-    dz0 = d * z1 * s * (1.0 + z0 * (jnp.where(t1 >= 0.0, 1.0, t2) / (1.0 + t2)))
+    s = jax.lax.logistic(z0)
+    dz0 = d * z1 * s * (1.0 + z0 * jax.lax.logistic(-z0))
     dz1 = d * z0 * s
     return dz0, dz1
 

@@ -103,10 +103,8 @@ def mish_reference(x):
 
 def mish_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t1 = device.exp_to_one(-cute.math.abs(x), approx)
-    t0 = cute.math.tanh(device.where(x < 0.0, 0.0, x) + cute.math.log1p(t1))
-    t2 = t0 + x * device.divide_by_normal(device.where(x >= 0.0, 1.0, t1), 1.0 + t1, approx) * (1.0 - t0 * t0)
-    dx = dy * t2
+    t0 = cute.math.tanh(device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp_to_one(-cute.math.abs(x), approx)))
+    dx = dy * (t0 + x * device.sigmoid(x, approx) * (1.0 - t0 * t0))
     return dx
 
 
@@ -176,9 +174,8 @@ def mish_backward_launch(
 
 def mish_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.exp(-jnp.abs(x))
-    t0 = jnp.tanh(jnp.where(x < 0.0, 0.0, x) + jnp.log1p(t1))
-    dx = dy * (t0 + x * (jnp.where(x >= 0.0, 1.0, t1) / (1.0 + t1)) * (1.0 - t0 * t0))
+    t0 = jnp.tanh(jnp.where(x < 0.0, 0.0, x) + jnp.log1p(jnp.exp(-jnp.abs(x))))
+    dx = dy * (t0 + x * jax.lax.logistic(x) * (1.0 - t0 * t0))
     return dx
 
 

@@ -35,8 +35,7 @@ def mul_silu_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp_to_one(-cute.math.abs(u), approx)
-    y = g * (u * device.divide_by_normal(device.where(u >= 0.0, 1.0, t0), 1.0 + t0, approx))
+    y = g * (u * device.sigmoid(u, approx))
     return y
 
 
@@ -115,8 +114,7 @@ def mul_silu_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = jnp.exp(-jnp.abs(u))
-    y = g * (u * (jnp.where(u >= 0.0, 1.0, t0) / (1.0 + t0)))
+    y = g * (u * jax.lax.logistic(u))
     return y
 
 
@@ -129,12 +127,9 @@ def mul_silu_reference(x):
 
 def mul_silu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t1 = x1 >= 0.0
-    t0 = device.exp_to_one(-cute.math.abs(x1), approx)
-    t2 = 1.0 + t0
-    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
-    dx0 = dy * (x1 * t3)
-    dx1 = dy * x0 * t3 * (1.0 + x1 * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
+    t0 = device.sigmoid(x1, approx)
+    dx0 = dy * (x1 * t0)
+    dx1 = dy * x0 * t0 * (1.0 + x1 * device.sigmoid(-x1, approx))
     return dx0, dx1
 
 
@@ -230,12 +225,9 @@ def mul_silu_backward_launch(
 
 def mul_silu_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = x1 >= 0.0
-    t0 = jnp.exp(-jnp.abs(x1))
-    t2 = 1.0 + t0
-    t3 = jnp.where(t1, 1.0, t0) / t2
-    dx0 = dy * (x1 * t3)
-    dx1 = dy * x0 * t3 * (1.0 + x1 * (jnp.where(t1, t0, 1.0) / t2))
+    t0 = jax.lax.logistic(x1)
+    dx0 = dy * (x1 * t0)
+    dx1 = dy * x0 * t0 * (1.0 + x1 * jax.lax.logistic(-x1))
     return dx0, dx1
 
 

@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device
@@ -28,9 +27,7 @@ reference: x * jax.nn.sigmoid(1.702 * x)
 
 def quick_gelu_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = 1.702 * x
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    y = x * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    y = x * device.sigmoid(1.702 * x, approx)
     return y
 
 
@@ -93,9 +90,7 @@ def quick_gelu_launch(
 
 def quick_gelu_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 1.702 * x
-    t1 = jnp.exp(-jnp.abs(t0))
-    y = x * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
+    y = x * jax.lax.logistic(1.702 * x)
     return y
 
 
@@ -106,12 +101,8 @@ def quick_gelu_reference(x):
 
 def quick_gelu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = 1.702 * x
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    t2 = t0 >= 0.0
-    t3 = 1.0 + t1
-    t4 = device.divide_by_normal(device.where(t2, 1.0, t1), t3, approx)
-    dx = dy * (t4 + x * t4 * device.divide_by_normal(device.where(t2, t1, 1.0), t3, approx) * 1.702)
+    t0 = device.sigmoid(1.702 * x, approx)
+    dx = dy * (t0 + x * t0 * device.sigmoid(-(x * 1.702), approx) * 1.702)
     return dx
 
 
@@ -181,12 +172,8 @@ def quick_gelu_backward_launch(
 
 def quick_gelu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 1.702 * x
-    t1 = jnp.exp(-jnp.abs(t0))
-    t2 = t0 >= 0.0
-    t3 = 1.0 + t1
-    t4 = jnp.where(t2, 1.0, t1) / t3
-    dx = dy * (t4 + x * t4 * (jnp.where(t2, t1, 1.0) / t3) * 1.702)
+    t0 = jax.lax.logistic(1.702 * x)
+    dx = dy * (t0 + x * t0 * jax.lax.logistic(-(x * 1.702)) * 1.702)
     return dx
 
 

@@ -42,8 +42,7 @@ def rmsnorm_gated_row_mean(x):
 def rmsnorm_gated_chain(x, z, weight, eps, row_mean, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t0 = device.exp_to_one(-cute.math.abs(z), approx)
-    y = x * rstd * weight * (z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, approx))
+    y = x * rstd * weight * (z * device.sigmoid(z, approx))
     return y
 
 
@@ -172,8 +171,7 @@ def rmsnorm_gated_launch(
 def rmsnorm_gated_xla(x, z, weight, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t0 = jnp.exp(-jnp.abs(z))
-    y = x * rstd * weight * (z * (jnp.where(z >= 0.0, 1.0, t0) / (1.0 + t0)))
+    y = x * rstd * weight * (z * jax.lax.logistic(z))
     return y
 
 
@@ -184,9 +182,7 @@ def rmsnorm_gated_reference(x, z, weight, eps):
 
 def rmsnorm_gated_backward_rows_stage0(dy, x, z, weight):
     """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(z), False)
-    t1 = weight * dy * (z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t0), 1.0 + t0, False)) * x
-    return x * x, t1
+    return x * x, weight * dy * (z * device.sigmoid(z, False)) * x
 
 
 def rmsnorm_gated_backward_rows_row(row_mean, row_sum):
@@ -320,22 +316,18 @@ def rmsnorm_gated_backward_rows_launch(
 
 def rmsnorm_gated_backward_stage0(dy, x, z, weight, approx):
     """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
-    t2 = device.exp_to_one(-cute.math.abs(z), approx)
-    t0 = z * device.divide_by_normal(device.where(z >= 0.0, 1.0, t2), 1.0 + t2, approx)
+    t0 = z * device.sigmoid(z, approx)
     return x * x, weight * dy * t0 * x
 
 
 def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain: dx, dz; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t3 = z >= 0.0
-    t2 = device.exp_to_one(-cute.math.abs(z), approx)
-    t4 = 1.0 + t2
-    t5 = device.divide_by_normal(device.where(t3, 1.0, t2), t4, approx)
-    t0 = z * t5
+    t2 = device.sigmoid(z, approx)
+    t0 = z * t2
     dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     t1 = x * rstd
-    dz = dy * (t1 * weight) * t5 * (1.0 + z * device.divide_by_normal(device.where(t3, t2, 1.0), t4, approx))
+    dz = dy * (t1 * weight) * t2 * (1.0 + z * device.sigmoid(-z, approx))
     return dx, dz, dy * t0 * t1
 
 
@@ -607,15 +599,12 @@ def rmsnorm_gated_backward_launch(
 def rmsnorm_gated_backward_xla(dy, x, z, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t3 = z >= 0.0
-    t2 = jnp.exp(-jnp.abs(z))
-    t4 = 1.0 + t2
-    t5 = jnp.where(t3, 1.0, t2) / t4
-    t0 = z * t5
-    t6 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = weight * rstd * dy * t0 - t6 * x
+    t2 = jax.lax.logistic(z)
+    t0 = z * t2
+    t3 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = weight * rstd * dy * t0 - t3 * x
     t1 = x * rstd
-    dz = dy * (t1 * weight) * t5 * (1.0 + z * (jnp.where(t3, t2, 1.0) / t4))
+    dz = dy * (t1 * weight) * t2 * (1.0 + z * jax.lax.logistic(-z))
     dweight = jnp.sum(dy * t0 * t1, axis=row_axes, keepdims=True)
     return dx, dz, dweight
 

@@ -42,8 +42,7 @@ def rmsnorm_silu_chain(x, weight, eps, row_mean, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd * weight
-    t1 = device.exp_to_one(-cute.math.abs(t0), approx)
-    y = t0 * device.divide_by_normal(device.where(t0 >= 0.0, 1.0, t1), 1.0 + t1, approx)
+    y = t0 * device.sigmoid(t0, approx)
     return y
 
 
@@ -161,8 +160,7 @@ def rmsnorm_silu_xla(x, weight, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t0 = x * rstd * weight
-    t1 = jnp.exp(-jnp.abs(t0))
-    y = t0 * (jnp.where(t0 >= 0.0, 1.0, t1) / (1.0 + t1))
+    y = t0 * jax.lax.logistic(t0)
     return y
 
 
@@ -180,11 +178,7 @@ def rmsnorm_silu_backward_rows_row_sum(dy, x, weight, eps, row_mean):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_mean_of_rows = row_mean
     t0 = x * device.rsqrt(row_mean_of_rows + eps, False) * weight
-    t1 = t0 >= 0.0
-    t2 = device.exp_to_one(-cute.math.abs(t0), False)
-    t3 = 1.0 + t2
-    t4 = weight * dy * device.divide_by_normal(device.where(t1, 1.0, t2), t3, False) * (1.0 + t0 * device.divide_by_normal(device.where(t1, t2, 1.0), t3, False))
-    return t4 * x
+    return weight * dy * device.sigmoid(t0, False) * (1.0 + t0 * device.sigmoid(-t0, False)) * x
 
 
 def rmsnorm_silu_backward_rows_row(row_mean, row_sum):
@@ -336,12 +330,9 @@ def rmsnorm_silu_backward_row_sum(dy, x, weight, eps, row_mean, approx):
     rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd
     t1 = t0 * weight
-    t6 = t1 >= 0.0
-    t3 = device.exp_to_one(-cute.math.abs(t1), approx)
-    t7 = 1.0 + t3
-    t2 = device.divide_by_normal(device.where(t6, 1.0, t3), t7, approx)
-    t4 = 1.0 + t1 * device.divide_by_normal(device.where(t6, t3, 1.0), t7, approx)
-    return weight * dy * t2 * t4 * x
+    t2 = device.sigmoid(t1, approx)
+    t3 = 1.0 + t1 * device.sigmoid(-t1, approx)
+    return weight * dy * t2 * t3 * x
 
 
 def rmsnorm_silu_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
@@ -349,14 +340,11 @@ def rmsnorm_silu_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, a
     rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd
     t1 = t0 * weight
-    t6 = t1 >= 0.0
-    t3 = device.exp_to_one(-cute.math.abs(t1), approx)
-    t7 = 1.0 + t3
-    t2 = device.divide_by_normal(device.where(t6, 1.0, t3), t7, approx)
-    t4 = 1.0 + t1 * device.divide_by_normal(device.where(t6, t3, 1.0), t7, approx)
-    t5 = weight * rstd * dy * t2 * t4 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
-    dx = t5
-    return dx, dy * t2 * t4 * t0
+    t2 = device.sigmoid(t1, approx)
+    t3 = 1.0 + t1 * device.sigmoid(-t1, approx)
+    t4 = weight * rstd * dy * t2 * t3 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = t4
+    return dx, dy * t2 * t3 * t0
 
 
 def rmsnorm_silu_backward_columns(column_sum):
@@ -621,15 +609,12 @@ def rmsnorm_silu_backward_xla(dy, x, weight, size_n, eps, row_axes):
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t0 = x * rstd
     t1 = t0 * weight
-    t6 = t1 >= 0.0
-    t3 = jnp.exp(-jnp.abs(t1))
-    t7 = 1.0 + t3
-    t2 = jnp.where(t6, 1.0, t3) / t7
-    t4 = 1.0 + t1 * (jnp.where(t6, t3, 1.0) / t7)
-    t8 = jnp.sum(weight * dy * t2 * t4 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t5 = weight * rstd * dy * t2 * t4 - t8 * x
-    dx = t5
-    dweight = jnp.sum(dy * t2 * t4 * t0, axis=row_axes, keepdims=True)
+    t2 = jax.lax.logistic(t1)
+    t3 = 1.0 + t1 * jax.lax.logistic(-t1)
+    t5 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t4 = weight * rstd * dy * t2 * t3 - t5 * x
+    dx = t4
+    dweight = jnp.sum(dy * t2 * t3 * t0, axis=row_axes, keepdims=True)
     return dx, dweight
 
 

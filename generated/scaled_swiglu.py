@@ -36,8 +36,7 @@ def scaled_swiglu_chain(x0, x1, scale, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    y = g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u * scale
+    y = g * device.sigmoid(g, approx) * u * scale
     return y
 
 
@@ -123,8 +122,7 @@ def scaled_swiglu_xla(x0, x1, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = jnp.exp(-jnp.abs(g))
-    y = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)) * u * scale
+    y = g * jax.lax.logistic(g) * u * scale
     return y
 
 
@@ -135,26 +133,22 @@ def scaled_swiglu_reference(x, scale):
     return y
 
 
-def scaled_swiglu_backward_keep_t2(x0):
-    """t2, on one vector of each operand: several passes need it."""
-    t1 = device.exp_to_one(-cute.math.abs(x0), False)
-    t2 = x0 * device.divide_by_normal(device.where(x0 >= 0.0, 1.0, t1), 1.0 + t1, False)
-    return t2
+def scaled_swiglu_backward_keep_t1(x0):
+    """t1, on one vector of each operand: several passes need it."""
+    t1 = x0 * device.sigmoid(x0, False)
+    return t1
 
 
-def scaled_swiglu_backward_row_sum(dy, x1, t2):
+def scaled_swiglu_backward_row_sum(dy, x1, t1):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return dy * (t2 * x1)
+    return dy * (t1 * x1)
 
 
-def scaled_swiglu_backward_chain(dy, x0, x1, scale, t2, approx):
+def scaled_swiglu_backward_chain(dy, x0, x1, scale, t1, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = scale * dy
-    t1 = device.exp_to_one(-cute.math.abs(x0), False)
-    t3 = x0 >= 0.0
-    t4 = 1.0 + t1
-    dx0 = t0 * x1 * device.divide_by_normal(device.where(t3, 1.0, t1), t4, False) * (1.0 + x0 * device.divide_by_normal(device.where(t3, t1, 1.0), t4, approx))
-    dx1 = t0 * t2
+    dx0 = t0 * x1 * device.sigmoid(x0, False) * (1.0 + x0 * device.sigmoid(-x0, approx))
+    dx1 = t0 * t1
     return dx0, dx1
 
 
@@ -206,7 +200,7 @@ def scaled_swiglu_backward_kernel(
     rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     if cutlass.const_expr(carried):
-        rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     column = first
@@ -226,15 +220,15 @@ def scaled_swiglu_backward_kernel(
             access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
-            t2 = scaled_swiglu_backward_keep_t2(
+            t1 = scaled_swiglu_backward_keep_t1(
                 device.cast(rX0[None, v].load(), cutlass.Float32),
             )
             if cutlass.const_expr(carried):
-                rT2Kept[None, v].store(t2)
+                rT1Kept[None, v].store(t1)
             values = scaled_swiglu_backward_row_sum(
                 device.cast(rDy[None, v].load(), cutlass.Float32),
                 device.cast(rX1[None, v].load(), cutlass.Float32),
-                t2,
+                t1,
             )
             certain = exact or (kept and reduce.within(v, vectors, ragged))
             inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -256,9 +250,9 @@ def scaled_swiglu_backward_kernel(
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             if cutlass.const_expr(carried):
-                t2 = rT2Kept[None, v].load()
+                t1 = rT1Kept[None, v].load()
             else:
-                t2 = scaled_swiglu_backward_keep_t2(
+                t1 = scaled_swiglu_backward_keep_t1(
                     device.cast(rX0[None, v].load(), cutlass.Float32),
                 )
             dx0, dx1 = scaled_swiglu_backward_chain(
@@ -266,7 +260,7 @@ def scaled_swiglu_backward_kernel(
                 device.cast(rX0[None, v].load(), cutlass.Float32),
                 device.cast(rX1[None, v].load(), cutlass.Float32),
                 device.cast(cute.full((vec,), rScale[0], rScale.element_type), cutlass.Float32),
-                t2,
+                t1,
                 approx,
             )
             rDx0.store(dx0.to(mDx.element_type))
@@ -316,14 +310,11 @@ def scaled_swiglu_backward_launch(
 def scaled_swiglu_backward_xla(dy, x0, x1, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = scale * dy
-    t1 = jnp.exp(-jnp.abs(x0))
-    t3 = x0 >= 0.0
-    t4 = 1.0 + t1
-    t5 = jnp.where(t3, 1.0, t1) / t4
-    dx0 = t0 * x1 * t5 * (1.0 + x0 * (jnp.where(t3, t1, 1.0) / t4))
-    t2 = x0 * t5
-    dx1 = t0 * t2
-    dscale = jnp.sum(dy * (t2 * x1), axis=-1, keepdims=True)
+    t2 = jax.lax.logistic(x0)
+    dx0 = t0 * x1 * t2 * (1.0 + x0 * jax.lax.logistic(-x0))
+    t1 = x0 * t2
+    dx1 = t0 * t1
+    dscale = jnp.sum(dy * (t1 * x1), axis=-1, keepdims=True)
     return dx0, dx1, dscale
 
 

@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device
@@ -28,8 +27,7 @@ reference: jax.nn.sigmoid(x)
 
 def sigmoid_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(x), approx)
-    y = device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = device.sigmoid(x, approx)
     return y
 
 
@@ -92,8 +90,7 @@ def sigmoid_launch(
 
 def sigmoid_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(x))
-    y = jnp.where(x >= 0.0, 1.0, t0) / (1.0 + t0)
+    y = jax.lax.logistic(x)
     return y
 
 
@@ -104,10 +101,7 @@ def sigmoid_reference(x):
 
 def sigmoid_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(x), approx)
-    t1 = x >= 0.0
-    t2 = 1.0 + t0
-    dx = dy * device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx) * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx)
+    dx = dy * device.sigmoid(x, approx) * device.sigmoid(-x, approx)
     return dx
 
 
@@ -177,10 +171,7 @@ def sigmoid_backward_launch(
 
 def sigmoid_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(x))
-    t1 = x >= 0.0
-    t2 = 1.0 + t0
-    dx = dy * (jnp.where(t1, 1.0, t0) / t2) * (jnp.where(t1, t0, 1.0) / t2)
+    dx = dy * jax.lax.logistic(x) * jax.lax.logistic(-x)
     return dx
 
 

@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device
@@ -28,8 +27,7 @@ reference: jax.nn.silu(x)
 
 def silu_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(x), approx)
-    y = x * device.divide_by_normal(device.where(x >= 0.0, 1.0, t0), 1.0 + t0, approx)
+    y = x * device.sigmoid(x, approx)
     return y
 
 
@@ -92,8 +90,7 @@ def silu_launch(
 
 def silu_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(x))
-    y = x * (jnp.where(x >= 0.0, 1.0, t0) / (1.0 + t0))
+    y = x * jax.lax.logistic(x)
     return y
 
 
@@ -104,10 +101,7 @@ def silu_reference(x):
 
 def silu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(x), approx)
-    t1 = x >= 0.0
-    t2 = 1.0 + t0
-    dx = dy * device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx) * (1.0 + x * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
+    dx = dy * device.sigmoid(x, approx) * (1.0 + x * device.sigmoid(-x, approx))
     return dx
 
 
@@ -177,10 +171,7 @@ def silu_backward_launch(
 
 def silu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(x))
-    t1 = x >= 0.0
-    t2 = 1.0 + t0
-    dx = dy * (jnp.where(t1, 1.0, t0) / t2) * (1.0 + x * (jnp.where(t1, t0, 1.0) / t2))
+    dx = dy * jax.lax.logistic(x) * (1.0 + x * jax.lax.logistic(-x))
     return dx
 
 

@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device
@@ -29,8 +28,7 @@ reference: jax.nn.silu(gate) * up
 
 def silu_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(gate), approx)
-    y = gate * device.divide_by_normal(device.where(gate >= 0.0, 1.0, t0), 1.0 + t0, approx) * up
+    y = gate * device.sigmoid(gate, approx) * up
     return y
 
 
@@ -100,8 +98,7 @@ def silu_mul_launch(
 
 def silu_mul_xla(gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(gate))
-    y = gate * (jnp.where(gate >= 0.0, 1.0, t0) / (1.0 + t0)) * up
+    y = gate * jax.lax.logistic(gate) * up
     return y
 
 
@@ -112,12 +109,9 @@ def silu_mul_reference(gate, up):
 
 def silu_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(gate), approx)
-    t1 = gate >= 0.0
-    t2 = 1.0 + t0
-    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
-    dgate = dy * up * t3 * (1.0 + gate * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
-    dup = dy * (gate * t3)
+    t0 = device.sigmoid(gate, approx)
+    dgate = dy * up * t0 * (1.0 + gate * device.sigmoid(-gate, approx))
+    dup = dy * (gate * t0)
     return dgate, dup
 
 
@@ -201,12 +195,9 @@ def silu_mul_backward_launch(
 
 def silu_mul_backward_xla(dy, gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(gate))
-    t1 = gate >= 0.0
-    t2 = 1.0 + t0
-    t3 = jnp.where(t1, 1.0, t0) / t2
-    dgate = dy * up * t3 * (1.0 + gate * (jnp.where(t1, t0, 1.0) / t2))
-    dup = dy * (gate * t3)
+    t0 = jax.lax.logistic(gate)
+    dgate = dy * up * t0 * (1.0 + gate * jax.lax.logistic(-gate))
+    dup = dy * (gate * t0)
     return dgate, dup
 
 

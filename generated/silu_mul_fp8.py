@@ -42,8 +42,7 @@ def silu_mul_fp8_chain(x0, x1, scale):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp_to_one(-cute.math.abs(g), True)
-    q = device.divide(g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, True) * u, scale, True)
+    q = device.divide(g * device.sigmoid(g, True) * u, scale, True)
     return q
 
 
@@ -127,8 +126,7 @@ def silu_mul_fp8_xla(x0, x1, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = jnp.exp(-jnp.abs(g))
-    q = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)) * u / scale
+    q = g * jax.lax.logistic(g) * u / scale
     return q
 
 

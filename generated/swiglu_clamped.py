@@ -40,9 +40,7 @@ def swiglu_clamped_chain(x0, x1, limit, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    t1 = device.minimum(g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx), limit)
-    y = t1 * device.minimum(device.maximum(u, -limit), limit)
+    y = device.minimum(g * device.sigmoid(g, approx), limit) * device.minimum(device.maximum(u, -limit), limit)
     return y
 
 
@@ -124,8 +122,7 @@ def swiglu_clamped_xla(x0, x1, limit):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = jnp.exp(-jnp.abs(g))
-    y = jnp.minimum(g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)), limit) * jnp.minimum(jnp.maximum(u, -limit), limit)
+    y = jnp.minimum(g * jax.lax.logistic(g), limit) * jnp.minimum(jnp.maximum(u, -limit), limit)
     return y
 
 
@@ -139,28 +136,24 @@ def swiglu_clamped_reference(x, limit):
 def swiglu_clamped_backward_chain(dy, x0, x1, limit, approx):
     """The chain: dx0, dx1; what is folded into total_sum, total_sum2, on one vector of each operand."""
     t0 = -limit
-    t7 = device.maximum(x1, t0)
-    t1 = dy * device.minimum(t7, limit)
-    t12 = x0 >= 0.0
-    t4 = device.exp_to_one(-cute.math.abs(x0), False)
-    t13 = 1.0 + t4
-    t14 = device.divide_by_normal(device.where(t12, 1.0, t4), t13, False)
-    t2 = x0 * t14
+    t5 = device.maximum(x1, t0)
+    t1 = dy * device.minimum(t5, limit)
+    t10 = device.sigmoid(x0, False)
+    t2 = x0 * t10
     t3 = device.where(t2 == limit, 0.5, 0.0)
-    t5 = t1 * device.where(t2 < limit, 1.0, t3) * t14 * (1.0 + x0 * device.divide_by_normal(device.where(t12, t4, 1.0), t13, approx))
-    dx0 = t5
-    t6 = dy * device.minimum(t2, limit)
-    t8 = device.where(t7 == limit, 0.5, 0.0)
-    t9 = t6 * device.where(t7 < limit, 1.0, t8)
-    t10 = device.where(x1 == t0, 0.5, 0.0)
-    dx1 = t9 * device.where(x1 > t0, 1.0, t10)
-    return dx0, dx1, t6 * device.where(limit < t7, 1.0, t8) + t1 * device.where(limit < t2, 1.0, t3), t9 * device.where(t0 > x1, 1.0, t10)
+    dx0 = t1 * device.where(t2 < limit, 1.0, t3) * t10 * (1.0 + x0 * device.sigmoid(-x0, approx))
+    t4 = dy * device.minimum(t2, limit)
+    t6 = device.where(t5 == limit, 0.5, 0.0)
+    t7 = t4 * device.where(t5 < limit, 1.0, t6)
+    t8 = device.where(x1 == t0, 0.5, 0.0)
+    dx1 = t7 * device.where(x1 > t0, 1.0, t8)
+    return dx0, dx1, t4 * device.where(limit < t5, 1.0, t6) + t1 * device.where(limit < t2, 1.0, t3), t7 * device.where(t0 > x1, 1.0, t8)
 
 
 def swiglu_clamped_backward_columns(total_sum, total_sum2):
     """The result."""
-    t11 = total_sum - total_sum2
-    dlimit = t11
+    t9 = total_sum - total_sum2
+    dlimit = t9
     return dlimit
 
 
@@ -308,24 +301,20 @@ def swiglu_clamped_backward_launch(
 def swiglu_clamped_backward_xla(dy, x0, x1, limit):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = -limit
-    t7 = jnp.maximum(x1, t0)
-    t1 = dy * jnp.minimum(t7, limit)
-    t12 = x0 >= 0.0
-    t4 = jnp.exp(-jnp.abs(x0))
-    t13 = 1.0 + t4
-    t14 = jnp.where(t12, 1.0, t4) / t13
-    t2 = x0 * t14
+    t5 = jnp.maximum(x1, t0)
+    t1 = dy * jnp.minimum(t5, limit)
+    t10 = jax.lax.logistic(x0)
+    t2 = x0 * t10
     t3 = jnp.where(t2 == limit, jnp.asarray(0.5, jnp.float32), 0.0)
-    t5 = t1 * jnp.where(t2 < limit, 1.0, t3) * t14 * (1.0 + x0 * (jnp.where(t12, t4, 1.0) / t13))
-    dx0 = t5
-    t6 = dy * jnp.minimum(t2, limit)
-    t8 = jnp.where(t7 == limit, jnp.asarray(0.5, jnp.float32), 0.0)
-    t9 = t6 * jnp.where(t7 < limit, 1.0, t8)
-    t10 = jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0)
-    dx1 = t9 * jnp.where(x1 > t0, 1.0, t10)
-    t15 = jnp.sum(t6 * jnp.where(limit < t7, 1.0, t8) + t1 * jnp.where(limit < t2, 1.0, t3), axis=None, keepdims=True)
-    t11 = t15 - jnp.sum(t9 * jnp.where(t0 > x1, 1.0, t10), axis=None, keepdims=True)
-    dlimit = t11
+    dx0 = t1 * jnp.where(t2 < limit, 1.0, t3) * t10 * (1.0 + x0 * jax.lax.logistic(-x0))
+    t4 = dy * jnp.minimum(t2, limit)
+    t6 = jnp.where(t5 == limit, jnp.asarray(0.5, jnp.float32), 0.0)
+    t7 = t4 * jnp.where(t5 < limit, 1.0, t6)
+    t8 = jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0)
+    dx1 = t7 * jnp.where(x1 > t0, 1.0, t8)
+    t11 = jnp.sum(t4 * jnp.where(limit < t5, 1.0, t6) + t1 * jnp.where(limit < t2, 1.0, t3), axis=None, keepdims=True)
+    t9 = t11 - jnp.sum(t7 * jnp.where(t0 > x1, 1.0, t8), axis=None, keepdims=True)
+    dlimit = t9
     return dx0, dx1, dlimit
 
 

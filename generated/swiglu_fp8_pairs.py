@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device
@@ -40,8 +39,7 @@ def swiglu_fp8_pairs_chain(x0, x1, scale):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp_to_one(-cute.math.abs(g), True)
-    q = device.divide(g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, True) * u, scale, True)
+    q = device.divide(g * device.sigmoid(g, True) * u, scale, True)
     return q
 
 
@@ -111,8 +109,7 @@ def swiglu_fp8_pairs_xla(x0, x1, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = jnp.exp(-jnp.abs(g))
-    q = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)) * u / scale
+    q = g * jax.lax.logistic(g) * u / scale
     return q
 
 

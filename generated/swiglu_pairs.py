@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device
@@ -36,8 +35,7 @@ def swiglu_pairs_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    t0 = device.exp_to_one(-cute.math.abs(g), approx)
-    y = g * device.divide_by_normal(device.where(g >= 0.0, 1.0, t0), 1.0 + t0, approx) * u
+    y = g * device.sigmoid(g, approx) * u
     return y
 
 
@@ -103,8 +101,7 @@ def swiglu_pairs_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    t0 = jnp.exp(-jnp.abs(g))
-    y = g * (jnp.where(g >= 0.0, 1.0, t0) / (1.0 + t0)) * u
+    y = g * jax.lax.logistic(g) * u
     return y
 
 
@@ -118,12 +115,9 @@ def swiglu_pairs_reference(x):
 
 def swiglu_pairs_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp_to_one(-cute.math.abs(x0), approx)
-    t1 = x0 >= 0.0
-    t2 = 1.0 + t0
-    t3 = device.divide_by_normal(device.where(t1, 1.0, t0), t2, approx)
-    dx0 = dy * x1 * t3 * (1.0 + x0 * device.divide_by_normal(device.where(t1, t0, 1.0), t2, approx))
-    dx1 = dy * (x0 * t3)
+    t0 = device.sigmoid(x0, approx)
+    dx0 = dy * x1 * t0 * (1.0 + x0 * device.sigmoid(-x0, approx))
+    dx1 = dy * (x0 * t0)
     return dx0, dx1
 
 
@@ -195,12 +189,9 @@ def swiglu_pairs_backward_launch(
 
 def swiglu_pairs_backward_xla(dy, x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(-jnp.abs(x0))
-    t1 = x0 >= 0.0
-    t2 = 1.0 + t0
-    t3 = jnp.where(t1, 1.0, t0) / t2
-    dx0 = dy * x1 * t3 * (1.0 + x0 * (jnp.where(t1, t0, 1.0) / t2))
-    dx1 = dy * (x0 * t3)
+    t0 = jax.lax.logistic(x0)
+    dx0 = dy * x1 * t0 * (1.0 + x0 * jax.lax.logistic(-x0))
+    dx1 = dy * (x0 * t0)
     return dx0, dx1
 
 

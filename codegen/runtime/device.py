@@ -402,8 +402,7 @@ def exp_to_one(x: Vector, approx: bool) -> Vector:
 def _exp_larger(x: Vector, scale: float) -> Vector:
     """2 ** (scale * x + 24), where scale * x <= 0: by the hardware's function, which flushes denormal results. A 2**-24th of it is
     right down to the least denormal number; its relative error is 2**-20 even where it is nearly one."""
-    exponent = cute.math.fma(x, cute.full_like(x, scale), cute.full_like(x, 24.0))
-    return cute.math.exp2(exponent, fastmath=True)
+    return cute.math.exp2(_fma(x, scale, 24.0), fastmath=True)
 
 
 def exp_term(x: Vector, approx: bool) -> Vector:
@@ -435,6 +434,41 @@ def erfc(x: Vector, approx: bool, exact: bool) -> Vector:
         q = cute.math.fma(q, t, cute.full_like(x, coefficient * 2.0**-24))
     r = _exp_larger(z * z, -1.4426950408889634) * (t * q)
     return where(x >= 0.0, r, 2.0 - r)
+
+
+def sigmoid(x: Vector, approx: bool) -> Vector:
+    """1 / (1 + e ** -x) within 4 ulp, tail included; approximately within 2**-17 of relative error, denormal results kept."""
+    if approx and x.dtype is Float32:
+        # 2**-24 of both terms: where their sum overflows, the result is 0
+        power = cute.math.exp2(_fma(x, -1.4426950408889634, -24.0), fastmath=True)
+        return cute.math.rcp(power + 2.0**-24, approx=True, ftz=True) * 2.0**-24
+    power = cute.math.exp(-cute.math.abs(x))  # never overflows, so the tail is right down to the smallest number
+    return divide(where(x >= 0.0, 1.0, power), 1.0 + power, False)
+
+
+# log2 of what a normal variable exceeds u with, for 0 <= u <= _GELU_END, and 24: a polynomial in u, least relative error
+_GELU = (
+    -1.910363867096976e-09, 1.4006459991833253e-07, -4.508234724198701e-06, 8.433432958554476e-05, -1.0270344791893944e-03,
+    8.698056451976299e-03, -5.4044231772422791e-02, -4.5866945385932922e-01, -1.1510463953018188, 22.999975204467773,
+)  # fmt: skip
+_GELU_END = 13.6  # where gelu is less than the least bfloat16
+
+
+def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
+    """x / 2 * (1 + erf(x / sqrt(2))), within x * x + 5 ulp; exactly through float64; approximately within 2**-15 + x * x * 2**-22
+    of relative error, tail included, and 0 at -inf. It is x > 0 ? x : 0, less |x| times what a normal variable exceeds |x| with."""
+    if not approx or x.dtype is not Float32:
+        return 0.5 * x * erfc(x * -0.7071067811865476, approx, exact)
+    u = minimum(cute.math.abs(x), _GELU_END)
+    q = cute.full_like(x, _GELU[0])
+    for coefficient in _GELU[1:]:
+        q = cute.math.fma(q, u, cute.full_like(x, coefficient))
+    # A 2**24th times as much, of which the hardware flushes no result that is a number
+    return cute.math.fma(u * -(2.0**-24), cute.math.exp2(q, fastmath=True), maximum(x, 0.0))
+
+
+def _fma(x: Vector, scale: float, offset: float) -> Vector:
+    return cute.math.fma(x, cute.full_like(x, scale), cute.full_like(x, offset))
 
 
 def wide(function: Callable[..., Vector], exact: bool, *operands: Operand) -> Vector:

@@ -49,9 +49,11 @@ ROUNDED = frozenset(
 )
 
 _lax = SimpleNamespace(
-    rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b)
+    rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b),
+    logistic=special.expit,
 )  # fmt: skip
-_NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax)}
+_nn = SimpleNamespace(gelu=lambda x, approximate: 0.5 * x * special.erfc(-(0.5**0.5) * x))
+_NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax, nn=_nn)}
 _FUNCTIONS = {
     name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), dict(_NAMES))
     for name, op in OPS.items()
@@ -213,6 +215,9 @@ class Analysis:
             for end in (arg.value + arg.error, arg.value - arg.error):
                 reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
             error = error + np.where(_lost(arg), np.inf, reach)
+        if node.op == "gelu":  # its exponent, x * x / 2, is rounded; its approximation is coarser than others
+            unit = 4 * values[0] ** 2 * self.unit + (self.approximate if id(node) in self.narrow else 0)
+            error = error + np.where(np.isfinite(value), np.abs(value), 0) * np.where(np.isfinite(unit), unit, 0)
         if node.op == "mul":  # both ends at once
             a, b = (arg.error for arg in args)
             error = error + np.where((a > 0) & (b > 0), a * b, 0)

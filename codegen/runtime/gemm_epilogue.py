@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
 from codegen.runtime import device, reduce, staging, vectors
 from codegen.runtime.device import WARP
@@ -58,10 +58,10 @@ class Form:
     rescaled: tuple[Follows, ...] = ()  # which of row_ops sum exponentials of what is returned
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
-    ahead: int = 1  # pieces by which operands are read before they are needed
+    ahead: int = 1  # pieces by which operands are read before they are needed; pairs of pieces, where `staged`
     rolled: bool = False  # whether a loop runs the epilogue of a piece (`may_loop`)
     staged: int = (
-        0  # bytes in shared memory that hold a piece's operands, read ahead: else registers do. Only if `rolled`
+        0  # bytes of shared memory for the operands of `ROWS` rows, read ahead: else registers do. Only if `rolled`
     )
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
@@ -102,6 +102,7 @@ class _Pieces:
     per_row: int  # lanes that share a row
     vec: int
     columns: int  # of the output, in a row of a piece
+    ragged: bool
 
     @property
     def steps(self) -> int:
@@ -126,7 +127,9 @@ class _Pieces:
         """Of a vector: its row, the columns that its row has, and how many of them are the vector's."""
         r = self.row + slab * self.slab_step + part * self.rows + step * (WARP // self.per_row) + lane // self.per_row
         limit = cutlass.select_(r < self.M, self.N, Int32(0))
-        return r, limit, cutlass.min(limit - column, Int32(self.vec))
+        if self.ragged:
+            return r, limit, cutlass.min(limit - column, Int32(self.vec))
+        return r, limit, cutlass.select_((r < self.M) & (column < self.N), Int32(self.vec), Int32(0))
 
 
 @cute.jit
@@ -142,6 +145,7 @@ def finish(
     memory: tuple,
     form: cutlass.Constexpr[Form],
     operands: cute.Pointer | None = None,
+    first: tuple | None = None,
 ):
     """Run an epilogue over what a warp holds of a tile; all its lanes take part. If `staged`, `begin` has begun it.
 
@@ -155,8 +159,10 @@ def finish(
     memory: the epilogue's tensors; row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one for each fold.
     pieces: where in these what this warp's columns, and these warps' rows, come to is written.
     operands: `staged` bytes of shared memory for each of `ahead` pieces, 16-byte aligned, this warp's own.
+    first: what `first_columns` has read, where that was called.
     """
     tensors, row_parts, column_parts = memory
+    tensors = tuple(_compact(t) for t in tensors)
     lane = cute.arch.lane_idx()
     walk = _walk(acc, place, extents, slab_step, form)
     words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * form.stage
@@ -165,50 +171,12 @@ def finish(
         rRows[k].fill(reduce.identity(form.row_ops[k], Float32))
     rColumns = [reduce.accumulators(form.vec, walk.turns, op, Float32) for op in form.column_ops]
 
-    order = walk.order
     cute.arch.sync_warp()  # the tile before is read
-    _write(acc, words, lane, order[0], 0, walk, form)
-    read: list[Any] = [None]  # of the pieces that come next, the one before first
-    for i in cutlass.range_constexpr(min(form.ahead, len(order))):
-        read.append(_operands(walk, i, lane, read[-1], tensors, form))
-    cute.arch.sync_warp()
-    for i in cutlass.range_constexpr(len(order)):
-        turn, slab, part = order[i]
-        lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
-        if cutlass.const_expr(form.rolled):
-            lane = lane & (WARP - 1)  # or it would divide as negative numbers need it
-        if cutlass.const_expr(form.ahead == 0):
-            read.append(_operands(walk, i, lane, read[-1], tensors, form))
-        read.pop(0)
-        now = read[0]
-        c = walk.first_column(turn, lane)
-        if cutlass.const_expr(form.rolled):
-            if cutlass.const_expr(form.staged > 0):
-                cute.arch.cp_async_wait_group(form.ahead - 1)
-            for step in cutlass.range(walk.steps, unroll=1 if form.ragged else 2):
-                vector = _read(words, lane, 0, step, walk, acc.element_type, form)
-                r, limit, valid = walk.place(slab, part, step, lane, c)
-                given = _given(now[0][0], (r, c, walk.batch, valid), i, step, lane, walk, tensors, form, operands)
-                found = form.run(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
-                if cutlass.const_expr(len(form.column_ops) > 0):
-                    inside = reduce.inside(c, limit, form.vec, form.ragged, False)
-                    _fold(found, inside, 0, turn, rRows, rColumns, form)  # of rows, nothing is folded in a loop
-            if cutlass.const_expr(form.staged > 0):
-                _copy_operands(i + form.ahead, lane, walk, tensors, form, operands)
-            _bring_next(acc, words, lane, i, walk, read, tensors, form)
-        else:
-            values = [
-                _read(words, lane, i % walk.buffers, step, walk, acc.element_type, form) for step in range(walk.steps)
-            ]
-            _bring_next(acc, words, lane, i, walk, read, tensors, form)
-            for step in cutlass.range_constexpr(walk.steps):
-                r, limit, valid = walk.place(slab, part, step, lane, c)
-                given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
-                found = form.run(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
-                if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
-                    inside = reduce.inside(c, limit, form.vec, form.ragged, False)
-                    at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
-                    _fold(found, inside, at, turn, rRows, rColumns, form)
+    _write(acc, words, lane, walk.order[0], 0, walk, form)
+    if cutlass.const_expr(form.rolled):
+        _in_loops(acc, words, walk, tensors, rColumns, form, operands, first)
+    else:
+        _unrolled(acc, words, walk, tensors, rRows, rColumns, form)
 
     if cutlass.const_expr(len(form.row_ops) > 0):
         _store_rows(rRows, walk, lane, pieces[0], row_parts, form)
@@ -216,15 +184,147 @@ def finish(
         _store_columns(rColumns, stage, warp, peer, walk, lane, pieces[1], column_parts, form)
 
 
+@cute.jit
+def _in_loops(
+    acc: cute.Tensor,
+    words: cute.Pointer,
+    walk: cutlass.Constexpr[_Pieces],
+    tensors: tuple,
+    rColumns: list,
+    form: cutlass.Constexpr[Form],
+    operands: cute.Pointer | None,
+    first: tuple | None,
+):
+    """The epilogue of each piece in a loop over its vectors: its code is run more often than it is fetched. Each vector, and
+    what was read ahead for it into shared memory, comes to registers while the one before is computed."""
+    order, half = walk.order, form.stage // 2
+    lane = device.unseen(cute.arch.lane_idx()) & (WARP - 1)  # or it would divide as negative numbers need it
+    coming: Any = _columns(walk, 0, lane, tensors, form) if cutlass.const_expr(first is None) else first
+    slots = form.ahead * walk.buffers
+    if cutlass.const_expr(form.staged > 0):
+        cute.arch.cp_async_wait_group(slots - 1)
+    cute.arch.sync_warp()
+    # Unless registers hold what columns come to: then a vector is read when it is needed
+    early = len(form.column_ops) == 0
+    vector = _read(words, lane, 0, Int32(0), walk, acc.element_type, form)
+    own = _own(0, Int32(0), lane, walk, tensors, form, operands)
+    for i in cutlass.range_constexpr(len(order)):
+        turn, slab, part = order[i]
+        lane = device.unseen(lane) & (
+            WARP - 1
+        )  # or the compiler would compute all places at once, and keep them in registers
+        c = walk.first_column(turn, lane)
+        if cutlass.const_expr(slab + part == 0):
+            fixed = coming
+            if cutlass.const_expr(turn + 1 < walk.turns):
+                coming = _columns(walk, turn + 1, lane, tensors, form)
+        last = i + 1 == len(order)
+        if cutlass.const_expr(walk.buffers > 1 and not last):
+            cute.arch.sync_warp()  # the piece before is read
+            _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
+            if cutlass.const_expr(form.staged > 0):
+                cute.arch.cp_async_wait_group(slots - 2)  # what the next piece needs is there
+            cute.arch.sync_warp()
+        here, there = (i % walk.buffers * half, i % slots), ((i + 1) % walk.buffers * half, (i + 1) % slots)
+        for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
+            if cutlass.const_expr(early):  # the next one: in this piece or, past its end, the first of the next piece
+                more = step + 1 < walk.steps
+                at = cutlass.select_(more, step + 1, Int32(0))
+                buffer, slot = (cutlass.select_(more, Int32(h), Int32(t)) for h, t in zip(here, there, strict=True))
+                next_vector = _read(words, lane, buffer, at, walk, acc.element_type, form)
+                next_own = _own(slot, at, lane, walk, tensors, form, operands)
+            else:
+                vector = _read(words, lane, here[0], step, walk, acc.element_type, form)
+                own = _own(here[1], step, lane, walk, tensors, form, operands)
+            r, limit, valid = walk.place(slab, part, step, lane, c)
+            if cutlass.const_expr(form.tiles is not None and form.staged == 0):
+                own = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
+            given = ((*fixed, *own),) if cutlass.const_expr(form.reads) else ()
+            found = form.run(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            if cutlass.const_expr(not early):
+                inside = reduce.inside(c, limit, form.vec, form.ragged, False)
+                _fold(found, inside, 0, turn, [], rColumns, form)  # of rows, nothing is folded in a loop
+            else:
+                _put(next_vector, vector)
+                if cutlass.const_expr(form.staged > 0):
+                    _put(next_own, own)
+        if cutlass.const_expr(form.staged > 0):
+            _copy_operands(i + slots, lane, walk, tensors, form, operands)
+        if cutlass.const_expr(walk.buffers == 1 and not last):
+            cute.arch.sync_warp()
+            _write(acc, words, lane, order[i + 1], 0, walk, form)
+            if cutlass.const_expr(form.staged > 0):
+                cute.arch.cp_async_wait_group(slots - 1)
+            cute.arch.sync_warp()
+            vector = _read(words, lane, 0, Int32(0), walk, acc.element_type, form)
+            own = _own((i + 1) % slots, Int32(0), lane, walk, tensors, form, operands)
+
+
+def _put(sources: tuple[cute.Tensor, ...], places: tuple[cute.Tensor, ...]) -> None:
+    """Registers to others, whose names a loop knows."""
+    for source, place in zip(sources, places, strict=True):
+        place.store(source.load())
+
+
+@cute.jit
+def _unrolled(
+    acc: cute.Tensor,
+    words: cute.Pointer,
+    walk: cutlass.Constexpr[_Pieces],
+    tensors: tuple,
+    rRows: list,
+    rColumns: list,
+    form: cutlass.Constexpr[Form],
+):
+    """The epilogue of each piece vector by vector, what it needs read pieces ahead into registers."""
+    order, lane = walk.order, cute.arch.lane_idx()
+    read: list[Any] = [None]  # of the pieces that come next, the one before first
+    for i in cutlass.range_constexpr(min(form.ahead, len(order))):
+        read.append(_operands(walk, i, lane, read[-1], tensors, form))
+    cute.arch.sync_warp()
+    for i in cutlass.range_constexpr(len(order)):
+        turn, slab, part = order[i]
+        lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
+        if cutlass.const_expr(form.ahead == 0):
+            read.append(_operands(walk, i, lane, read[-1], tensors, form))
+        read.pop(0)
+        now = read[0]
+        c = walk.first_column(turn, lane)
+        buffer = i % walk.buffers * (form.stage // 2)
+        values = [_read(words, lane, buffer, step, walk, acc.element_type, form) for step in range(walk.steps)]
+        _bring_next(acc, words, lane, i, walk, read, tensors, form)
+        for step in cutlass.range_constexpr(walk.steps):
+            r, limit, valid = walk.place(slab, part, step, lane, c)
+            given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
+            found = form.run(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
+                inside = reduce.inside(c, limit, form.vec, form.ragged, False)
+                at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
+                _fold(found, inside, at, turn, rRows, rColumns, form)
+
+
+def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
+    """The same tensor, its strides made of its extents: products of 32-bit numbers, which take fewer instructions than strides
+    of 64 bits."""
+    if tensor is None or cute.rank(tensor) < 2:
+        return tensor
+    strides: list[Any] = [1]
+    for inner in range(cute.rank(tensor) - 1, 0, -1):
+        strides.insert(0, Int64(tensor.shape[inner]) * strides[0])
+    return cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=tuple(strides)))
+
+
 def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
     columns, slabs, count = 8 * cute.size(acc, mode=[2]), cute.size(acc, mode=[3]), form.accumulators
     width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
     per_row = width // (count * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
-    rows = ROWS if form.rolled else max(ROWS // 2, WARP // per_row)
+    rows = ROWS if form.rolled and form.column_ops else max(ROWS // 2, WARP // per_row)
     (row, column, batch), (M, N) = place, extents
     turns, own = columns // width, width // count
-    return _Pieces(row, column, batch, M, N, slab_step, slabs, turns, width, rows, per_row, form.vec, own)
+    return _Pieces(
+        row, column, batch, M, N, slab_step, slabs, turns, width, rows, per_row, form.vec, own, form.ragged or not form.rolled
+    )  # fmt: skip
 
 
 def _bring_next(
@@ -243,7 +343,7 @@ def _bring_next(
     if walk.buffers == 1:
         cute.arch.sync_warp()
     _write(acc, words, lane, walk.order[i + 1], (i + 1) % walk.buffers, walk, form)
-    if form.ahead > 0 and i + form.ahead < len(walk.order):
+    if form.ahead > 0 and not form.rolled and i + form.ahead < len(walk.order):
         read.append(_operands(walk, i + form.ahead, lane, read[-1], tensors, form))
     cute.arch.sync_warp()
 
@@ -252,23 +352,36 @@ def _operands(walk: _Pieces, i: int, lane: Int32, before: Any, tensors: tuple, f
     """What the epilogue reads for the vectors of the i-th piece, given what it read for those of the piece before."""
     turn, slab, part = walk.order[i]
     c = walk.first_column(turn, lane)
-    if slab + part > 0:  # the columns are as before
-        fixed = before[0][0]
-    else:
-        fixed = (
-            ()
-            if form.columns is None
-            else tuple(form.columns(c, walk.batch, walk.N - c, tensors, form.vec, form.ragged))
-        )
+    # Where the columns are as before, so is what all rows share
+    fixed = before[0][0] if slab + part > 0 else _columns(walk, turn, lane, tensors, form)
     found = []
     for step in range(walk.steps):
         r, _, valid = walk.place(slab, part, step, lane, c)
-        if form.tiles is None or form.rolled:
+        if form.tiles is None:
             own: tuple = ()
         else:
             own = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
         found.append((fixed, own))
     return found
+
+
+def _columns(walk: _Pieces, turn: int, lane: Int32, tensors: tuple, form: Form) -> tuple:
+    """What the epilogue reads of a lane's columns in a turn, the same for all rows."""
+    if form.columns is None:
+        return ()
+    c = walk.first_column(turn, lane)
+    return tuple(form.columns(c, walk.batch, walk.N - c, tensors, form.vec, form.ragged))
+
+
+def first_columns(
+    acc: cute.Tensor, place: tuple, slab_step: int, extents: tuple, tensors: tuple, form: Form
+) -> tuple | None:
+    """Before the last products of a tile are done: what the epilogue will read first, for `finish`, which must follow with the
+    same arguments. None where it reads that itself."""
+    if not form.rolled:
+        return None
+    tensors = tuple(_compact(t) for t in tensors)
+    return _columns(_walk(acc, place, extents, slab_step, form), 0, cute.arch.lane_idx(), tensors, form)
 
 
 @cute.jit
@@ -283,9 +396,10 @@ def begin(
 ):
     """Before the products of a tile, where `form.staged`: start what its first pieces need on its way. `finish` must follow,
     with the same arguments."""
+    tensors = tuple(_compact(t) for t in tensors)
     walk = _walk(acc, place, extents, slab_step, form)
     lane = device.unseen(cute.arch.lane_idx()) & (WARP - 1)
-    for i in cutlass.range_constexpr(form.ahead):
+    for i in cutlass.range_constexpr(form.ahead * walk.buffers):
         _copy_operands(i, lane, walk, tensors, form, operands)
 
 
@@ -304,27 +418,28 @@ def _copy_operands(
         c = walk.first_column(turn, lane)
         for step in cutlass.range(walk.steps, unroll=1):
             r, _, valid = walk.place(slab, part, step, lane, c)
-            slots = _slots(i, step, lane, walk, form, operands)
+            slots = _slots(i % (form.ahead * walk.buffers), step, lane, walk, form, operands)
             form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, slots.copy)
     cute.arch.cp_async_commit_group()
 
 
-def _slots(i: int, step: Int32 | int, lane: Int32, walk: _Pieces, form: Form, operands: Any) -> staging.Slots:
-    """Where the operands of a step of the i-th piece lie."""
-    return staging.Slots(operands.toint() + i % form.ahead * form.staged, form.staged, step, walk.steps, lane)
+def _slots(
+    slot: Int32 | int, step: Int32 | int, lane: Int32, walk: _Pieces, form: Form, operands: Any
+) -> staging.Slots:
+    """Where the operands of a step of a piece lie, which is the slot-th of those that are read ahead."""
+    size = form.staged // walk.buffers
+    return staging.Slots(operands.toint() + slot * size, size, step, walk.steps, lane)
 
 
-def _given(
-    fixed: tuple, place: tuple, i: int, step: Int32, lane: Int32, walk: _Pieces, tensors: tuple,
-    form: Form, operands: Any,
-) -> tuple:  # fmt: skip
-    """The epilogue's last argument for a step of the i-th piece, in a loop."""
-    if not form.reads:
+def _own(
+    slot: Int32 | int, step: Int32 | int, lane: Int32, walk: _Pieces, tensors: tuple, form: Form, operands: Any
+) -> tuple[cute.Tensor, ...]:
+    """What was read ahead into the slot-th piece's shared memory for a vector; nothing where nothing was."""
+    if form.staged == 0:
         return ()
-    if form.tiles is None:
-        return (fixed,)
-    load = _slots(i, step, lane, walk, form, operands).load if form.staged else vectors.load
-    return (fixed + tuple(form.tiles(*place, tensors, form.vec, form.ragged, load)),)
+    load = _slots(slot, step, lane, walk, form, operands).load
+    zero = Int32(0)
+    return tuple(form.tiles(zero, zero, zero, zero, tensors, form.vec, form.ragged, load))  # type: ignore[misc]
 
 
 def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:
@@ -362,15 +477,15 @@ def _write(
 
 
 def _read(
-    words, lane: Int32, buffer: int, step: Int32 | int, walk: _Pieces, dtype, form: Form
+    words, lane: Int32, buffer: Int32 | int, step: Int32 | int, walk: _Pieces, dtype, form: Form
 ) -> tuple[cute.Tensor, ...]:
-    """A lane's vector of each accumulator: (vec,) registers."""
+    """A lane's vector of each accumulator, of a piece that lies `buffer` words on: (vec,) registers."""
     own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
     count = own // walk.per_row  # of them, a lane's
     row, chunk = lane // walk.per_row, lane % walk.per_row * (count // 4)
     if form.rolled:
         row += step * (WARP // walk.per_row)
-    place = _place(row, chunk, walk.width) + buffer * (form.stage // 2)
+    place = _place(row, chunk, walk.width) + buffer
     further = 0 if form.rolled else step * (WARP // walk.per_row)
     found = []
     for part in range(walk.width // own):

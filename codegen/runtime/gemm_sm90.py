@@ -336,6 +336,11 @@ def _consume(
             used += 1
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
+        first = None
+        if cutlass.const_expr(tiles.splits == 1):
+            first = gemm_epilogue.first_columns(
+                accumulators, (row0, column0, batch), 64 * groups, (M, N), memory[0], form
+            )
         warpgroup.wait_group(0)
         if signals & (k_tiles > 0):
             cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
@@ -352,7 +357,7 @@ def _consume(
         if (row * tiles.tile_m < M) & (column0 < N):
             gemm_epilogue.finish(
                 share, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
-                (column, row), memory, form, mine,
+                (column, row), memory, form, mine, first,
             )  # fmt: skip
         if cutlass.const_expr(tiles.splits > 1):
             cute.arch.cluster_wait()  # the others have read this block's shared memory

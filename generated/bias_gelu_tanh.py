@@ -34,7 +34,7 @@ reference: |
 def bias_gelu_tanh_chain(x, bias, approx):
     """The chain, on one vector of each operand."""
     z = x + bias
-    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), approx)
+    y = z * device.sigmoid(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)), approx)
     return y
 
 
@@ -113,7 +113,7 @@ def bias_gelu_tanh_launch(
 def bias_gelu_tanh_xla(x, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x + bias
-    y = z * jax.lax.logistic(1.5957691216057308 * (z + 0.044715 * (z * z * z)))
+    y = z * jax.lax.logistic(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)))
     return y
 
 

@@ -125,7 +125,7 @@ def dense_gelu_tanh_reference(x, w, bias):
 def dense_gelu_tanh_epilogue_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), approx)
+    y = z * device.sigmoid(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)), approx)
     return y
 
 
@@ -211,14 +211,14 @@ def dense_gelu_tanh_epilogue_launch(
 def dense_gelu_tanh_epilogue_xla(acc, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = acc + bias
-    y = z * jax.lax.logistic(1.5957691216057308 * (z + 0.044715 * (z * z * z)))
+    y = z * jax.lax.logistic(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)))
     return y
 
 
 def dense_gelu_tanh_forward_chain(acc, bias, approx):
     """The chain, on one vector of each operand."""
     z = acc + bias
-    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), approx)
+    y = z * device.sigmoid(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)), approx)
     return z, y
 
 

@@ -147,7 +147,7 @@ def dense_rms_scaled_reference(x, w, rstd, weight):
 def dense_rms_scaled_epilogue_chain(acc, rstd, weight, approx):
     """The chain, on one vector of each operand."""
     z = acc * rstd * weight
-    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), approx)
+    y = z * device.sigmoid(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)), approx)
     return y
 
 
@@ -234,14 +234,14 @@ def dense_rms_scaled_epilogue_launch(
 def dense_rms_scaled_epilogue_xla(acc, rstd, weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = acc * rstd * weight
-    y = z * jax.lax.logistic(1.5957691216057308 * (z + 0.044715 * (z * z * z)))
+    y = z * jax.lax.logistic(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)))
     return y
 
 
 def dense_rms_scaled_forward_chain(acc, rstd, weight, approx):
     """The chain, on one vector of each operand."""
     z = acc * rstd * weight
-    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), approx)
+    y = z * device.sigmoid(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)), approx)
     acc_kept = acc
     return y, acc_kept
 

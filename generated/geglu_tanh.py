@@ -36,7 +36,7 @@ def geglu_tanh_chain(x0, x1, approx):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    y = g * device.sigmoid(1.5957691216057308 * (g + 0.044715 * (g * g * g)), approx) * u
+    y = g * device.sigmoid(g * (1.5957691216057308 + 0.07135481627260025 * (g * g)), approx) * u
     return y
 
 
@@ -115,7 +115,7 @@ def geglu_tanh_xla(x0, x1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     g = x0
     u = x1
-    y = g * jax.lax.logistic(1.5957691216057308 * (g + 0.044715 * (g * g * g))) * u
+    y = g * jax.lax.logistic(g * (1.5957691216057308 + 0.07135481627260025 * (g * g))) * u
     return y
 
 
@@ -133,7 +133,7 @@ def geglu_tanh_backward_chain(dy, x0, x1, approx):
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
     t3 = device.sigmoid(t2, approx)
     dx0 = dy * x1 * (t3 + x0 * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
-    dx1 = dy * (x0 * device.sigmoid(1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0)), approx))
+    dx1 = dy * (x0 * device.sigmoid(x0 * (1.5957691216057308 + 0.07135481627260025 * (x0 * x0)), approx))
     return dx0, dx1
 
 
@@ -234,7 +234,7 @@ def geglu_tanh_backward_xla(dy, x0, x1):
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
     t3 = jax.lax.logistic(t2)
     dx0 = dy * x1 * (t3 + x0 * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048))
-    dx1 = dy * (x0 * jax.lax.logistic(1.5957691216057308 * (x0 + 0.044715 * (x0 * x0 * x0))))
+    dx1 = dy * (x0 * jax.lax.logistic(x0 * (1.5957691216057308 + 0.07135481627260025 * (x0 * x0))))
     return dx0, dx1
 
 

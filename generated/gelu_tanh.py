@@ -29,7 +29,7 @@ reference: x * jax.nn.sigmoid(1.5957691216057308 * (x + 0.044715 * x ** 3))
 
 def gelu_tanh_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = x * device.sigmoid(1.5957691216057308 * (x + 0.044715 * (x * x * x)), approx)
+    y = x * device.sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * (x * x)), approx)
     return y
 
 
@@ -92,7 +92,7 @@ def gelu_tanh_launch(
 
 def gelu_tanh_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = x * jax.lax.logistic(1.5957691216057308 * (x + 0.044715 * (x * x * x)))
+    y = x * jax.lax.logistic(x * (1.5957691216057308 + 0.07135481627260025 * (x * x)))
     return y
 
 

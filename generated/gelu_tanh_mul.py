@@ -30,7 +30,7 @@ reference: gate * jax.nn.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate **
 
 def gelu_tanh_mul_chain(gate, up, approx):
     """The chain, on one vector of each operand."""
-    y = gate * device.sigmoid(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate)), approx) * up
+    y = gate * device.sigmoid(gate * (1.5957691216057308 + 0.07135481627260025 * (gate * gate)), approx) * up
     return y
 
 
@@ -100,7 +100,7 @@ def gelu_tanh_mul_launch(
 
 def gelu_tanh_mul_xla(gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = gate * jax.lax.logistic(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))) * up
+    y = gate * jax.lax.logistic(gate * (1.5957691216057308 + 0.07135481627260025 * (gate * gate))) * up
     return y
 
 
@@ -116,7 +116,7 @@ def gelu_tanh_mul_backward_chain(dy, gate, up, approx):
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
     t3 = device.sigmoid(t2, approx)
     dgate = dy * up * (t3 + gate * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
-    dup = dy * (gate * device.sigmoid(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate)), approx))
+    dup = dy * (gate * device.sigmoid(gate * (1.5957691216057308 + 0.07135481627260025 * (gate * gate)), approx))
     return dgate, dup
 
 
@@ -205,7 +205,7 @@ def gelu_tanh_mul_backward_xla(dy, gate, up):
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
     t3 = jax.lax.logistic(t2)
     dgate = dy * up * (t3 + gate * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048))
-    dup = dy * (gate * jax.lax.logistic(1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))))
+    dup = dy * (gate * jax.lax.logistic(gate * (1.5957691216057308 + 0.07135481627260025 * (gate * gate))))
     return dgate, dup
 
 

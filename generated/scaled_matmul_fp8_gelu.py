@@ -132,7 +132,7 @@ def scaled_matmul_fp8_gelu_reference(a, b, scale_a, scale_b, scale_y):
 def scaled_matmul_fp8_gelu_epilogue_chain(acc, scale_a, scale_b, scale_y):
     """The chain, on one vector of each operand."""
     z = scale_a * scale_b * acc
-    y = z * device.sigmoid(1.5957691216057308 * (z + 0.044715 * (z * z * z)), True) * scale_y
+    y = z * device.sigmoid(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)), True) * scale_y
     return y
 
 
@@ -212,7 +212,7 @@ def scaled_matmul_fp8_gelu_epilogue_launch(
 def scaled_matmul_fp8_gelu_epilogue_xla(acc, scale_a, scale_b, scale_y):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = scale_a * scale_b * acc
-    y = z * jax.lax.logistic(1.5957691216057308 * (z + 0.044715 * (z * z * z))) * scale_y
+    y = z * jax.lax.logistic(z * (1.5957691216057308 + 0.07135481627260025 * (z * z))) * scale_y
     return y
 
 

@@ -215,9 +215,14 @@ class Analysis:
             for end in (arg.value + arg.error, arg.value - arg.error):
                 reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
             error = error + np.where(_lost(arg), np.inf, reach)
-        if node.op == "gelu":  # its exponent, x * x / 2, is rounded; its approximation is coarser than others
-            unit = 4 * values[0] ** 2 * self.unit + (self.approximate if id(node) in self.narrow else 0)
-            error = error + np.where(np.isfinite(value), np.abs(value), 0) * np.where(np.isfinite(unit), unit, 0)
+        if node.op == "gelu":
+            # Its exponent, x * x / 2, is rounded, and what x is multiplied with may be flushed. Its approximation is coarser than
+            # others, and 0 at -inf, as the limit is; jnp's is NaN
+            x, narrow = values[0], id(node) in self.narrow
+            unit = 4 * x**2 * self.unit + (self.approximate if narrow else 0)
+            own = np.abs(value) * unit + np.abs(x) * self.tiny
+            error = error + np.where(np.isfinite(own), own, 0)
+            error = np.where(narrow & (x == -np.inf), np.inf, error)
         if node.op == "mul":  # both ends at once
             a, b = (arg.error for arg in args)
             error = error + np.where((a > 0) & (b > 0), a * b, 0)

@@ -69,6 +69,11 @@ class Form:
     threads: int = WARP  # that meet at one
 
     @property
+    def early(self) -> bool:
+        """Whether a loop reads vectors before they are needed: unless registers hold what columns come to, or elements."""
+        return not self.column_ops and not self.ragged
+
+    @property
     def stage(self) -> int:
         """Words of shared memory that a warp needs, aligned to 16 bytes."""
         return ROWS * self.piece
@@ -102,7 +107,7 @@ class _Pieces:
     per_row: int  # lanes that share a row
     vec: int
     columns: int  # of the output, in a row of a piece
-    ragged: bool
+    crowded: bool  # whether few registers are left
 
     @property
     def steps(self) -> int:
@@ -127,7 +132,7 @@ class _Pieces:
         """Of a vector: its row, the columns that its row has, and how many of them are the vector's."""
         r = self.row + slab * self.slab_step + part * self.rows + step * (WARP // self.per_row) + lane // self.per_row
         limit = cutlass.select_(r < self.M, self.N, Int32(0))
-        if self.ragged:
+        if self.crowded:
             return r, limit, cutlass.min(limit - column, Int32(self.vec))
         return r, limit, cutlass.select_((r < self.M) & (column < self.N), Int32(self.vec), Int32(0))
 
@@ -172,7 +177,7 @@ def finish(
     rColumns = [reduce.accumulators(form.vec, walk.turns, op, Float32) for op in form.column_ops]
 
     cute.arch.sync_warp()  # the tile before is read
-    _write(acc, words, lane, walk.order[0], 0, walk, form)
+    _write(acc, words, _write_place(lane, walk, form), walk.order[0], 0, walk, form)
     if cutlass.const_expr(form.rolled):
         _in_loops(acc, words, walk, tensors, rColumns, form, operands, first)
     else:
@@ -204,43 +209,52 @@ def _in_loops(
     if cutlass.const_expr(form.staged > 0):
         cute.arch.cp_async_wait_group(slots - 1)
     cute.arch.sync_warp()
-    # Unless registers hold what columns come to: then a vector is read when it is needed
-    early = len(form.column_ops) == 0
-    vector = _read(words, lane, 0, Int32(0), walk, acc.element_type, form)
-    own = _own(0, Int32(0), lane, walk, tensors, form, operands)
+    early, written, reading = form.early, lane, lane
+    vector = own = ()
+    if cutlass.const_expr(early):
+        written, reading = _write_place(lane, walk, form), _read_place(lane, walk, form)
+        vector = _read(words, reading, 0, Int32(0), walk, acc.element_type, form)
+        own = _own(0, Int32(0), lane, walk, tensors, form, operands)
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
-        lane = device.unseen(lane) & (
-            WARP - 1
-        )  # or the compiler would compute all places at once, and keep them in registers
+        # Or the compiler would compute all places at once, and keep them in registers
+        lane = device.unseen(lane) & (WARP - 1)
+        if cutlass.const_expr(early):
+            written, reading = device.unseen(written), device.unseen(reading)
+        else:
+            written, reading = _write_place(lane, walk, form), _read_place(lane, walk, form)
         c = walk.first_column(turn, lane)
         if cutlass.const_expr(slab + part == 0):
             fixed = coming
-            if cutlass.const_expr(turn + 1 < walk.turns):
-                coming = _columns(walk, turn + 1, lane, tensors, form)
-        last = i + 1 == len(order)
-        if cutlass.const_expr(walk.buffers > 1 and not last):
-            cute.arch.sync_warp()  # the piece before is read
-            _write(acc, words, lane, order[i + 1], (i + 1) % walk.buffers, walk, form)
+        if cutlass.const_expr(slab + 1 == walk.slabs and part + 1 == walk.buffers and turn + 1 < walk.turns):
+            coming = _columns(walk, turn + 1, lane, tensors, form)
+        more = i + 1 < len(order)
+        if cutlass.const_expr(walk.buffers > 1 and more):
+            if cutlass.const_expr(i > 0):
+                cute.arch.sync_warp()  # the piece before is read
+            _write(acc, words, written, order[i + 1], (i + 1) % walk.buffers, walk, form)
             if cutlass.const_expr(form.staged > 0):
                 cute.arch.cp_async_wait_group(slots - 2)  # what the next piece needs is there
             cute.arch.sync_warp()
         here, there = (i % walk.buffers * half, i % slots), ((i + 1) % walk.buffers * half, (i + 1) % slots)
         for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
             if cutlass.const_expr(early):  # the next one: in this piece or, past its end, the first of the next piece
-                more = step + 1 < walk.steps
-                at = cutlass.select_(more, step + 1, Int32(0))
-                buffer, slot = (cutlass.select_(more, Int32(h), Int32(t)) for h, t in zip(here, there, strict=True))
-                next_vector = _read(words, lane, buffer, at, walk, acc.element_type, form)
+                inside_it = step + 1 < walk.steps
+                at = cutlass.select_(inside_it, step + 1, Int32(0))
+                buffer, slot = (
+                    cutlass.select_(inside_it, Int32(h), Int32(t)) for h, t in zip(here, there, strict=True)
+                )
+                next_vector = _read(words, reading, buffer, at, walk, acc.element_type, form)
                 next_own = _own(slot, at, lane, walk, tensors, form, operands)
+                values, beside = vector, own
             else:
-                vector = _read(words, lane, here[0], step, walk, acc.element_type, form)
-                own = _own(here[1], step, lane, walk, tensors, form, operands)
+                values = _read(words, reading, here[0], step, walk, acc.element_type, form)
+                beside = _own(here[1], step, lane, walk, tensors, form, operands)
             r, limit, valid = walk.place(slab, part, step, lane, c)
             if cutlass.const_expr(form.tiles is not None and form.staged == 0):
-                own = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
-            given = ((*fixed, *own),) if cutlass.const_expr(form.reads) else ()
-            found = form.run(vector, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+                beside = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
+            given = ((*fixed, *beside),) if cutlass.const_expr(form.reads) else ()
+            found = form.run(values, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
             if cutlass.const_expr(not early):
                 inside = reduce.inside(c, limit, form.vec, form.ragged, False)
                 _fold(found, inside, 0, turn, [], rColumns, form)  # of rows, nothing is folded in a loop
@@ -250,14 +264,15 @@ def _in_loops(
                     _put(next_own, own)
         if cutlass.const_expr(form.staged > 0):
             _copy_operands(i + slots, lane, walk, tensors, form, operands)
-        if cutlass.const_expr(walk.buffers == 1 and not last):
+        if cutlass.const_expr(walk.buffers == 1 and more):
             cute.arch.sync_warp()
-            _write(acc, words, lane, order[i + 1], 0, walk, form)
+            _write(acc, words, written, order[i + 1], 0, walk, form)
             if cutlass.const_expr(form.staged > 0):
                 cute.arch.cp_async_wait_group(slots - 1)
             cute.arch.sync_warp()
-            vector = _read(words, lane, 0, Int32(0), walk, acc.element_type, form)
-            own = _own((i + 1) % slots, Int32(0), lane, walk, tensors, form, operands)
+            if cutlass.const_expr(early):
+                vector = _read(words, reading, 0, Int32(0), walk, acc.element_type, form)
+                own = _own((i + 1) % slots, Int32(0), lane, walk, tensors, form, operands)
 
 
 def _put(sources: tuple[cute.Tensor, ...], places: tuple[cute.Tensor, ...]) -> None:
@@ -291,7 +306,8 @@ def _unrolled(
         now = read[0]
         c = walk.first_column(turn, lane)
         buffer = i % walk.buffers * (form.stage // 2)
-        values = [_read(words, lane, buffer, step, walk, acc.element_type, form) for step in range(walk.steps)]
+        place = _read_place(lane, walk, form)
+        values = [_read(words, place, buffer, step, walk, acc.element_type, form) for step in range(walk.steps)]
         _bring_next(acc, words, lane, i, walk, read, tensors, form)
         for step in cutlass.range_constexpr(walk.steps):
             r, limit, valid = walk.place(slab, part, step, lane, c)
@@ -319,11 +335,11 @@ def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: 
     width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
     per_row = width // (count * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
-    rows = ROWS if form.rolled and form.column_ops else max(ROWS // 2, WARP // per_row)
+    rows = ROWS if form.rolled and not form.early else max(ROWS // 2, WARP // per_row)
     (row, column, batch), (M, N) = place, extents
     turns, own = columns // width, width // count
     return _Pieces(
-        row, column, batch, M, N, slab_step, slabs, turns, width, rows, per_row, form.vec, own, form.ragged or not form.rolled
+        row, column, batch, M, N, slab_step, slabs, turns, width, rows, per_row, form.vec, own, not (form.rolled and form.early)
     )  # fmt: skip
 
 
@@ -342,7 +358,7 @@ def _bring_next(
         return
     if walk.buffers == 1:
         cute.arch.sync_warp()
-    _write(acc, words, lane, walk.order[i + 1], (i + 1) % walk.buffers, walk, form)
+    _write(acc, words, _write_place(lane, walk, form), walk.order[i + 1], (i + 1) % walk.buffers, walk, form)
     if form.ahead > 0 and not form.rolled and i + form.ahead < len(walk.order):
         read.append(_operands(walk, i + form.ahead, lane, read[-1], tensors, form))
     cute.arch.sync_warp()
@@ -449,21 +465,25 @@ def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:
     return row * piece + (chunk ^ (swizzle & (piece // 4 - 1))) * 4
 
 
-def _shifted(place: Int32, constant: int) -> Int32:
+def _shifted(place: Int32, constant: Int32 | int) -> Int32:
     """The place of a sum whose one part is a constant's, mostly a constant's distance away."""
     return (place ^ (constant & 28)) + (constant & ~28)
 
 
+def _write_place(lane: Int32, walk: _Pieces, form: Form) -> Int32:
+    """Where a lane writes the first of a piece."""
+    row, quad = lane // 4, lane % 4
+    # A pair of columns is half a chunk
+    return _place(row, quad, walk.width) if form.fours else _place(row, quad // 2, walk.width) + quad % 2 * 2
+
+
 def _write(
-    acc: cute.Tensor, words, lane: Int32, piece: tuple[int, int, int], buffer: int, walk: _Pieces, form: Form
+    acc: cute.Tensor, words, place: Int32, piece: tuple[int, int, int], buffer: int, walk: _Pieces, form: Form
 ) -> None:
     """A piece of accumulators to shared memory; of "halves", as many columns of each. acc: (2, 2, J, I)."""
     turn, slab, part = piece
     blocks, parts = walk.width // 8, 2 if form.paired == "halves" else 1
     halves = [part] if walk.rows < ROWS else [0, 1]
-    row, quad = lane // 4, lane % 4
-    # A pair of columns is half a chunk
-    place = _place(row, quad, walk.width) if form.fours else _place(row, quad // 2, walk.width) + quad % 2 * 2
     place += buffer * (form.stage // 2)
     held = cute.make_rmem_tensor((2,), acc.element_type)
     for b in range(blocks):
@@ -476,17 +496,26 @@ def _write(
             cute.autovec_copy(held, cute.make_tensor(words + at, cute.make_layout((2,))))
 
 
+def _read_place(lane: Int32, walk: _Pieces, form: Form) -> Int32:
+    """Where a lane reads the first vector of a piece."""
+    own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
+    return _place(lane // walk.per_row, lane % walk.per_row * (own // walk.per_row // 4), walk.width)
+
+
 def _read(
-    words, lane: Int32, buffer: Int32 | int, step: Int32 | int, walk: _Pieces, dtype, form: Form
+    words, place: Int32, buffer: Int32 | int, step: Int32 | int, walk: _Pieces, dtype, form: Form
 ) -> tuple[cute.Tensor, ...]:
     """A lane's vector of each accumulator, of a piece that lies `buffer` words on: (vec,) registers."""
-    own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
+    own = walk.width // 2 if form.paired == "halves" else walk.width
     count = own // walk.per_row  # of them, a lane's
-    row, chunk = lane // walk.per_row, lane % walk.per_row * (count // 4)
-    if form.rolled:
-        row += step * (WARP // walk.per_row)
-    place = _place(row, chunk, walk.width) + buffer
-    further = 0 if form.rolled else step * (WARP // walk.per_row)
+    further: Int32 | int = step * (WARP // walk.per_row)
+    if not isinstance(step, int):
+        if WARP // walk.per_row % 4 == 0:  # chunks of rows so far apart are permuted alike
+            place += further * walk.width
+        else:
+            place = _shifted(place, _place(further, 0, walk.width))
+        further = 0
+    place += buffer
     found = []
     for part in range(walk.width // own):
         held = cute.make_rmem_tensor((count,), dtype)

@@ -90,7 +90,7 @@ KINKS = {"relu": jax.nn.relu, "relu6": jax.nn.relu6, "leaky_relu": jax.nn.leaky_
 def test_activations_have_jax_nn_s_gradient_at_their_kinks(name):
     import generated
 
-    assert name in prelude()
+    assert name in prelude() or name in OPS
     x = jnp.asarray([0.0, 6.0, -3.0, 3.0, 0.5, -0.5], jnp.float32)
     ours = jax.grad(lambda v: getattr(generated, name)(v).sum())(x)
     theirs = jax.grad(lambda v: KINKS[name](v).sum())(x)

@@ -61,8 +61,32 @@ def test_the_complementary_error_function(tmp_path, chain):
     assert (got[exact > 64 * LEAST] > 0).all() and ((exact < SMALLEST) & (exact > 64 * LEAST)).sum() > 50
 
 
+def test_the_sigmoid(tmp_path):
+    got = evaluate(tmp_path, "sigmoid(x)", EVERY)
+    exact = special.expit(EVERY.astype(np.float64))
+    check(got, exact, 2.0**-17)
+    assert (got[exact > 2 * LEAST] > 0).all() and ((exact < SMALLEST) & (exact > 2 * LEAST)).sum() > 30
+
+
+def test_gelu(tmp_path):
+    """Its tail as well, down to the least that bfloat16 has."""
+    x = np.concatenate([np.linspace(-13.6, 6, 20000), np.geomspace(1e-30, 1e30, 200)]).astype(np.float32)
+    wide = x.astype(np.float64)
+    exact = wide * special.ndtr(wide)
+    got = evaluate(tmp_path, "gelu(x)", x)
+    assert (np.abs(got - exact) <= (2.0**-15 + wide**2 * 2.0**-22) * np.maximum(np.abs(exact), SMALLEST)).all()
+    near = np.abs(x) < 6
+    check(got[near], exact[near], 2.0**-15)
+    beyond = evaluate(tmp_path, "gelu(x)", np.array([-13.7, -100.0, -1e30], np.float32))
+    assert (np.abs(beyond) < 2.0**-134).all()  # half of bfloat16's least
+
+
 def test_what_is_not_finite(tmp_path):
     x = np.array([np.inf, -np.inf, np.nan], np.float32)
     np.testing.assert_array_equal(evaluate(tmp_path, "exp(-abs(x))", x), [0, 0, np.nan])
     np.testing.assert_array_equal(evaluate(tmp_path, "1 / (1 + exp(-abs(x)))", x), [1, 1, np.nan])
     np.testing.assert_array_equal(evaluate(tmp_path, "erfc(x)", x), [0, 2, np.nan])
+    np.testing.assert_array_equal(evaluate(tmp_path, "sigmoid(x)", x), [1, 0, np.nan])
+    got = evaluate(tmp_path, "gelu(x)", x)
+    np.testing.assert_array_equal(got[[0, 2]], [np.inf, np.nan])
+    assert np.abs(got[1]) < 2.0**-134

@@ -392,8 +392,8 @@ def _columns(walk: _Pieces, turn: int, lane: Int32, tensors: tuple, form: Form) 
 def first_columns(
     acc: cute.Tensor, place: tuple, slab_step: int, extents: tuple, tensors: tuple, form: Form
 ) -> tuple | None:
-    """Before the last products of a tile are done: what the epilogue will read first, for `finish`, which must follow with the
-    same arguments. None where it reads that itself."""
+    """Before the products of a tile: what the epilogue will read first, on its way meanwhile, for `finish`, which must follow
+    with the same arguments. None where it reads that itself."""
     if not form.rolled:
         return None
     tensors = tuple(_compact(t) for t in tensors)

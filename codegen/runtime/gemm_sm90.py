@@ -319,6 +319,11 @@ def _consume(
         if cutlass.const_expr(form.staged > 0):
             if (row * tiles.tile_m < M) & (column0 < N):
                 gemm_epilogue.begin(accumulators, (row0, column0, batch), 64 * groups, (M, N), memory[0], form, mine)
+        first = None
+        if cutlass.const_expr(tiles.splits == 1):
+            first = gemm_epilogue.first_columns(
+                accumulators, (row0, column0, batch), 64 * groups, (M, N), memory[0], form
+            )
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
         for k in cutlass.range(k_tiles, unroll=1):
@@ -336,11 +341,6 @@ def _consume(
             used += 1
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
-        first = None
-        if cutlass.const_expr(tiles.splits == 1):
-            first = gemm_epilogue.first_columns(
-                accumulators, (row0, column0, batch), 64 * groups, (M, N), memory[0], form
-            )
         warpgroup.wait_group(0)
         if signals & (k_tiles > 0):
             cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)

@@ -94,6 +94,10 @@ class Op(Generic[P, R]):
         self._begin(parts.get("launch"), parts.get("xla"))
         self._backward = self._backward_of(parts) if "backward_launch" in parts else None
 
+    def __reduce__(self) -> str:
+        """Copies and what is unpickled are this op, which its module holds under its name."""
+        return self.__name__  # type: ignore[attr-defined,no-any-return]
+
     def _begin(self, launch: Callable[..., None] | None, xla: Callable[..., Any] | None) -> None:
         """What every generated kernel has: its launcher, its jnp form, and the functions behind its calls."""
         self._launch: Any = launch

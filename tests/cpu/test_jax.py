@@ -1,6 +1,8 @@
 """A generated op as a JAX function: transformations, binding, errors, export. On the CPU, where the jnp form runs."""
 
+import copy
 import functools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -262,6 +264,13 @@ def test_an_op_shows_its_spec_and_docstring():
     assert "x: T[..., N]." in op.__doc__
     assert "T is float32, float16 or bfloat16." in op.__doc__
     assert op.__annotations__["x"] is jax.Array
+
+
+def test_an_op_is_one_whatever_copies_it():
+    """A layer that holds an op, copied or sent to another process."""
+    held = {"norm": generated.rmsnorm}
+    assert copy.deepcopy(held)["norm"] is generated.rmsnorm
+    assert pickle.loads(pickle.dumps(held))["norm"] is generated.rmsnorm
 
 
 def test_a_package_attribute_is_the_function_also_after_its_module_was_imported():

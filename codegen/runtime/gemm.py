@@ -94,5 +94,6 @@ def _stride(mX: cute.Tensor, mode: int) -> Any:
     """A compact tensor's stride, which is known to be a multiple of what the extents within it are multiples of."""
     stride: Any = 1
     for inner in range(cute.rank(mX) - 1, mode, -1):
-        stride = stride * mX.shape[inner]
-    return stride if isinstance(stride, int) else Int64(stride)
+        extent = mX.shape[inner]
+        stride = stride * (extent if isinstance(extent, int) else Int64(extent))
+    return stride

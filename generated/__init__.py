@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from generated.dense_residual_squares import dense_residual_squares as dense_residual_squares
     from generated.dense_rms_scaled import dense_rms_scaled as dense_rms_scaled
     from generated.dense_row_bias import dense_row_bias as dense_row_bias
+    from generated.dense_row_scaled_residual import dense_row_scaled_residual as dense_row_scaled_residual
     from generated.dense_scaled_columns import dense_scaled_columns as dense_scaled_columns
     from generated.dense_silu import dense_silu as dense_silu
     from generated.dense_silu_residual import dense_silu_residual as dense_silu_residual
@@ -293,6 +294,7 @@ __all__ = [
     "dense_residual_squares",
     "dense_rms_scaled",
     "dense_row_bias",
+    "dense_row_scaled_residual",
     "dense_scaled_columns",
     "dense_silu",
     "dense_silu_residual",

@@ -456,7 +456,7 @@ _GELU_END = 13.6  # where gelu is less than the least bfloat16
 
 def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
     """x / 2 * (1 + erf(x / sqrt(2))), within x * x + 5 ulp; exactly through float64; approximately within 2**-15 + x * x * 2**-22
-    of relative error, tail included, and 0 at -inf. It is x > 0 ? x : 0, less |x| times what a normal variable exceeds |x| with."""
+    of relative error, down to the least bfloat16, and less than that below. It is x > 0 ? x : 0, less |x| times what a normal variable exceeds |x| with."""
     if not approx or x.dtype is not Float32:
         return 0.5 * x * erfc(x * -0.7071067811865476, approx, exact)
     u = minimum(cute.math.abs(x), _GELU_END)

@@ -214,7 +214,7 @@ def _in_loops(
     if cutlass.const_expr(early):
         written, reading = _write_place(lane, walk, form), _read_place(lane, walk, form)
         vector = _read(words, reading, 0, Int32(0), walk, acc.element_type, form)
-        own = _own(0, Int32(0), lane, walk, tensors, form, operands)
+        own = _own(_spot(0, Int32(0), lane, walk), 0, Int32(0), lane, walk, tensors, form, operands)
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
         # Or the compiler would compute all places at once, and keep them in registers
@@ -236,7 +236,8 @@ def _in_loops(
             if cutlass.const_expr(form.staged > 0):
                 cute.arch.cp_async_wait_group(slots - 2)  # what the next piece needs is there
             cute.arch.sync_warp()
-        here, there = (i % walk.buffers * half, i % slots), ((i + 1) % walk.buffers * half, (i + 1) % slots)
+        j = i + 1 if more else i  # past the last piece, what is read again is not used
+        here, there = (i % walk.buffers * half, i % slots), (j % walk.buffers * half, j % slots)
         for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
             if cutlass.const_expr(early):  # the next one: in this piece or, past its end, the first of the next piece
                 inside_it = step + 1 < walk.steps
@@ -245,11 +246,13 @@ def _in_loops(
                     cutlass.select_(inside_it, Int32(h), Int32(t)) for h, t in zip(here, there, strict=True)
                 )
                 next_vector = _read(words, reading, buffer, at, walk, acc.element_type, form)
-                next_own = _own(slot, at, lane, walk, tensors, form, operands)
+                own_step, first_step = _spot(i, at, lane, walk), _spot(j, Int32(0), lane, walk)
+                spot = tuple(cutlass.select_(inside_it, o, f) for o, f in zip(own_step, first_step, strict=True))
+                next_own = _own(spot, slot, at, lane, walk, tensors, form, operands)
                 values, beside = vector, own
             else:
                 values = _read(words, reading, here[0], step, walk, acc.element_type, form)
-                beside = _own(here[1], step, lane, walk, tensors, form, operands)
+                beside = _own(_spot(i, step, lane, walk), here[1], step, lane, walk, tensors, form, operands)
             r, limit, valid = walk.place(slab, part, step, lane, c)
             if cutlass.const_expr(form.tiles is not None and form.staged == 0):
                 beside = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
@@ -272,7 +275,8 @@ def _in_loops(
             cute.arch.sync_warp()
             if cutlass.const_expr(early):
                 vector = _read(words, reading, 0, Int32(0), walk, acc.element_type, form)
-                own = _own((i + 1) % slots, Int32(0), lane, walk, tensors, form, operands)
+                spot = _spot(i + 1, Int32(0), lane, walk)
+                own = _own(spot, (i + 1) % slots, Int32(0), lane, walk, tensors, form, operands)
 
 
 def _put(sources: tuple[cute.Tensor, ...], places: tuple[cute.Tensor, ...]) -> None:
@@ -447,15 +451,24 @@ def _slots(
     return staging.Slots(operands.toint() + slot * size, size, step, walk.steps, lane)
 
 
+def _spot(i: int, step: Int32, lane: Int32, walk: _Pieces) -> tuple[Int32, Int32, Int32]:
+    """Row and column of a lane's vector in a step of the i-th piece, and how many of its elements there are."""
+    turn, slab, part = walk.order[i]
+    c = walk.first_column(turn, lane)
+    r, _, valid = walk.place(slab, part, step, lane, c)
+    return r, c, valid
+
+
 def _own(
-    slot: Int32 | int, step: Int32 | int, lane: Int32, walk: _Pieces, tensors: tuple, form: Form, operands: Any
-) -> tuple[cute.Tensor, ...]:
-    """What was read ahead into the slot-th piece's shared memory for a vector; nothing where nothing was."""
+    spot: tuple[Int32, ...], slot: Int32 | int, step: Int32 | int, lane: Int32, walk: _Pieces, tensors: tuple,
+    form: Form, operands: Any,
+) -> tuple[cute.Tensor, ...]:  # fmt: skip
+    """What was read ahead for a vector into the slot-th piece's shared memory, and what is read of its row alone; nothing
+    where nothing was read ahead."""
     if form.staged == 0:
         return ()
-    load = _slots(slot, step, lane, walk, form, operands).load
-    zero = Int32(0)
-    return tuple(form.tiles(zero, zero, zero, zero, tensors, form.vec, form.ragged, load))  # type: ignore[misc]
+    load, (r, c, valid) = _slots(slot, step, lane, walk, form, operands).load, spot
+    return tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, load))  # type: ignore[misc]
 
 
 def _place(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from codegen.runtime import gemm_sm80, gemm_sm90
+from codegen.runtime import gemm_sm80, gemm_sm90, vectors
 from codegen.runtime.gemm_epilogue import Follows
 from codegen.tiles import read_config
 
@@ -70,14 +70,16 @@ def _part(mB: cute.Tensor, mode: int, part: int) -> cute.Tensor:
     """One of the parts that a mode counts."""
     rank = cute.rank(mB)
     others = [i for i in range(rank) if i != mode]
-    layout = cute.make_layout(tuple(mB.shape[i] for i in others), stride=tuple(_stride(mB, i) for i in others))
-    return cute.make_tensor(mB.iterator + part * _stride(mB, mode), layout)
+    layout = cute.make_layout(
+        tuple(mB.shape[i] for i in others), stride=tuple(vectors.compact_stride(mB, i) for i in others)
+    )
+    return cute.make_tensor(mB.iterator + part * vectors.compact_stride(mB, mode), layout)
 
 
 def _joined(mB: cute.Tensor, mode: int) -> cute.Tensor:
     """A mode and the one after it, which lies within it, as one."""
     shape = [mB.shape[i] for i in range(cute.rank(mB))]
-    stride = [_stride(mB, i) for i in range(cute.rank(mB))]
+    stride = [vectors.compact_stride(mB, i) for i in range(cute.rank(mB))]
     shape[mode : mode + 2] = [shape[mode] * shape[mode + 1]]
     del stride[mode]
     return cute.make_tensor(mB.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
@@ -86,14 +88,5 @@ def _joined(mB: cute.Tensor, mode: int) -> cute.Tensor:
 def _one(mX: cute.Tensor) -> cute.Tensor:
     """A matrix as a batch of one."""
     shape = tuple(mX.shape[i] for i in range(cute.rank(mX)))
-    stride = tuple(_stride(mX, i) for i in range(cute.rank(mX)))
+    stride = tuple(vectors.compact_stride(mX, i) for i in range(cute.rank(mX)))
     return cute.make_tensor(mX.iterator, cute.make_layout((Int32(1), *shape), stride=(stride[0], *stride)))
-
-
-def _stride(mX: cute.Tensor, mode: int) -> Any:
-    """A compact tensor's stride, which is known to be a multiple of what the extents within it are multiples of."""
-    stride: Any = 1
-    for inner in range(cute.rank(mX) - 1, mode, -1):
-        extent = mX.shape[inner]
-        stride = stride * (extent if isinstance(extent, int) else Int64(extent))
-    return stride

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 from codegen.runtime import device, reduce, staging, vectors
 from codegen.runtime.device import WARP
@@ -71,7 +71,7 @@ class Form:
     @property
     def early(self) -> bool:
         """Whether a loop reads vectors before they are needed: unless registers hold what columns come to, or elements."""
-        return not self.column_ops and not self.ragged
+        return self.rolled and not self.column_ops and not self.ragged
 
     @property
     def stage(self) -> int:
@@ -328,10 +328,8 @@ def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
     of 64 bits."""
     if tensor is None or cute.rank(tensor) < 2:
         return tensor
-    strides: list[Any] = [1]
-    for inner in range(cute.rank(tensor) - 1, 0, -1):
-        strides.insert(0, Int64(tensor.shape[inner]) * strides[0])
-    return cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=tuple(strides)))
+    strides = tuple(vectors.compact_stride(tensor, mode) for mode in range(cute.rank(tensor)))
+    return cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=strides))
 
 
 def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
@@ -343,7 +341,7 @@ def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: 
     (row, column, batch), (M, N) = place, extents
     turns, own = columns // width, width // count
     return _Pieces(
-        row, column, batch, M, N, slab_step, slabs, turns, width, rows, per_row, form.vec, own, not (form.rolled and form.early)
+        row, column, batch, M, N, slab_step, slabs, turns, width, rows, per_row, form.vec, own, not form.early
     )  # fmt: skip
 
 
@@ -363,7 +361,7 @@ def _bring_next(
     if walk.buffers == 1:
         cute.arch.sync_warp()
     _write(acc, words, _write_place(lane, walk, form), walk.order[i + 1], (i + 1) % walk.buffers, walk, form)
-    if form.ahead > 0 and not form.rolled and i + form.ahead < len(walk.order):
+    if form.ahead > 0 and i + form.ahead < len(walk.order):
         read.append(_operands(walk, i + form.ahead, lane, read[-1], tensors, form))
     cute.arch.sync_warp()
 

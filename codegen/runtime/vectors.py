@@ -6,6 +6,8 @@ an instruction under a predicate does not.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int64, Uint32
@@ -39,6 +41,16 @@ def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32
         address, words = (dst.iterator + place).toint(), cute.recast_tensor(src, Uint32)
         for first, count in accesses(cute.size(words)):
             _store_words(address + 4 * first, [words[first + i] for i in range(count)], valid > 0)
+
+
+def compact_stride(tensor: cute.Tensor, mode: int) -> Any:
+    """A compact tensor's stride: the product of the extents within the mode, in 64 bits, and known to be a multiple of what
+    they are multiples of."""
+    stride: Any = 1
+    for inner in range(cute.rank(tensor) - 1, mode, -1):
+        extent = tensor.shape[inner]
+        stride = (extent if isinstance(extent, int) else Int64(extent)) * stride
+    return stride
 
 
 def _whole_words(registers: cute.Tensor) -> bool:

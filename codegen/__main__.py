@@ -139,7 +139,7 @@ def compile_ops(
 
     ops, wanted = _kernels(out, names), _types(types)
     archs = _architectures(arch)
-    if (ptx or sass) and len({op.spec.op.removesuffix("_backward") for op in ops}) != 1:
+    if (ptx or sass) and len(names or ops) != 1:
         raise UsageError("--ptx and --sass show one op: name it")
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs}: a number of processes is 1 or more")

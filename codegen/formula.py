@@ -158,8 +158,8 @@ class Reader:
         if kind == "MatMult":
             return self.contract(tree, left, right)
         if kind == "Mult" and (left.kind == "bool") != (right.kind == "bool"):  # as in dy * (y > 0)
-            number = 1.0 if "float" in (left.kind, right.kind) else 1
-            left, right = (self.counted(tree, n, number) if n.kind == "bool" else n for n in (left, right))
+            condition, value = (left, right) if left.kind == "bool" else (right, left)
+            return self.apply(tree, "where", [condition, value, self.graph.const(0.0 if value.kind == "float" else 0)])
         return self.apply(tree, BINARY[kind], [left, right])
 
     def read_BoolOp(self, tree: ast.BoolOp) -> Node:
@@ -477,10 +477,6 @@ class Reader:
         if left.kind == right.kind:
             return left, right
         return self.to_float(left), self.to_float(right)
-
-    def counted(self, tree: ast.AST, node: Node, number: float) -> Node:
-        """A bool as a number: this one, or 0."""
-        return self.apply(tree, "where", [node, self.graph.const(number), self.graph.const(0 * number)])
 
     def to_float(self, node: Node) -> Node:
         assert node.kind != "bool", node

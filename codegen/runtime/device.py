@@ -352,11 +352,6 @@ def sign(x: Vector) -> Vector:
 
 def where(condition: Vector, a: Operand, b: Operand) -> Vector:
     """a where the condition holds, else b."""
-    if isinstance(condition, bool):  # a constant
-        like = a if isinstance(a, cute.TensorSSA) else b
-        if not isinstance(like, cute.TensorSSA):
-            return a if condition else b
-        condition = cute.full(like.shape, condition, Boolean)
     if not isinstance(a, cute.TensorSSA) and not isinstance(b, cute.TensorSSA):
         dtype = Boolean if isinstance(a, bool) else Int32 if isinstance(a, int) else Float32
         a = cute.full_like(condition, a, dtype)

@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from codegen.runtime import device, reduce, staging, vectors
+from codegen.runtime import device, reduce, staging, unsigned, vectors
 from codegen.runtime.device import WARP
 
 # A fold along rows that sums exponentials: its place, that of its maximum before it, exp or exp2, the factor of the
@@ -329,7 +329,8 @@ def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
     if tensor is None or cute.rank(tensor) < 2:
         return tensor
     strides = tuple(vectors.compact_stride(tensor, mode) for mode in range(cute.rank(tensor)))
-    return cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=strides))
+    made = cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=strides))
+    return unsigned.typed(made, tensor.element_type)
 
 
 def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:

@@ -23,13 +23,18 @@ class _Unsigned:
     def __call__(self, stream: Any, *tensors: Any, **constants: Any) -> None:
         import cutlass
 
-        typed = [
-            type(tensor)(tensor, dtype=getattr(cutlass, DTYPES[dtype].cutlass))
+        own = [
+            typed(tensor, getattr(cutlass, DTYPES[dtype].cutlass))
             if tensor is not None and dtype.startswith("u")
             else tensor
             for tensor, dtype in zip(tensors, self.dtypes, strict=True)
         ]
-        self.launch(stream, *typed, **constants)
+        self.launch(stream, *own, **constants)
+
+
+def typed(tensor: Any, dtype: Any) -> Any:
+    """The same tensor, of this CuTe dtype: one that is made of a pointer is signed, as the pointer does not know better."""
+    return type(tensor)(tensor, dtype=dtype)
 
 
 def launcher(launch: Callable[..., None], dtypes: tuple[str, ...]) -> Callable[..., None]:

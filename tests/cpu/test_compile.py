@@ -318,6 +318,12 @@ def test_ptx_of_one_kernel(monkeypatch, capsys):
     assert "ld.global.b16" in capsys.readouterr().out
 
 
+def test_ptx_of_a_contraction_is_that_of_its_products(monkeypatch, capsys):
+    words = ["compile", "dense_relu", "--arch", "sm_90a", "--ptx", "--types", "T=bfloat16"]
+    assert run(monkeypatch, *words) == 0
+    assert "wgmma.mma_async" in capsys.readouterr().out
+
+
 def test_sass_needs_a_tool(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     words = ["compile", "relu", "--arch", "sm_80", "--sass", "--types", "T=float16"]

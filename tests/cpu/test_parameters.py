@@ -82,6 +82,25 @@ def test_a_condition_that_is_a_constant(tmp_path, implementation, condition):
     )
 
 
+@pytest.mark.parametrize(
+    ("expression", "value"), [("where(1 < 2, 3, 4)", 3), ("cast(2 < 1, int32)", 0), ("softplus(0)", np.log(2))]
+)
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_what_is_made_of_constants_alone(tmp_path, implementation, expression, value):
+    op = op_of(tmp_path, "a: 2.0", f"a * (x + {expression})")
+    expected = 2 * (X + np.float32(value))
+    np.testing.assert_allclose(np.asarray(op(X, implementation=implementation)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_bool_as_a_factor_keeps_no_nan(tmp_path, implementation):
+    op = op_of(tmp_path, "a: 2.0", "a * (x * (x > 0))")
+    x = np.float32([[-np.inf, np.nan, -1, 2], [np.inf, 0, -0.0, 1]])
+    expected = [[0, 0, 0, 4], [np.inf, 0, 0, 2]]
+    np.testing.assert_array_equal(np.asarray(op(x, implementation=implementation)), expected)
+    np.testing.assert_array_equal(np.asarray(jax.jit(lambda x: 2 * (x * (x > 0)))(x)), expected)
+
+
 def test_integers_that_32_bits_do_not_hold_are_refused():
     x = jnp.ones((2, 8), jnp.float32)
     with pytest.raises(

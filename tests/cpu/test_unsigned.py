@@ -68,6 +68,47 @@ def test_values_past_the_signed_ones(n, implementation, dtype, tmp_path):
     np.testing.assert_array_equal(got.wide[1, n:], 0)
 
 
+PRODUCT = """
+op: requantize
+summary: A product of bytes, scaled, a tile added, stored around a zero point.
+types:
+  U: [uint8, uint16]
+inputs:
+  x: int8[B, M, K]
+  w: int8[B, N, K]
+  tile: U[B, M, N]
+  column: U[B, N]
+  scale: float32[B, N]
+outputs:
+  sum: float32[B, M, N]
+  y: U[B, M, N]
+chain: |
+  z = (x @ w) * scale
+  sum = z + tile - column
+  y = round(z) + 128
+reference: |
+  z = jnp.einsum('bmk,bnk->bmn', x, w) * scale[:, None]
+  sum = z + tile - column[:, None]
+  y = jnp.round(z) + 128
+grad: none
+"""
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("n", [16, 33])
+def test_epilogues_of_products(n, dtype, tmp_path):
+    op, random = make_op(tmp_path, PRODUCT), np.random.default_rng(0)
+    top = np.iinfo(dtype).max
+    x, w = (random.integers(-8, 8, (2, extent, 24), np.int8) for extent in (20, n))
+    tile, column = (random.integers(top - 99, top, shape, dtype, True) for shape in ((2, 20, n), (2, n)))
+    scale = random.choice(np.float32([0.5, 1, 2]), (2, n))
+    got, y = (np.asarray(o) for o in op(x, w, tile, column, scale, implementation="interpret"))
+    z = np.einsum("bmk,bnk->bmn", x.astype(np.int64), w) * scale[:, None]
+    np.testing.assert_array_equal(got, z + tile - column[:, None].astype(np.float64))
+    np.testing.assert_array_equal(y, np.clip(np.round(z) + 128, 0, top))
+    assert y.max() > 127 and y.min() == 0
+
+
 def test_an_unsigned_kernel_is_compiled_once(tmp_path, cold_cache, monkeypatch):
     import cutlass.jax.compile as compiling
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from codegen.chain import output_parts, read_chain
 from codegen.errors import Mistake
 from codegen.formula import Reader
-from codegen.ir import Leaf, Node, Statement, topological
+from codegen.ir import DTYPES, Leaf, Node, Statement, topological
 from codegen.ops import OPS, REDUCTIONS
 from codegen.prelude import prelude
 from codegen.scope import make_scope
@@ -26,6 +26,9 @@ from codegen.statements import MAX_STATEMENTS, read_lines
 from codegen.unparse import unparse
 
 MOST_OPERATIONS = 600  # twenty times those of any op one would write: deriving more takes long, and so does compiling
+
+# Operations whose results are off by what one argument is off by, in proportion
+PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsqrt", "sum", "mean", "float"}
 
 _TIMES_SIZE = ast.parse("g * size(axis)", mode="eval").body
 _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
@@ -297,8 +300,9 @@ class _Reverse:
     def saved(self, assigned: list[Statement]) -> dict[str, Node]:
         """The outputs that the backward takes rather than compute them again: where it then reads fewer arrays or has fewer
         reductions. An output is rounded to its type, so where a few operations give it again it is computed: 1 - y * y of
-        a rounded tanh near 1 is worth little. So is one that elements are compared with, as with their maximum, unless it is an
-        input's element. Those of `save` are taken in any case; raises `Mistake` where one of them is compared so."""
+        a rounded tanh near 1 is worth little. So is one that is `coarse`, and one that elements are compared with, as with
+        their maximum, unless it is an input's element. Those of `save` are taken in any case; raises `Mistake` where one of
+        them is compared so."""
         compared = {id(a) for n in topological(s.value for s in assigned) if n.op == "eq" for a in n.args}
         values = {s.name: s.value for s in self.statements if s.part is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
@@ -314,9 +318,24 @@ class _Reverse:
             if name not in self.cotangents or (id(value) in compared and not self.exact(name, value)):
                 continue
             more = {**chosen, name: value}
-            if self.cost(assigned, more) < self.cost(assigned, chosen):
+            now, then = self.cost(assigned, chosen), self.cost(assigned, more)
+            if then < now and not self.coarse(name, value, assigned, then[0] < now[0]):
                 chosen = more
         return chosen
+
+    def coarse(self, name: str, value: Node, assigned: list[Statement], fewer: bool) -> bool:
+        """Whether an output is stored in too few bits to stand for its value: a statistic, or float8, in fewer than it has;
+        other elements, unless that makes the arrays that are read `fewer`, or unless they are but factors. A product is off
+        by what its factor is off by; an exponential, by as much as the exponent is large."""
+        array = self.spec.array(name)
+        size = min(DTYPES[dtype].size for dtype in self.spec.dtypes(array))
+        doubles = {a.dtype for a in self.spec.inputs if "float64" in self.spec.dtypes(a)}
+        if (size >= 4 and doubles <= {array.dtype}) or self.exact(name, value):
+            return False
+        if size == 1 or len(value.dims) < max(len(a.axes) for a in self.spec.inputs):
+            return True
+        nodes = topological((s.value for s in assigned), lambda n: n is value)
+        return not fewer and any(n.op not in PROPORTIONAL for n in nodes if any(a is value for a in n.args))
 
     def exact(self, name: str, value: Node) -> bool:
         """Whether an output holds one of an input's elements as it is: what is computed again may differ in its last bit."""

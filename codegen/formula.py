@@ -396,8 +396,8 @@ class Reader:
             return self.apply(tree, "pow", [base, exponent])
         if isinstance(n, float):
             base = self.to_float(base)
-        if n < 0:
-            return self.apply(tree, "reciprocal", [self.integer_power(tree, self.to_float(base), -int(n))])
+        if n < 0:  # of the reciprocal, not the power's: its slope would overflow before x ** (n - 1) does
+            return self.integer_power(tree, self.apply(tree, "reciprocal", [self.to_float(base)]), -int(n))
         return self.integer_power(tree, base, int(n))
 
     def integer_power(self, tree: ast.AST, base: Node, n: int) -> Node:

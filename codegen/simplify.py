@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from codegen.ir import Graph, Node, topological
 
 MOST_FACTORS = 16  # of a product that is put in order
+LEAST, MOST = 2.0**-126, 2.0**127  # float32's normal numbers lie between
 
 
 class Algebra:
@@ -87,6 +88,8 @@ class Algebra:
         if len(factors) > MOST_FACTORS:
             return self.make("mul", a, b)
         number = functools.reduce(lambda x, y: x * y, [_number(f) for f in factors if f.is_const], 1.0)
+        if not LEAST <= abs(number) <= MOST:  # float32 has no such factor, though it may have the product
+            return self.make("mul", a, b)
         # what varies along fewer axes first: what is of a row is not computed for each element
         rest = sorted((f for f in factors if not f.is_const), key=lambda f: len(f.dims))
         if not rest:

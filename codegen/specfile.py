@@ -92,7 +92,7 @@ class _Reader:
             params=params,
             chain=self.text("chain") or empty,
             reference=self.text("reference") or empty,
-            grad=self.grad(inputs),
+            grad=self.grad(inputs, params),
             aliases=self.aliases(inputs, outputs),
             save=self.names("save"),
             math=self.choice("math", ("auto", "precise", "fast"), "auto"),
@@ -307,16 +307,19 @@ class _Reader:
             doc = self.sentence("doc", fields["doc"])
         return Param(name.value, kind, default, static, doc)
 
-    def grad(self, inputs: tuple[Array, ...]) -> str | tuple[tuple[str, Scalar], ...]:
+    def grad(self, inputs: tuple[Array, ...], params: tuple[Param, ...]) -> str | tuple[tuple[str, Scalar], ...]:
         value = self.values.get("grad")
         floating = any(DTYPES[dtypes_of(a.dtype, self.types)[0]].kind == "float" for a in inputs)
+        floating = floating or any(p.kind == "float" and not p.static for p in params)
         if value is None:
             return "auto" if floating or not inputs else "none"
         if isinstance(value, Scalar):
             choice = self.choice("grad", ("auto", "none"), "auto")
             if value.value == "auto" and inputs and not floating:
                 self.mistake(
-                    value.span, "no input is floating: there is nothing to differentiate by", "write `grad: none`"
+                    value.span,
+                    "no input and no dynamic parameter is floating: there is nothing to differentiate by",
+                    "write `grad: none`",
                 )
             return choice
         formulas = []

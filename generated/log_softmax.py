@@ -173,21 +173,26 @@ def log_softmax_reference(x):
     return jax.nn.log_softmax(x, axis=-1)
 
 
-def log_softmax_backward_row_sum(dy):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    return dy
+def log_softmax_backward_stage0(dy, x):
+    """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
+    return dy, x
 
 
-def log_softmax_backward_chain(dy, y, row_sum, approx):
+def log_softmax_backward_row_sum2(x, row_max, approx):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    return device.exp_term(x - row_max, approx)
+
+
+def log_softmax_backward_chain(dy, x, row_sum, row_max, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    dx = dy - row_sum * device.exp(y, approx)
+    dx = dy - row_sum * device.exp(x - row_max - cute.math.log(row_sum2), approx)
     return dx
 
 
 @cute.kernel
 def log_softmax_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mY: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -216,47 +221,68 @@ def log_softmax_backward_kernel(
     approx = device.narrow(mDx)
 
     rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
-    rY = cute.make_rmem_tensor((vec, vectors), mY.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
     column = first
     if cutlass.const_expr(kept):  # the row is read here, and stays
         access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
-    reduce.meet([*sRowSum], cluster)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    reduce.meet([*sStage0], cluster)
 
+    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = log_softmax_backward_row_sum(
-                device.cast(rDy[None, v].load(), cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+        for begin in cutlass.range_constexpr(0, vectors, some):
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = log_softmax_backward_stage0(
+                    device.cast(rDy[None, v].load(), cutlass.Float32),
+                    device.cast(rX[None, v].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
+            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), kept and begin == 0)
+            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                c = column + v * step
+                values = log_softmax_backward_row_sum2(
+                    device.cast(rX[None, v].load(), cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    approx,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum2], ("sum",), values, inside)
+    row_sum, row_max, row_sum2 = reduce.over_row([rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, per_row, cluster, rescaled=((2, 1, "exp", 1.0),))
 
     if cutlass.const_expr(lean):
         first = device.unseen(first)
         access.forget(rDy)
-        access.forget(rY)
+        access.forget(rX)
 
     for p in cutlass.range(passes):
         column = first + p * (step * vectors)
         if cutlass.const_expr(not kept):
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
         for v in cutlass.range_constexpr(vectors):
             c = column + v * step
             dx = log_softmax_backward_chain(
                 device.cast(rDy[None, v].load(), cutlass.Float32),
-                device.cast(rY[None, v].load(), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
                 cute.full((vec,), row_sum, cutlass.Float32),
+                cute.full((vec,), row_max, cutlass.Float32),
+                cute.full((vec,), row_sum2, cutlass.Float32),
                 approx,
             )
             rDx.store(dx.to(mDx.element_type))
@@ -267,7 +293,7 @@ def log_softmax_backward_kernel(
 def log_softmax_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
-    mY: cute.Tensor,
+    mX: cute.Tensor,
     mDx: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -284,7 +310,7 @@ def log_softmax_backward_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     log_softmax_backward_kernel(
-        mDy, mY, mDx,
+        mDy, mX, mDx,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -292,9 +318,11 @@ def log_softmax_backward_launch(
     )
 
 
-def log_softmax_backward_xla(dy, y):
+def log_softmax_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy - jnp.sum(dy, axis=-1, keepdims=True) * jnp.exp(y)
+    t0 = x - jnp.max(x, axis=-1, keepdims=True)
+    t1 = jnp.sum(dy, axis=-1, keepdims=True) * jnp.exp(t0 - jnp.log(jnp.sum(jnp.exp(t0), axis=-1, keepdims=True)))
+    dx = dy - t1
     return dx
 
 

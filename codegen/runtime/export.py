@@ -69,7 +69,7 @@ def read_wanted(
         if name not in {a.name for a in spec.inputs if a.default is not None}:
             optional = [a.name for a in spec.inputs if a.default is not None]
             raise Mistake(f"{spec.op} has no input {shown(name)} that may be left out", known(name, optional, "it has"))
-    if vjp and (spec.grad == "none" or not any(spec.kind(a) == "float" for a in spec.inputs)):
+    if vjp and spec.grad == "none":
         raise Mistake(f"{spec.op} has no gradient to export")
     rows, extents = read_shape(spec, shape)
     return Wanted(

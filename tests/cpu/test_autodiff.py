@@ -273,6 +273,46 @@ def test_an_output_is_saved_where_the_spec_says_so(tmp_path):
     assert "tanh" not in saved.op.spec.chain.value
 
 
+def normalised(x):
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), -1, keepdims=True) + 1)
+
+
+COARSE = [  # a statistic that overflows its output, or is rounded there; y; x's mean and deviation
+    ("x: float16[..., N]", "s: float16[...]", "s = sum(square(x), axis=N); y = x * rsqrt(s + 1)", normalised, 0, 100),
+    ("x: float32[..., N]", "s: bfloat16[...]", "s = mean(x, axis=N); y = square(x - s)",
+     lambda x: jnp.square(x - jnp.mean(x, -1, keepdims=True)), 900, 1),
+    ("x: float32[..., N]", "s: float8_e4m3fn[...]", "s = sum(abs(x), axis=N); y = x / s",
+     lambda x: x / jnp.sum(jnp.abs(x), -1, keepdims=True), 0, 99),
+    ("x: float32[..., N]; w: float32[N, M]", "s: float16[...]",
+     "z = x @ w; s = sum(square(z), axis=M); y = z * rsqrt(s + 1)", normalised, 0, 90),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize(("inputs", "statistic", "chain", "formula", "mean", "deviation"), COARSE)
+def test_an_output_that_is_stored_coarsely_is_computed_again(
+    inputs, statistic, chain, formula, mean, deviation, implementation, tmp_path
+):
+    columns = "M" if "w" in inputs else "N"
+    text = spec_text(inputs, f"y: {inputs[3:10]}[..., {columns}]; {statistic}", chain)
+    op, random = make_op(tmp_path, text), np.random.default_rng(0)
+    x = jnp.asarray(mean + deviation * random.standard_normal((2, 64)), op.spec.inputs[0].dtype)
+    w = [jnp.eye(64)] * (len(op.spec.inputs) - 1)
+    y, pull = jax.vjp(lambda x: op(x, *w, implementation=implementation)[0], x)
+    dy = jnp.asarray(random.standard_normal(y.shape), y.dtype)
+    with jax.enable_x64(True):
+        (wide,) = jax.vjp(formula, x.astype("float64"))[1](dy.astype("float64"))
+    expected = np.asarray(wide)
+    np.testing.assert_allclose(pull(dy)[0], expected, rtol=5e-3, atol=5e-3 * np.abs(expected).max())
+
+
+def test_what_an_output_in_few_bits_stands_for():
+    """A factor; not an exponent, which magnifies what rounding it loses."""
+    assert generated.softmax.backward.how.saved == ("y",)
+    assert generated.log_softmax.backward.how.saved == ()
+    assert generated.add_rmsnorm.backward.how.saved == ("residual_out",)  # for two arrays
+
+
 STATISTICS = """
 op: made
 summary: Made here.
@@ -411,6 +451,25 @@ def test_slopes_that_only_a_detour_overflows(tmp_path, implementation):
     x = np.float32([3e38, -3e38, 8.0, 0.0, np.inf])
     (got,) = jax.vjp(functools.partial(op, implementation=implementation), x)[1](jnp.ones(5))
     np.testing.assert_allclose(got, [*(1 / (3 * np.cbrt(x[:3].astype("float64")) ** 2)), np.inf, 0], rtol=1e-6)
+
+    op = make_op(
+        tmp_path, spec_text("x: float32[N]; z: float32[N]", "y: float32[N]", "y = x ** -8 + x * 1e-30 * z * 1e-30")
+    )
+    x, z = np.float32([1e-4, 1e4]), np.float32([1e30, 1e30])
+    dx, dz = jax.vjp(functools.partial(op, implementation=implementation), x, z)[1](jnp.ones(2))
+    np.testing.assert_allclose(dx[0], -8 * 1e-4**-9, rtol=1e-5)
+    if implementation == "interpret":  # XLA makes one constant of two, under jit in jnp as well
+        op = make_op(tmp_path, spec_text("x: float32[N]; z: float32[N]", "y: float32[N]", "y = x * 1e-30 * z * 1e-30"))
+        dx, dz = jax.vjp(functools.partial(op, implementation=implementation), 1e30 * jnp.ones(2), z)[1](jnp.ones(2))
+        np.testing.assert_allclose([dx, dz], np.full((2, 2), 1e-30), rtol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_integers_with_a_dynamic_parameter_have_its_gradient(tmp_path, implementation):
+    more = "params:\n  scale: {type: float, default: 1.0, static: false}\n"
+    op = make_op(tmp_path, spec_text("q: int8[..., N]", "y: float32[..., N]", "y = q * scale", more=more))
+    q = jnp.asarray([[1, -2, 3], [4, 5, -7]], "int8")
+    assert jax.grad(lambda s: op(q, scale=s, implementation=implementation).sum())(2.0) == 4.0
 
 
 # What random specs found: compiled, run, and held to jax.vjp of the same in jnp

@@ -193,6 +193,7 @@ def verify_ops(
     Prints the worst error in ulps of the output's type, and the smallest failing call of each op that disagrees; exit
     status 1 if one does.
 
+    \b
     Example: codegen verify
     Example: codegen verify bias_relu --implementation xla --examples 100 --seed 1
     """

@@ -280,9 +280,7 @@ class _Reverse:
         """An output for each gradient, with the name of what it is the gradient of; and what is assigned to them. Gradients
         that are zero are left out."""
         outputs, assigned = [], []
-        wide = (a.dtype for a in self.spec.inputs if {"float64"} <= set(self.spec.dtypes(a)) <= {"float32", "float64"})
-        scalar = next(wide, "float32")  # the type that dynamic parameters have
-        params = [Array(p.name, scalar, ()) for p in self.spec.params]
+        params = [Array(p.name, self.scalar(), ()) for p in self.spec.params if (p.name, None) in found]
         for array in (*self.spec.inputs, *params):
             parts = [part for part in output_parts(array) if (array.name, part) in found]
             if not parts:
@@ -296,6 +294,17 @@ class _Reverse:
                 value = found.get((array.name, part)) or self.graph.const(0.0)
                 assigned.append(Statement(gradient.name, part, value))
         return outputs, assigned
+
+    def scalar(self) -> str:
+        """The type of dynamic parameters' gradients: what they are computed in. Raises `Mistake` where no one type is that in
+        every call."""
+        doubles = {a.dtype for a in self.spec.inputs if "float64" in self.spec.dtypes(a)}
+        if not doubles or "float64" in doubles:
+            return "float64" if doubles else "float32"
+        one = doubles.pop()
+        if doubles or not set(self.spec.dtypes(one)) <= {"float32", "float64"}:
+            raise Mistake("the gradient of a parameter is computed in float64 in some calls, and no type says in which")
+        return one
 
     def saved(self, assigned: list[Statement]) -> dict[str, Node]:
         """The outputs that the backward takes rather than compute them again: where it then reads fewer arrays or has fewer

@@ -256,6 +256,13 @@ class Reader:
         if kind == "bool" and value.kind != "bool":
             raise self.fail(tree, "a number is not cast to bool", "compare it: e != 0")
         self.fitting(given["e"], [value])
+        integer = self.scope.integer
+        for d in (DTYPES[name] for name in dtypes_of(dtype.id, self.scope.types)):
+            if d.kind == "int" and not (integer.low <= d.low and d.high <= integer.high):  # type: ignore[operator]
+                message = (
+                    f"a cast to {d.name}, whose values do not fit {integer.name}, in which this op computes integers"
+                )
+                raise self.fail(tree, message, "declare an array of int64 or uint32, or cast to a narrower type")
         return self.graph.node("cast", (value,), dtype.id, kind=kind, dims=value.dims)
 
     def call_index(self, tree: ast.Call) -> Node:

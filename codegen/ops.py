@@ -90,7 +90,7 @@ OPS: dict[str, Op] = {
         Op("ceil", 1, "round", "cute.math.ceil({0})", "jnp.ceil({0})", ("0",)),
         Op("round", 1, "round", "cute.math.roundeven({0})", "jnp.round({0})", ("0",)),
         # roots and reciprocals
-        _unary("sqrt", "g * 0.5 / y", "positive", cute="cute.math.sqrt({0}, fastmath={approx})"),
+        _unary("sqrt", "g * 0.5 / y", "positive", cute="device.sqrt({0}, {approx})"),
         _unary("rsqrt", "-0.5 * g * y * (y * y)", "positive", "jax.lax.rsqrt({0})", "device.rsqrt({0}, {approx})"),
         _unary("cbrt", "g / (3 * (y * y))", "nonzero"),
         _unary("reciprocal", "-g * y * y", "nonzero", cute="device.reciprocal({0}, {approx})"),

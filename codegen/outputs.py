@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,20 +26,20 @@ class Difference:
     diff: str
 
 
-def compare(folder: Path, files: Mapping[str, str]) -> list[Difference]:
-    """How a folder differs from the files a build makes."""
+def compare(folder: Path, files: Mapping[str, str], package: str) -> list[Difference]:
+    """How a folder differs from the files a build makes of a package and its tests."""
     found = []
     for name, text in sorted(files.items()):
         path = folder / name
         old = path.read_bytes() if path.is_file() else None
-        if _is_foreign(path):
+        if _is_foreign(path, package):
             state = "not generated, in the way of a build: move it elsewhere first"
             found.append(Difference(path, state, "" if old is None else _diff(path, old, text)))
         elif old is None:
             found.append(Difference(path, "missing", ""))
         elif old != text.encode():
             found.append(Difference(path, "stale or edited by hand", _diff(path, old, text)))
-    found += [Difference(path, "left over: no spec makes it", "") for path in leftovers(folder, files)]
+    found += [Difference(path, "left over: no spec makes it", "") for path in leftovers(folder, files, package)]
     return found
 
 
@@ -53,12 +54,12 @@ def modules(folder: Path) -> list[str]:
     return [p.stem for p in leftovers(folder, {}) if p.suffix == ".py" and p.stem != "__init__"]
 
 
-def leftovers(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Generated files in a folder that a build does not make."""
+def leftovers(folder: Path, files: Mapping[str, str], package: str = "") -> list[Path]:
+    """Generated files in a folder that a build does not make, nor one of another package."""
     if not folder.is_dir():
         return []
     extra = [p for p in sorted(folder.glob("*.py*")) if p.is_file() and p.name not in files]
-    return [p for p in extra if p.suffix in (".py", ".pyi") and _is_generated(p)]
+    return [p for p in extra if p.suffix in (".py", ".pyi") and _is_generated(p) and not _is_of_another(p, package)]
 
 
 def _is_generated(path: Path) -> bool:
@@ -66,16 +67,24 @@ def _is_generated(path: Path) -> bool:
         return file.read(len(MARK)) == MARK.encode()
 
 
-def foreign(folder: Path, files: Mapping[str, str]) -> list[Path]:
+def _is_of_another(path: Path, package: str) -> bool:
+    """Whether a generated file tests an op of another package: two may have their tests in one folder."""
+    op = path.stem.removeprefix("test_")
+    found = re.search(rf"^from (\S+) import {op}$", path.read_text(errors="replace"), re.MULTILINE)
+    return op != path.stem and found is not None and found[1] != package
+
+
+def foreign(folder: Path, files: Mapping[str, str], package: str) -> list[Path]:
     """Files that a build would overwrite though it did not make them."""
-    return [path for path in (folder / name for name in sorted(files)) if _is_foreign(path)]
+    return [path for path in (folder / name for name in sorted(files)) if _is_foreign(path, package)]
 
 
-def _is_foreign(path: Path) -> bool:
-    return path.exists() and not (path.is_file() and _is_generated(path))
+def _is_foreign(path: Path, package: str) -> bool:
+    ours = path.is_file() and _is_generated(path) and not _is_of_another(path, package)
+    return path.exists() and not ours
 
 
-def write(folders: Mapping[Path, Mapping[str, str]], remove: bool = True) -> list[Path]:
+def write(folders: Mapping[Path, Mapping[str, str]], package: str, remove: bool = True) -> list[Path]:
     """Put every folder's files in place, or none: what changed is staged in its folder first, and put back if a rename
     fails. Files whose bytes agree are not touched. `remove` deletes leftovers. Returns what changed. The folders are
     `locked` by the caller."""
@@ -85,7 +94,7 @@ def write(folders: Mapping[Path, Mapping[str, str]], remove: bool = True) -> lis
             for stale in folder.glob(".codegen-*"):  # of a build that was killed: the lock is ours
                 shutil.rmtree(stale)
             stage = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".codegen-", dir=folder)))
-            for difference in compare(folder, files):
+            for difference in compare(folder, files, package):
                 name = difference.path.name
                 new = stage / f"new {name}" if name in files else None
                 if new is not None:

@@ -160,14 +160,17 @@ class Spec:
 
 
 def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """One order of axes that agrees with each array's own: longest arrays first, others slotted in."""
+    """One order of axes that agrees with each array's own: longest arrays first, others slotted in, just before the next axis
+    that has its place."""
     order: list[str] = []
     for axes in sorted(rows, key=len, reverse=True):
         at = 0
-        for axis in axes:
+        for i, axis in enumerate(axes):
             if axis in order:
                 at = order.index(axis) + 1
             else:
+                later = [order.index(other) for other in axes[i + 1 :] if other in order]
+                at = max(at, min(later, default=at))
                 order.insert(at, axis)
                 at += 1
     return tuple(sorted(order, key=lambda axis: axis != ROWS))

@@ -36,7 +36,9 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
         raise UsageError(f"{path} exists already; pick another name or edit it")
     specs.mkdir(parents=True, exist_ok=True)
     path.write_text(starter(op), encoding="utf-8")
-    print(f"wrote {path}; next: codegen build")
+    print(
+        f"wrote {path}; next: {shlex.join(['codegen', 'build', *([] if specs == SPECS else ['--specs', str(specs)])])}"
+    )
 
 
 def build(
@@ -63,13 +65,15 @@ def build(
     with outputs.locked(_folders([], specs, out, tests)):
         folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
         for folder, contents in folders.items():
-            foreign = outputs.foreign(folder, contents)
+            foreign = outputs.foreign(folder, contents, _package(out))
             if foreign:
-                message = f"{foreign[0]} was not generated and would be overwritten"
+                message = f"{foreign[0]} was not generated for this package and would be overwritten"
                 raise UsageError(f"{message}; move it, or choose another folder")
-        changed = outputs.write(folders, remove=not files)
-    total = sum(len(contents) for contents in folders.values())
-    print(f"{len(ops)} ops: {len(changed)} of {total} files changed")
+        changed = outputs.write(folders, _package(out), remove=not files)
+    total, removed = sum(len(contents) for contents in folders.values()), sum(not path.exists() for path in changed)
+    print(
+        f"{len(ops)} ops: {len(changed) - removed} of {total} files changed{f', {removed} removed' if removed else ''}"
+    )
     for path in changed[:20]:
         print(f"  {path}")
 
@@ -84,7 +88,7 @@ def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None
 
     ops = read_ops(find_specs(specs))
     folders = _folders(ops, specs, out, tests)
-    differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents)]
+    differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents, _package(out))]
     for difference in differences:
         print(f"{difference.path}: {difference.state}")
         print(difference.diff, end="")

@@ -44,8 +44,8 @@ def cosine_similarity_stage0(x, y):
 
 def cosine_similarity_row(eps, row_sum, row_sum2, row_sum3):
     """The row's own results, from its statistics."""
-    x_norm = device.maximum(cute.math.sqrt(row_sum, fastmath=False), eps)
-    y_norm = device.maximum(cute.math.sqrt(row_sum2, fastmath=False), eps)
+    x_norm = device.maximum(device.sqrt(row_sum, False), eps)
+    y_norm = device.maximum(device.sqrt(row_sum2, False), eps)
     similarity = device.divide(row_sum3, x_norm * y_norm, False)
     return similarity
 
@@ -176,9 +176,9 @@ def cosine_similarity_backward_stage0(x, y):
 
 def cosine_similarity_backward_chain(dsimilarity, similarity, x, y, eps, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = cute.math.sqrt(row_sum, fastmath=approx)
+    t0 = device.sqrt(row_sum, approx)
     x_norm = device.maximum(t0, eps)
-    t1 = cute.math.sqrt(row_sum2, fastmath=approx)
+    t1 = device.sqrt(row_sum2, approx)
     y_norm = device.maximum(t1, eps)
     t2 = x_norm * y_norm
     t3 = device.divide(dsimilarity, t2, approx)

@@ -38,7 +38,7 @@ def l2_normalize_row_sum(x):
 
 def l2_normalize_chain(x, eps, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    y = device.divide_by_row(x, device.maximum(cute.math.sqrt(row_sum, fastmath=approx), eps), approx)
+    y = device.divide_by_row(x, device.maximum(device.sqrt(row_sum, approx), eps), approx)
     return y
 
 
@@ -164,14 +164,14 @@ def l2_normalize_backward_row_sum(x):
 
 def l2_normalize_backward_row_sum2(dy, x, eps, row_sum, approx):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    t0 = cute.math.sqrt(row_sum, fastmath=approx)
+    t0 = device.sqrt(row_sum, approx)
     t1 = device.maximum(t0, eps)
     return dy * device.divide_by_row(x, t1, approx)
 
 
 def l2_normalize_backward_chain(dy, x, eps, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = cute.math.sqrt(row_sum, fastmath=approx)
+    t0 = device.sqrt(row_sum, approx)
     t1 = device.maximum(t0, eps)
     t3 = device.divide(row_sum2, t1, approx) * device.where(t0 > eps, 1.0, device.where(t0 == eps, 0.5, 0.0))
     t2 = device.divide_by_row(dy, t1, approx) - device.divide(t3, t0, approx) * x

@@ -33,7 +33,7 @@ def row_norm_row_sum(x):
 
 def row_norm_row(row_sum):
     """The row's own results, from its statistics."""
-    y = cute.math.sqrt(row_sum, fastmath=False)
+    y = device.sqrt(row_sum, False)
     return y
 
 

@@ -37,7 +37,7 @@ def row_rms_row_mean(x):
 
 def row_rms_row(eps, row_mean):
     """The row's own results, from its statistics."""
-    rms = cute.math.sqrt(row_mean + eps, fastmath=False)
+    rms = device.sqrt(row_mean + eps, False)
     return rms
 
 

@@ -33,7 +33,7 @@ def squareplus_chain(x, approx):
     t1 = cute.math.abs(cute.full_like(x, 2.0, cutlass.Float32))
     t2 = device.maximum(t0, t1)
     t3 = device.divide(device.minimum(t0, t1), t2, approx)
-    t4 = device.where(t2 == 0.0, t2, t2 * cute.math.sqrt(1.0 + t3 * t3, fastmath=approx))
+    t4 = device.where(t2 == 0.0, t2, t2 * device.sqrt(1.0 + t3 * t3, approx))
     y = device.where(x > 0.0, 0.5 * x + 0.5 * t4, device.divide(2.0, t4 - x, approx))
     return y
 
@@ -117,7 +117,7 @@ def squareplus_backward_chain(dy, x, approx):
     t1 = cute.math.abs(cute.full_like(dy, 2.0, cutlass.Float32))
     t2 = device.maximum(t0, t1)
     t3 = device.divide(device.minimum(t0, t1), t2, approx)
-    t4 = device.where(t2 == 0.0, t2, t2 * cute.math.sqrt(1.0 + t3 * t3, fastmath=approx))
+    t4 = device.where(t2 == 0.0, t2, t2 * device.sqrt(1.0 + t3 * t3, approx))
     dx = device.divide(dy * device.where(x > 0.0, 0.5 * x + 0.5 * t4, device.divide(2.0, t4 - x, approx)), t4, approx)
     return dx
 

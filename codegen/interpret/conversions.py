@@ -60,7 +60,7 @@ def conversion(source: str, to: str, mode: str | None, sat: bool, floats) -> Cal
         return lambda x: ar.to_integer(x, dtype, mode)
     if to in floats:
         long = source in ("s64", "u64")
-        if mode not in ROUNDINGS or (mode != "rn" and (long or to != "f32")) or (long and to == "bf16"):
+        if mode not in ROUNDINGS or (mode != "rn" and (long or to != "f32")):
             raise Unknown(f".{mode}")
         return lambda x: integer_to_float(x, to, mode)
     if mode is not None:
@@ -93,10 +93,19 @@ def integer_to_float(x, to: str, mode: str):
     if to == "f64":
         return x.astype(np.float64)
     if to == "bf16":
-        return ar.wide_to_bf16(x.astype(np.float64))
+        return ar.wide_to_bf16(_to_odd(x) if x.dtype.itemsize == 8 else x.astype(np.float64))
     if to == "f32" and x.dtype.itemsize < 8:
         return ar.round32(x.astype(np.float64), mode)
     return x.astype(np.float32) if to == "f32" else x.astype(np.float16)
+
+
+def _to_odd(x: np.ndarray) -> np.ndarray:
+    """64-bit integers as float64, their last bit set where any is lost: rounded again, they are as if rounded once."""
+    negative = x < 0
+    size = np.where(negative, ~x.astype(np.uint64) + np.uint64(1), x.astype(np.uint64))
+    lost = np.uint64(2**11 - 1)
+    halved = ((size >> np.uint64(11)) | ((size & lost) != 0)).astype(np.float64) * 2.0**11
+    return np.where(negative, -1.0, 1.0) * np.where(size < 2**53, size.astype(np.float64), halved)
 
 
 def convert_pair(to: str, source: str, flags: set[str], mode: str | None, operands) -> Execute:

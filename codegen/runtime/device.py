@@ -299,10 +299,18 @@ def reciprocal(x: Vector, approx: bool) -> Vector:
     return divide(1.0, x, approx)
 
 
-def rsqrt(x: Vector, approx: bool) -> Vector:
-    """1 / sqrt(x) within 1 ulp; approximately within 2**-22 of relative error."""
+def sqrt(x: Vector, approx: bool) -> Vector:
+    """sqrt(x), correctly rounded; approximately within 2**-22 of relative error, denormal numbers included: squares of ordinary
+    ones are."""
     if approx and x.dtype is Float32:
-        return cute.math.rsqrt(x, fastmath=True)
+        return _each(lambda v: cute.math.sqrt(v, approx=True), x)
+    return cute.math.sqrt(x)
+
+
+def rsqrt(x: Vector, approx: bool) -> Vector:
+    """1 / sqrt(x) within 1 ulp; approximately within 2**-22 of relative error, denormal numbers included."""
+    if approx and x.dtype is Float32:
+        return _each(lambda v: cute.math.rsqrt(v, approx=True), x)
     return cute.full_like(x, 1.0) / cute.math.sqrt(x)
 
 

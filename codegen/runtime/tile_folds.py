@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from codegen.runtime import arguments, views
 from codegen.runtime.arguments import Axes
 from codegen.runtime.evaluate import evaluate_outputs
-from codegen.tiles import GemmLaunch, Tile, lost_axes
+from codegen.tiles import Fold, GemmLaunch, Tile, lost_axes
 
 if TYPE_CHECKING:
     from codegen.runtime.gemm_op import GemmOp
@@ -46,16 +46,24 @@ def _totals(tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.
     """Each reduction by its node's identity, with a dimension for each axis; of length one where it is lost."""
     assert order == (*tile.batch, *tile.rows, tile.column), f"tiles of {tile.rows} and {tile.column} in {order}"
     dims = [axis for axis in order for _ in axes.shape((axis,))]
+
+    def lost(fold: Fold) -> tuple[int, ...]:
+        return tuple(i for i, axis in enumerate(dims) if axis in lost_axes(fold.node))
+
     found = {}
     for fold, own in zip(tile.folds, parts, strict=True):
-        middle = 2 if fold.along else 1  # the dimension that counts parts
-        if fold.rescaled is not None:
-            place, power, scale, _ = fold.rescaled
-            own = _rescaled(own, parts[place], power, scale)
         folded = {tile.column} if fold.along else set(tile.rows)
         shape = views.with_every_axis(order, tuple(axis for axis in order if axis not in folded), axes)
-        lost = tuple(i for i, axis in enumerate(dims) if axis in lost_axes(fold.node))
-        total = _fold(fold.op, _fold(fold.op, own, (middle,)).reshape(shape), lost)
+        if fold.along:  # the parts are another dimension, the last one
+            each = (*shape, own.shape[2])
+            own = own.reshape(each)
+            if fold.rescaled is not None:
+                place, power, scale, _ = fold.rescaled
+                over = (*lost(tile.folds[place]), len(shape))
+                own = _rescaled(own, parts[place].reshape(each), over, power, scale)
+            total = _fold(fold.op, own, (*lost(fold), len(shape)))[..., 0]
+        else:
+            total = _fold(fold.op, _fold(fold.op, own, (1,)).reshape(shape), lost(fold))
         if fold.node.op == "mean":
             total = total / math.prod(axes.shape(lost_axes(fold.node)))
         found[id(fold.node)] = total
@@ -69,10 +77,10 @@ def _fold(op: str, values: jax.Array, dims: tuple[int, ...]) -> jax.Array:
     return over(values, dims, keepdims=True, initial=identity)
 
 
-def _rescaled(sums: jax.Array, maxima: jax.Array, power: str, scale: float) -> jax.Array:
-    """Sums of exponentials of the differences from each part's maximum, as those from the largest. A part of nothing but
-    -inf adds nothing to a row that holds more."""
-    largest = jnp.max(maxima, 2, keepdims=True, initial=-jnp.inf)
+def _rescaled(sums: jax.Array, maxima: jax.Array, over: tuple[int, ...], power: str, scale: float) -> jax.Array:
+    """Sums of exponentials of the differences from each part's maximum, as those from the largest of all that the maximum is
+    `over`. A part of nothing but -inf adds nothing to what holds more."""
+    largest = jnp.max(maxima, over, keepdims=True, initial=-jnp.inf)
     factor = getattr(jnp, power)((maxima - largest) * scale)
     nothing = (maxima == -jnp.inf) & (largest > -jnp.inf)
     return jnp.where(nothing, 0, sums * jnp.where(maxima == largest, 1, factor))

@@ -472,6 +472,15 @@ def test_integers_with_a_dynamic_parameter_have_its_gradient(tmp_path, implement
     assert jax.grad(lambda s: op(q, scale=s, implementation=implementation).sum())(2.0) == 4.0
 
 
+def test_the_gradient_of_a_parameter_of_some_calls_in_float64(tmp_path):
+    more = "params: {a: {type: float, default: 0.5, static: false}}\n"
+    text = spec_text("x: T[..., N]", "y: T[..., N]", "y = x * a", more=more, types="{T: [float32, bfloat16, float64]}")
+    op = make_op(tmp_path, text)
+    with jax.enable_x64(True):
+        x = jnp.asarray([[1e39, 2e40], [3e41, 4.0]])
+        assert jax.grad(lambda a: op(x, a=a, implementation="xla").sum())(0.5) == x.sum()
+
+
 # What random specs found: compiled, run, and held to jax.vjp of the same in jnp
 
 

@@ -52,6 +52,14 @@ def test_a_division_by_a_constant(tmp_path):
     check(evaluate(tmp_path, "x / 448.0", EVERY), EVERY.astype(np.float64) / 448, 2.0**-22)
 
 
+@pytest.mark.parametrize("chain", ["sqrt(x)", "rsqrt(x)"])
+def test_roots_of_every_magnitude(tmp_path, chain):
+    """Denormal numbers as well: sums of squares of ordinary ones are."""
+    x = np.geomspace(2.0**-140, 3e38, 4000).astype(np.float32)
+    exact = np.sqrt(x.astype(np.float64))
+    check(evaluate(tmp_path, chain, x), exact if chain == "sqrt(x)" else 1 / exact, 2.0**-22)
+
+
 @pytest.mark.parametrize("chain", ["erfc(x)", "erfc(abs(x))"])
 def test_the_complementary_error_function(tmp_path, chain):
     x = np.concatenate([np.linspace(-6, 6, 2000), np.linspace(6, 10.05, 2000)]).astype(np.float32)

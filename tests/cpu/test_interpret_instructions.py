@@ -542,7 +542,7 @@ def test_float_to_integer(mode, to, kind):
 
 
 @pytest.mark.parametrize("kind", ["s16", "u16", "s32", "u32", "s64", "u64"])
-@pytest.mark.parametrize("to", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("to", ["f32", "f64", "f16", "bf16"])
 def test_integer_to_float(kind, to):
     bits, g = int(kind[1:]), FORMATS[to]
     for mode in ("rn", "rz", "rm", "rp") if to == "f32" and bits < 64 else ("rn",):
@@ -550,9 +550,11 @@ def test_integer_to_float(kind, to):
                        lambda a, m=mode: encode(g, Fraction(signed(a, bits) if kind[0] == "s" else a) or 0.0, m), g.bits)  # fmt: skip
 
 
-def test_an_integer_to_bfloat16_rounds_once():
-    tie = (1 << 30) + (1 << 22)  # between two bfloat16 numbers; one more decides, and float32 does not hold it
-    got = apply("cvt.rn.bf16.s32 %d, %a;", 16, (32, [tie, tie + 1]))
+@pytest.mark.parametrize("bits", [32, 64])
+def test_an_integer_to_bfloat16_rounds_once(bits):
+    # Between two bfloat16 numbers; one more decides, and the next wider type, float32 or float64, does not hold it
+    tie = (1 << bits - 2) + (1 << bits - 10)
+    got = apply(f"cvt.rn.bf16.s{bits} %d, %a;", 16, (bits, [tie, tie + 1]))
     assert got == [encode(BF16, Fraction(tie)), encode(BF16, Fraction(tie + 1))]
     assert got[0] != got[1]
 

@@ -49,6 +49,19 @@ OPS: dict[str, tuple[str, str, str, str]] = {
         "x: T[..., K]; w: T[K, N]", "lse: float32[...]", "lse = logsumexp(x @ w, axis=N)",
         "lse = jax.nn.logsumexp(x @ w, axis=-1)",
     ),
+    # K follows M, and N: where N is beside M, no array says
+    "weights_of_columns_and_named_rows": (
+        "x: T[S, M, K]; w: T[N, K]", "lse: float32[S, M]", "lse = logsumexp(x @ w, axis=N)",
+        "lse = jax.nn.logsumexp(x @ w.T, axis=-1)",
+    ),
+    "exponentials_of_everything": (
+        "x: T[B, M, K]; w: T[K, N]", "lse: float32[]", "lse = logsumexp(x @ w, axis=(B, M, N))",
+        "lse = jax.nn.logsumexp(x @ w)",
+    ),
+    "exponentials_of_a_batch": (
+        "x: T[B, M, K]; w: T[K, N]", "lse: float32[B]", "lse = logsumexp(2 * (x @ w), axis=(M, N))",
+        "lse = jax.nn.logsumexp(2 * (x @ w), axis=(1, 2))",
+    ),
     "two_products": (
         "x: T[..., K]; w: T[K, N]; v: T[K, N]", "s: float32[...]", "s = sum(silu(x @ w) * (x @ v), axis=N)",
         "s = jnp.sum(jax.nn.silu(x @ w) * (x @ v), axis=-1)",

@@ -504,9 +504,26 @@ def test_a_file_of_yours_is_not_overwritten(run, tmp_path, path):
     result = run("build")
     assert result.status == 2
     assert (
-        result.err == f"error: {path} was not generated and would be overwritten; move it, or choose another folder\n"
+        result.err
+        == f"error: {path} was not generated for this package and would be overwritten; move it, or choose another folder\n"
     )
     assert contents(tmp_path) == before
+
+
+def test_two_packages_with_tests_in_one_folder(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0, b=2.0)
+    write_specs(tmp_path / "mine", c=3.0)
+    assert run("build").status == 0
+    more = ("--specs", "mine", "--out", "ops")
+    assert run("build", *more).out.startswith("1 ops: 3 of 3 files changed\n")
+    assert run("check").status == run("check", *more).status == 0
+    (tmp_path / "specs/b.yaml").unlink()
+    assert run("build").out.startswith("1 ops: 1 of 3 files changed, 2 removed\n")
+    assert sorted(p.name for p in (tmp_path / "tests/generated").iterdir()) == ["test_a.py", "test_c.py"]
+    write_specs(tmp_path / "mine", a=3.0)
+    result = run("build", *more)
+    assert result.status == 2
+    assert "tests/generated/test_a.py was not generated for this package" in result.err
 
 
 def test_a_folder_in_the_place_of_a_file(run, tmp_path):

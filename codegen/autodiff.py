@@ -71,6 +71,7 @@ class _Reverse:
         self.graph = self.scope.graph
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}
+        self.doubles = {a.dtype for a in spec.inputs if "float64" in spec.dtypes(a)}  # types that are, or may be
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.cotangents = {
             a.name: replace(a, name=self.fresh(f"d{a.name}"), default=None)
@@ -212,7 +213,7 @@ class _Reverse:
             raise Mistake(
                 "no kernel for the gradient of 'take' but of a table whose first axis indices pick from, once"
             )
-        if any("float64" in self.spec.dtypes(a) for a in self.spec.inputs):
+        if self.doubles:
             raise Mistake("what rows of a table get is added up in float32, which float64 would lose")
         self.scattered[arrays[0]] = arrays[1], g
 
@@ -298,11 +299,10 @@ class _Reverse:
     def scalar(self) -> str:
         """The type of dynamic parameters' gradients: what they are computed in. Raises `Mistake` where no one type is that in
         every call."""
-        doubles = {a.dtype for a in self.spec.inputs if "float64" in self.spec.dtypes(a)}
-        if not doubles or "float64" in doubles:
-            return "float64" if doubles else "float32"
-        one = doubles.pop()
-        if doubles or not set(self.spec.dtypes(one)) <= {"float32", "float64"}:
+        if not self.doubles or "float64" in self.doubles:
+            return "float64" if self.doubles else "float32"
+        one, *others = self.doubles
+        if others or not set(self.spec.dtypes(one)) <= {"float32", "float64"}:
             raise Mistake("the gradient of a parameter is computed in float64 in some calls, and no type says in which")
         return one
 
@@ -338,8 +338,7 @@ class _Reverse:
         by what its factor is off by; an exponential, by as much as the exponent is large."""
         array = self.spec.array(name)
         size = min(DTYPES[dtype].size for dtype in self.spec.dtypes(array))
-        doubles = {a.dtype for a in self.spec.inputs if "float64" in self.spec.dtypes(a)}
-        if (size >= 4 and doubles <= {array.dtype}) or self.exact(name, value):
+        if (size >= 4 and self.doubles <= {array.dtype}) or self.exact(name, value):
             return False
         if size == 1 or len(value.dims) < max(len(a.axes) for a in self.spec.inputs):
             return True
@@ -348,20 +347,19 @@ class _Reverse:
 
     def exact(self, name: str, value: Node) -> bool:
         """Whether an output holds one of an input's elements as it is: what is computed again may differ in its last bit."""
-        dtypes = {d for a in self.spec.inputs for d in self.spec.dtypes(a)}
         kept = self.spec.array(name).dtype if name in self.made else self.kept
         if value.op not in ("max", "min"):
             return False
         (source,) = value.args
         while source.op in ("float", "abs", "neg"):  # which do not round
             (source,) = source.args
-        wide = kept == "float32" and "float64" not in dtypes
+        wide = kept == "float32" and not self.doubles
         return isinstance(source.attr, Leaf) and (wide or self.spec.array(source.attr.name).dtype == kept)
 
     def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:
         """The arrays of what is saved and no output already. Raises `Mistake` where float64 would be lost."""
         names = [name for name in saved if name not in self.made]
-        if names and any("float64" in self.spec.dtypes(a) for a in self.spec.inputs):
+        if names and self.doubles:
             raise Mistake(f"what is computed in float64 cannot be saved yet: {', '.join(names)}")
         dtypes = {"float": self.kept, "int": self.spec.integer, "bool": "bool"}
         return [

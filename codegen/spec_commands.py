@@ -36,9 +36,7 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
         raise UsageError(f"{path} exists already; pick another name or edit it")
     specs.mkdir(parents=True, exist_ok=True)
     path.write_text(starter(op), encoding="utf-8")
-    print(
-        f"wrote {path}; next: {shlex.join(['codegen', 'build', *([] if specs == SPECS else ['--specs', str(specs)])])}"
-    )
+    print(f"wrote {path}; next: {_build_command(specs)}")
 
 
 def build(
@@ -61,15 +59,15 @@ def build(
 
     found = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(specs)
     _no_repeats(found)
-    ops = read_ops(found)
+    ops, package = read_ops(found), _package(out)
     with outputs.locked(_folders([], specs, out, tests)):
         folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
         for folder, contents in folders.items():
-            foreign = outputs.foreign(folder, contents, _package(out))
+            foreign = outputs.foreign(folder, contents, package)
             if foreign:
                 message = f"{foreign[0]} was not generated for this package and would be overwritten"
                 raise UsageError(f"{message}; move it, or choose another folder")
-        changed = outputs.write(folders, _package(out), remove=not files)
+        changed = outputs.write(folders, package, remove=not files)
     total, removed = sum(len(contents) for contents in folders.values()), sum(not path.exists() for path in changed)
     print(
         f"{len(ops)} ops: {len(changed) - removed} of {total} files changed{f', {removed} removed' if removed else ''}"
@@ -86,18 +84,15 @@ def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None
     from codegen import outputs
     from codegen.build import find_specs, read_ops
 
-    ops = read_ops(find_specs(specs))
+    ops, package = read_ops(find_specs(specs)), _package(out)
     folders = _folders(ops, specs, out, tests)
-    differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents, _package(out))]
+    differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents, package)]
     for difference in differences:
         print(f"{difference.path}: {difference.state}")
         print(difference.diff, end="")
     if differences:
-        options = zip(("--specs", "--out", "--tests"), (specs, out, tests), (SPECS, OUT, TESTS), strict=True)
-        words = [word for name, path, default in options if path != default for word in (name, _word(path))]
-        print(
-            f"{len(differences)} of {sum(map(len, folders.values()))} files differ. Run: {shlex.join(['codegen', 'build', *words])}"
-        )
+        total = sum(map(len, folders.values()))
+        print(f"{len(differences)} of {total} files differ. Run: {_build_command(specs, out, tests)}")
         sys.exit(1)
     print(f"{len(ops)} ops are up to date")
 
@@ -163,6 +158,13 @@ def _folders(
             raise UsageError(f"--out and --tests are both {tests}; they are two folders")
         folders[tests] = test_files(ops, package)
     return folders
+
+
+def _build_command(specs: Path, out: Path = OUT, tests: Path = TESTS) -> str:
+    """The command that builds these folders."""
+    options = zip(("--specs", "--out", "--tests"), (specs, out, tests), (SPECS, OUT, TESTS), strict=True)
+    words = [word for name, path, default in options if path != default for word in (name, _word(path))]
+    return shlex.join(["codegen", "build", *words])
 
 
 def _word(path: Path) -> str:

@@ -93,19 +93,12 @@ def integer_to_float(x, to: str, mode: str):
     if to == "f64":
         return x.astype(np.float64)
     if to == "bf16":
-        return ar.wide_to_bf16(_to_odd(x) if x.dtype.itemsize == 8 else x.astype(np.float64))
+        half = x.dtype.type(x.dtype.itemsize * 4)  # of 64 bits, which float64 has not, two halves
+        high, low = x >> half << half, x & ((x.dtype.type(1) << half) - x.dtype.type(1))
+        return ar.wide_to_bf16(ar.to_odd(*ar.two_sum(high.astype(np.float64), low.astype(np.float64))))
     if to == "f32" and x.dtype.itemsize < 8:
         return ar.round32(x.astype(np.float64), mode)
     return x.astype(np.float32) if to == "f32" else x.astype(np.float16)
-
-
-def _to_odd(x: np.ndarray) -> np.ndarray:
-    """64-bit integers as float64, their last bit set where any is lost: rounded again, they are as if rounded once."""
-    negative = x < 0
-    size = np.where(negative, ~x.astype(np.uint64) + np.uint64(1), x.astype(np.uint64))
-    lost = np.uint64(2**11 - 1)
-    halved = ((size >> np.uint64(11)) | ((size & lost) != 0)).astype(np.float64) * 2.0**11
-    return np.where(negative, -1.0, 1.0) * np.where(size < 2**53, size.astype(np.float64), halved)
 
 
 def convert_pair(to: str, source: str, flags: set[str], mode: str | None, operands) -> Execute:

@@ -179,6 +179,8 @@ class _Emitter:
             text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
             if node.op == "div" and self.by_row(node):
                 text = "device.divide_by_row({0}, {1}, {approx})"
+            if text == "{0}":
+                return self.text[id(node.args[0])], self.binding[id(node.args[0])]
             alone = all(a.is_const for a in node.args) and not (op.infix and node.kind != "bool")
             if alone or (node.op == "where" and node.args[0].is_const):
                 args[0] = self.constant_vector(node.args[0])

@@ -88,7 +88,7 @@ class Reader:
     def read_Name(self, tree: ast.Name) -> Node:
         name, scope = tree.id, self.scope
         if self.bound is not None:
-            value = self.bound[name]
+            value = self.bound[name] if name in self.bound else self.graph.const(CONSTANTS[name])
             assert isinstance(value, Node)
             return value
         if name in scope.values:

@@ -93,6 +93,11 @@ class _Splitter:
                 leaves[id(node)] = self.leaf(node)
             except Mistake as mistake:
                 problems.append(self.place(node, mistake))
+        contracted = {str(n.attr) for n in nodes} - {axis for a in spec.outputs for axis in a.axes}
+        for node in topological(s.value for s in self.statements):
+            if node.op == "size" and node.attr in contracted:
+                message = f"no kernel for the size of {node.attr}, which '@' contracts"
+                problems.append(self.place(node, Mistake(message, "pass it, or what is made of it, as a parameter")))
         if any("float64" in spec.dtypes(a) for a in spec.inputs):
             span = next(a.span for a in spec.inputs if "float64" in spec.dtypes(a)) or spec.chain.span
             message = "no kernel for a contraction (@) in float64"
@@ -111,7 +116,13 @@ class _Splitter:
         holding = (any(n is node for n in topological([s.value])) for s in self.statements)
         line = next(line for line, holds in zip(lines, holding, strict=True) if holds)
         assert isinstance(line.tree, ast.Assign)
-        found = [n for n in ast.walk(line.tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult)]
+
+        def shows(tree: ast.AST) -> bool:
+            if isinstance(tree, ast.Call):
+                return ast.unparse(tree) == f"{node.op}({node.attr})"
+            return node.op == "contract" and isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult)
+
+        found = [n for n in ast.walk(line.tree) if isinstance(n, ast.expr) and shows(n)]
         return line.diagnostic(Placed(found[0] if found else line.tree.value, mistake))
 
     def leaf(self, node: Node) -> str:

@@ -119,6 +119,8 @@ OPS: dict[str, Op] = {
         _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erfc({0})", cute="device.erfc({0}, {approx}, {exact})"),
         _unary("gelu", f"g * (0.5 * erfc(-{_SQRT_HALF} * a) + a * exp(-0.5 * (a * a)) * 0.3989422804014327)",
                jnp="jax.nn.gelu({0}, approximate=False)", cute="device.gelu({0}, {approx}, {exact})"),
+        # `a`, a product of the elements beside `b`, over the axes that `c` lacks: in jnp it is differentiated as that
+        Op("_others", 3, "float", "{0}", "runtime.product_of_others({0}, {1}, {2})", ("", "", "")),
     )
 }  # fmt: skip
 
@@ -135,14 +137,17 @@ COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq"
 OPERATORS = {"add", "sub", "mul", "div", "neg", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 
 # Reductions: what they take, the identity that masked lanes hold, the jnp function, the derivative, in terms of the
-# argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. "" has none here: what a
-# formula can say of a product's (it, divided by the element) overflows where the product of the others does not.
+# argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements are
+# replaced by their roots, so that the product of all is in range wherever that of the others is; what has no root that can
+# be divided by (0, infinity, NaN) is counted beside.
 REDUCTIONS = {
     "sum": ("arith", 0, "jnp.sum", "g"),
     "mean": ("float", 0, "jnp.mean", "g / size(axis)"),
     "max": ("arith", "lowest", "jnp.max", "where(a == y, g, 0) / sum(where(a == y, 1.0, 0.0), axis=axis)"),
     "min": ("arith", "highest", "jnp.min", "where(a == y, g, 0) / sum(where(a == y, 1.0, 0.0), axis=axis)"),
-    "prod": ("arith", 1, "jnp.prod", ""),
+    "prod": ("arith", 1, "jnp.prod",
+             "g * _others(_of_others(prod(_root(a), axis=axis) / _root(a), _besides(_is_zero(a), axis=axis), "
+             "_besides(_is_inf(a), axis=axis), _besides(_is_nan(a), axis=axis)), a, prod(_root(a), axis=axis))"),
     "any": ("logic", False, "jnp.any", "0"),
     "all": ("logic", True, "jnp.all", "0"),
-}
+}  # fmt: skip

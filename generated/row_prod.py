@@ -138,11 +138,198 @@ def row_prod_reference(x):
     return jnp.prod(x, axis=-1)
 
 
+def row_prod_backward_keep_t8(x, approx):
+    """t8, on one vector of each operand: several passes need it."""
+    t0 = device.isnan(x)
+    t2 = x == 0.0
+    t5 = device.isinf(x)
+    t8 = device.where(t0 | t2, 1.0, device.sign(x) * device.where(t5, 1.0, device.sqrt(cute.math.abs(x), approx)))
+    return t8
+
+
+def row_prod_backward_stage0(x, t8):
+    """What is folded into row_sum (sum), row_sum2 (sum), t9 (prod), row_sum3 (sum), on one vector of each operand."""
+    t0 = device.isnan(x)
+    t1 = device.where(t0, 1.0, 0.0)
+    t2 = x == 0.0
+    t3 = device.where(t2, 1.0, 0.0)
+    t5 = device.isinf(x)
+    t6 = device.where(t5, 1.0, 0.0)
+    return t3, t6, t8, t1
+
+
+def row_prod_backward_chain(dy, x, t8, row_sum, row_sum2, t9, row_sum3, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.isnan(x)
+    t1 = device.where(t0, 1.0, 0.0)
+    t2 = x == 0.0
+    t3 = device.where(t2, 1.0, 0.0)
+    t4 = row_sum - t3 > 0.0
+    t5 = device.isinf(x)
+    t6 = device.where(t5, 1.0, 0.0)
+    t7 = row_sum2 - t6 > 0.0
+    t10 = device.divide(t9, t8, approx)
+    t12 = device.where((row_sum3 - t1 > 0.0) | t4 & t7, float("nan"), device.where(t4, 0.0, t10 * device.where(t7, float("inf"), cute.math.abs(t10))))
+    t11 = t12
+    dx = dy * t11
+    return dx
+
+
+@cute.kernel
+def row_prod_backward_kernel(
+    mDy: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mX.shape[1]
+
+    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+    row = bidx // cluster * (threads // per_row) + tidx // per_row
+    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+    step = per_row * cluster * vec
+    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDy = cute.make_rmem_tensor((1,), mDy.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    if cutlass.const_expr(carried):
+        rT8Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
+
+    column = first
+    if cutlass.const_expr(kept):  # the row is read here, and stays
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+    access.load_one(mDy, (row,), row < rows, rDy)
+    reduce.meet([*sStage0], cluster)
+
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rT9 = reduce.accumulator(vec, "prod", cutlass.Float32)
+    rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            t8 = row_prod_backward_keep_t8(
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                approx,
+            )
+            if cutlass.const_expr(carried):
+                rT8Kept[None, v].store(t8)
+            values = row_prod_backward_stage0(
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                t8,
+            )
+            certain = exact or (kept and reduce.within(v, vectors, ragged))
+            inside = reduce.inside(c, columns, vec, ragged, certain)
+            reduce.accumulate([rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), values, inside)
+    row_sum, row_sum2, t9, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), sStage0, per_row, cluster)
+
+    if cutlass.const_expr(lean):
+        first = device.unseen(first)
+        access.forget(rX)
+
+    for p in cutlass.range(passes):
+        column = first + p * (step * vectors)
+        if cutlass.const_expr(not kept):
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
+        for v in cutlass.range_constexpr(vectors):
+            c = column + v * step
+            if cutlass.const_expr(carried):
+                t8 = rT8Kept[None, v].load()
+            else:
+                t8 = row_prod_backward_keep_t8(
+                    device.cast(rX[None, v].load(), cutlass.Float32),
+                    approx,
+                )
+            dx = row_prod_backward_chain(
+                device.cast(cute.full((vec,), rDy[0], rDy.element_type), cutlass.Float32),
+                device.cast(rX[None, v].load(), cutlass.Float32),
+                t8,
+                cute.full((vec,), row_sum, cutlass.Float32),
+                cute.full((vec,), row_sum2, cutlass.Float32),
+                cute.full((vec,), t9, cutlass.Float32),
+                cute.full((vec,), row_sum3, cutlass.Float32),
+                approx,
+            )
+            rDx.store(dx.to(mDx.element_type))
+            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+
+@cute.jit
+def row_prod_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    row_prod_backward_kernel(
+        mDy, mX, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def row_prod_backward_xla(dy, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.isnan(x)
+    t1 = jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0)
+    t2 = x == 0.0
+    t3 = jnp.where(t2, jnp.asarray(1.0, jnp.float32), 0.0)
+    t4 = jnp.sum(t3, axis=-1, keepdims=True) - t3 > 0.0
+    t5 = jnp.isinf(x)
+    t6 = jnp.where(t5, jnp.asarray(1.0, jnp.float32), 0.0)
+    t7 = jnp.sum(t6, axis=-1, keepdims=True) - t6 > 0.0
+    t8 = jnp.where(t0 | t2, 1.0, jnp.sign(x) * jnp.where(t5, 1.0, jnp.sqrt(jnp.abs(x))))
+    t9 = jnp.prod(t8, axis=-1, keepdims=True)
+    t10 = t9 / t8
+    t12 = jnp.where((jnp.sum(t1, axis=-1, keepdims=True) - t1 > 0.0) | t4 & t7, float("nan"), jnp.where(t4, 0.0, t10 * jnp.where(t7, float("inf"), jnp.abs(t10))))
+    t11 = runtime.product_of_others(t12, x, t9)
+    dx = dy * t11
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=row_prod_launch,
     xla=row_prod_xla,
     reference=row_prod_reference,
+    backward_launch=row_prod_backward_launch,
+    backward_xla=row_prod_backward_xla,
 )
 def row_prod(
     x: jax.Array,

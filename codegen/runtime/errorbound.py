@@ -53,7 +53,8 @@ _lax = SimpleNamespace(
     logistic=special.expit,
 )  # fmt: skip
 _nn = SimpleNamespace(gelu=lambda x, approximate: 0.5 * x * special.erfc(-(0.5**0.5) * x))
-_NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax, nn=_nn)}
+_slopes = SimpleNamespace(product_of_others=lambda value, x, whole: value)
+_NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax, nn=_nn), "runtime": _slopes}
 _FUNCTIONS = {
     name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), dict(_NAMES))
     for name, op in OPS.items()
@@ -317,7 +318,19 @@ class Analysis:
         """The operation's own rounding, and what leaves the compute type's range."""
         if node.kind != "float":
             return Bound(value, error, overflow)
-        if node.op not in ("where", "cast", "neg", "abs", "maximum", "minimum", "floor", "ceil", "round", "sign"):
+        if node.op not in (
+            "where",
+            "cast",
+            "neg",
+            "abs",
+            "maximum",
+            "minimum",
+            "floor",
+            "ceil",
+            "round",
+            "sign",
+            "_others",
+        ):
             loose = id(node) in self.narrow
             unit = self.approximate if loose else self.function
             if node.op in ROUNDED:  # approximately within 2 ulp, a division by a row's value within 3

@@ -13,14 +13,14 @@ from codegen.ir import Node, topological
 from codegen.ops import OPS
 from codegen.pipeline import Op
 from codegen.plan import Access, access_key
-from codegen.runtime import views
+from codegen.runtime import slopes, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast
 from codegen.spec import Array
 
+_NAMES = {"jax": jax, "jnp": jnp, "runtime": slopes}
 _FUNCTIONS = {
-    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), {"jax": jax, "jnp": jnp})
-    for name, op in OPS.items()
+    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), _NAMES) for name, op in OPS.items()
 }
 
 

@@ -251,6 +251,8 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
         inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
 
         def run(op, key, kernel, local):
+            if call.sized(shards):
+                return op.jnp_form(key, *local, sizes=call.axes)
             return on_shard(op, key, kernel, local, call.folded(shards), mesh.shape)
 
         def shard(*local):
@@ -261,8 +263,6 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
                     return op.after_products(key, local, over, run)
                 if call.sized(shards) and op.plan.columns:
                     return in_jnp(op, key, local, call.folded(shards), mesh.shape, call.axes)
-                if call.sized(shards):
-                    return op.jnp_form(key, *local, sizes=call.axes)
                 return run(op, key, kernel, local)
 
         return mesh, shard, tuple(outer), tuple(inner)

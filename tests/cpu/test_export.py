@@ -20,6 +20,7 @@ from codegen.errors import Mistake
 from codegen.pipeline import read_op
 from codegen.runtime import interpreted, kernels
 from codegen.runtime.export import read_params, write
+from tests.cpu.test_reductions import spec_text
 from tests.gpu import run_exported
 
 ROOT = Path(__file__).parent.parent.parent
@@ -322,12 +323,6 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
             {"--shape": "...=rows,N=4294967296"},
             "bias_relu: 4294967296 N are more than the 2147483583 that a kernel's coordinate holds; split the array\n",
         ),
-        (
-            "row_prod",
-            {"--vjp": None},
-            "JAX cannot export the jnp form or the VJP of row_prod for open extents\n"
-            "  give a number for each of rows, or leave out --vjp and the platform cpu\n",
-        ),
         ("bias_grad", {"--out": "missing/a"}, "--out missing/a: missing is no folder\n"),
         ("bias_grad", {"--out": "generated"}, "--out generated: it is a folder\n"),
     ],
@@ -343,6 +338,40 @@ def test_mistakes_are_one_message_and_nothing_is_written(op, changed, message, t
     if message.endswith("\n"):
         assert printed.err == f"error: {message}"
     assert [p.name for p in tmp_path.iterdir()] == ["generated"]
+
+
+def test_a_vjp_that_only_jnp_has_may_need_its_extents(tmp_path, monkeypatch, capsys):
+    (tmp_path / "specs").mkdir()
+    text = spec_text(
+        "x: float32[..., N]; t: float32[N, M]; i: int32[...]",
+        "y: float32[...]",
+        "y = prod(x * take(t, i, axis=M), axis=N)",
+    )
+    (tmp_path / "specs/made.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = (
+        "made",
+        "--package",
+        "of_tables",
+        "--arch",
+        "sm_90a",
+        "--shape",
+        "...=rows,N=64,M=8",
+        "--out",
+        "a",
+        "--vjp",
+    )
+    monkeypatch.setattr(sys, "argv", ["codegen", "build", "--specs", "specs", "--out", "of_tables", "--tests", ""])
+    with pytest.raises(SystemExit):
+        command_line.main()
+    capsys.readouterr()
+    run(monkeypatch, *words, status=2)
+    assert capsys.readouterr().err == (
+        "error: JAX cannot export the jnp form or the VJP of made for open extents\n"
+        "  give a number for each of rows, or leave out --vjp and the platform cpu\n"
+    )
+    assert not (tmp_path / "a").exists()
 
 
 def test_params_are_read_as_their_kinds_and_those_without_a_default_asked_for():

@@ -260,6 +260,22 @@ def test_gradients_of_means_are_not_gathered(kernels, tmp_path, chain, output, r
     assert_close((dx, dw), loss(reference)(x, w))
 
 
+@pytest.mark.parametrize("split", [(P("a", "b"), P("b")), (P(None, "b"), P("b", "a"))], ids=["rows", "columns"])
+def test_a_contraction_in_parts_knows_the_size_of_the_whole(kernels, tmp_path, split):
+    """The factors hold parts of the contracted axis, which are added up before the epilogue."""
+    text = spec_text("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]", "y = (x @ w) / size(...) + size(N)")
+    op, mesh, x, w = make_op(tmp_path, text), make_mesh(), normal(8, 8), normal(8, 16)
+
+    def loss(f):
+        return jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), argnums=(0, 1))
+
+    args = [put(mesh, v, s) for v, s in zip((x, w), split, strict=True)]
+    compiled = jax.jit(op).lower(*args).compile()
+    assert set(collectives(compiled)) <= {"all-reduce"}
+    assert_close(compiled(*args), x @ w / 8 + 16)
+    assert_close(jax.jit(loss(op))(*args), loss(lambda x, w: jnp.matmul(x, w) / 8 + 16)(x, w))
+
+
 def test_each_device_runs_its_shard(kernels):
     x, w = normal(*X), normal(*W)
     mesh = make_mesh()

@@ -12,5 +12,6 @@ def test_row_prod_agrees_with_its_reference(implementation):
     check_op(row_prod, implementation)
 
 
-def test_gradient_of_row_prod_agrees_with_its_reference():
-    check_gradient(row_prod)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_row_prod_agrees_with_its_reference(implementation):
+    check_gradient(row_prod, implementation)

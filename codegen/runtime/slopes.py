@@ -1,0 +1,24 @@
+"""Derivatives of derivatives, where those of a formula are not those of what it stands for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.custom_jvp
+def product_of_others(value: jax.Array, x: jax.Array, whole: jax.Array) -> jax.Array:
+    """`value`, differentiated as what it is: for each element of `x`, the product of the others along the axes of which `whole`
+    has 1. Where two elements are 0 it is 0, and yet it varies with them."""
+    return value
+
+
+@product_of_others.defjvp
+def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    value, x, whole = primals
+    axes = tuple(axis for axis, extent in enumerate(jnp.shape(whole)) if extent == 1)
+
+    def others(x: jax.Array) -> jax.Array:
+        return jax.vjp(lambda x: jnp.prod(x, axes, keepdims=True), x)[1](jnp.ones_like(whole))[0]
+
+    return value, jax.jvp(others, (x,), (tangents[1],))[1]

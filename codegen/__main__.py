@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,14 +95,17 @@ def explain(
     report = explained(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
     if interpret:
         (made,) = _load(package, [op])
-        from codegen.runtime.explained import interpreted_calls, small
+        from codegen.runtime.explained import check_size, interpreted_calls, small
 
         wanted = report["shape"] if shape else small(found.spec, report["shape"])
+        with _usage():
+            check_size(found.spec, wanted)
         report["interpreted"] = interpreted_calls(made, wanted)
     if svg is not None:
+        from codegen.outputs import put
         from codegen.svg import draw
 
-        svg.write_text(draw(found), encoding="utf-8")
+        put(svg, draw(found).encode())
         print(f"wrote {svg}", file=sys.stderr)
     if as_json:
         print(json.dumps(report, indent=2))
@@ -293,6 +296,7 @@ def export_op(
     Example: codegen export bias_relu --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --out bias_relu.jax
     Example: codegen export rmsnorm --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --param eps=1e-5 --vjp --out rmsnorm.jax
     """
+    from codegen.outputs import put
     from codegen.runtime import export
 
     (made,) = _load(package, [op])
@@ -308,7 +312,7 @@ def export_op(
             made.spec, shape, _types(types), params or [], leave_out or [], archs[0], platforms, vjp
         )
         data, report = export.export(made, wanted)
-    export.write(out, data)
+    put(out, data)
     if as_json:
         print(json.dumps(report | {"file": str(out)}, indent=2))
     else:
@@ -329,27 +333,67 @@ def _usage() -> Iterator[None]:
 def _load(out: Path, names: list[str] | None) -> list:
     """The generated ops of these names, or all."""
     from codegen.errors import known
-    from codegen.runtime.compile import load_package
 
-    if not (out / "__init__.py").is_file():
-        raise UsageError(f"no ops in {out}: run `codegen build`, or name their package with --package")
-    package = load_package(out)
+    package = _package(out)
     for name in names or []:
         if name not in package.__all__:
             raise UsageError(f"no op {name!r} in {out}. {known(name, package.__all__, 'There are')}")
-    return [getattr(package, name) for name in names or package.__all__]
+    with _importing(out):
+        return [getattr(package, name) for name in names or package.__all__]
 
 
 def _kernels(out: Path, names: list[str] | None) -> list:
     """The kernels of the ops of these names, or of all."""
-    from codegen.runtime.compile import kernels_named, load_package
+    from codegen.runtime.compile import kernels_named
 
+    package = _package(out)
     try:
-        return (
-            kernels_named(load_package(out), names or []) if names else [k for o in _load(out, None) for k in o.kernels]
-        )
-    except (KeyError, ImportError):
+        with _importing(out):
+            return kernels_named(package, names or package.__all__)
+    except KeyError:
         return _load(out, names)  # says which
+
+
+def _package(out: Path) -> Any:
+    """The package of generated ops in a folder."""
+    from codegen.outputs import MARK
+    from codegen.runtime.compile import load_package
+
+    init = out / "__init__.py"
+    if not init.is_file() or not init.read_text(errors="replace").startswith(MARK):
+        raise UsageError(f"no ops in {out}: run `codegen build`, or name their package with --package")
+    _check_environment()
+    with _importing(out):
+        return load_package(out)
+
+
+@contextlib.contextmanager
+def _importing(out: Path) -> Iterator[None]:
+    """A package imports its modules when they are asked for."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"{out} cannot be imported: {error}\n  `codegen build` makes it again") from None
+
+
+def _check_environment() -> None:
+    """What the environment says that kernels are compiled for and kept by, and that JAX runs on."""
+    import jax
+
+    from codegen import cache
+    from codegen.arch import ARCHITECTURES
+    from codegen.errors import known
+
+    arch = os.environ.get("CUTE_DSL_ARCH") or ARCHITECTURES[0]
+    if arch not in ARCHITECTURES:
+        hint = known(arch, ARCHITECTURES, "There are")
+        raise UsageError(f"CUTE_DSL_ARCH: there is no architecture {arch!r}\n  {hint}")
+    with _usage():
+        cache.limit()
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        raise UsageError(f"JAX finds nothing to run on: {error}") from None
 
 
 def _shape(spec: Spec, text: str) -> dict[str, int]:
@@ -380,12 +424,12 @@ def _check_wanted(ops: list, wanted: dict[str, str], found: bool) -> None:
 
 
 def _architectures(text: str) -> list[str]:
-    from codegen.runtime.platform import architectures
+    from codegen.arch import ARCHITECTURES
 
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in architectures():
-            raise UsageError(f"no architecture {name!r}; there are {', '.join(architectures())}")
+        if name not in ARCHITECTURES:
+            raise UsageError(f"no architecture {name!r}; there are {', '.join(ARCHITECTURES)}")
     return list(dict.fromkeys(names))
 
 

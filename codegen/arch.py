@@ -8,6 +8,21 @@ from typing import Protocol
 from codegen.ir import DTYPES, Statement, topological
 from codegen.spec import Array, Spec
 
+# Those that CuTe DSL compiles for
+ARCHITECTURES = tuple(
+    f"sm_{number}{variant}"
+    for number, variants in (
+        (80, [""]), (86, [""]), (87, [""]), (89, [""]), (90, ["", "a"]),
+        *((n, ["", "a", "f"]) for n in (100, 101, 103, 107, 110, 120, 121)),
+    )
+    for variant in variants
+)  # fmt: skip
+
+
+def family(arch: str) -> str:
+    """An architecture without the letter of its variant: sm_90 of sm_90a."""
+    return arch.rstrip("af")
+
 
 class Op(Protocol):
     """What of an op is looked at."""

@@ -98,7 +98,8 @@ def write(folders: Mapping[Path, Mapping[str, str]], package: str, remove: bool 
                 name = difference.path.name
                 new = stage / f"new {name}" if name in files else None
                 if new is not None:
-                    new.write_bytes(files[name].encode())
+                    with _named(difference.path):
+                        new.write_bytes(files[name].encode())
                 if new is not None or remove:
                     changed.append(_Change(difference.path, new, stage / f"old {name}"))
         _replace_all(changed)
@@ -112,6 +113,36 @@ class _Change:
     path: Path
     new: Path | None
     old: Path
+
+
+def put(path: Path, data: bytes) -> None:
+    """One file, all of it or nothing, at what a link refers to; a device or a pipe is written to as it is. Raises OSError."""
+    path = path.resolve()
+    with _named(path):
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        handle, name = tempfile.mkstemp(".part", path.name, path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)  # as open() makes it; mkstemp's is private
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An OSError names the file: that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _replace_all(changed: list[_Change]) -> None:

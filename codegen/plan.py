@@ -21,6 +21,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from codegen.arch import family
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, topological
 from codegen.spec import Array, Spec
@@ -237,15 +238,11 @@ class Launch:
 
 
 def overrides(spec: Spec, arch: str | None) -> dict[str, int]:
-    """What a spec's `schedule` says for an architecture: its own entry over what stands for all."""
-    found: dict[str, int] = {}
-    for name, value in spec.schedule:
-        if isinstance(value, int):
-            found[name] = value
-    for name, value in spec.schedule:
-        if name == arch and isinstance(value, tuple):
-            found |= dict(value)
-    return found
+    """What a spec's `schedule` says for an architecture: its own entry over that of all its variants, and that over what stands
+    for all."""
+    found = {name: value for name, value in spec.schedule if isinstance(value, int)}
+    apart = {name: dict(value) for name, value in spec.schedule if isinstance(value, tuple)}
+    return found if arch is None else found | apart.get(family(arch), {}) | apart.get(arch, {})
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:

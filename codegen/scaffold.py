@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.arch import ARCHITECTURES
 from codegen.ir import DTYPES
 from codegen.specfile import KEYS, REQUIRED
 
@@ -101,10 +102,8 @@ def json_schema() -> dict:
         "schedule": {
             "type": "object",
             "additionalProperties": False,
-            "properties": schedule,
-            "patternProperties": {
-                r"^sm_\d+a?$": {"type": "object", "additionalProperties": False, "properties": schedule}
-            },
+            "properties": schedule
+            | {a: {"type": "object", "additionalProperties": False, "properties": schedule} for a in ARCHITECTURES},
         },
         "bench": {
             "type": "array",

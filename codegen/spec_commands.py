@@ -26,6 +26,7 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
     Example: codegen new my_bias_relu
     """
     from codegen.names import op_name_mistake
+    from codegen.outputs import put
     from codegen.scaffold import starter
 
     mistake = op_name_mistake(op)
@@ -35,7 +36,7 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
     if path.exists():
         raise UsageError(f"{path} exists already; pick another name or edit it")
     specs.mkdir(parents=True, exist_ok=True)
-    path.write_text(starter(op), encoding="utf-8")
+    put(path, starter(op).encode())
     print(f"wrote {path}; next: {_build_command(specs)}")
 
 

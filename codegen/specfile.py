@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from codegen.arch import ARCHITECTURES
 from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, nearest, shown
 from codegen.ir import DTYPES, dtypes_of
 from codegen.names import KERNEL_NAMES, NAME, RESERVED, SUFFIXES, name_mistake, op_name_mistake
@@ -430,11 +431,14 @@ class _Reader:
         """Settings of the launch, or per architecture a mapping of them."""
         found: list[tuple[str, object]] = []
         for name, value in self.mapping("schedule"):
-            if re.fullmatch(r"sm_[0-9]{2,3}a?", name.value):
-                if isinstance(value, Mapping):
+            if name.value.startswith("sm_"):
+                if name.value not in ARCHITECTURES:
+                    hint = known(name.value, ARCHITECTURES, "there are")
+                    self.mistake(name.span, f"there is no architecture {shown(name.value)}", hint)
+                elif isinstance(value, Mapping):
                     found.append((name.value, tuple((k.value, self.setting(k, v)) for k, v in value.items)))
                 else:
-                    self.mistake(value.span, f"{name.value!r} must be a mapping", "as in sm_90: {threads: 256}")
+                    self.mistake(value.span, f"{name.value!r} must be a mapping", "as in sm_90a: {threads: 256}")
             else:
                 found.append((name.value, self.setting(name, value)))
         return tuple(found)
@@ -443,7 +447,7 @@ class _Reader:
         number = value.resolve() if isinstance(value, Scalar) else None
         limits = {"threads": (32, 1024), "vector_bytes": (1, 16)}
         if name.value not in limits:
-            hint = "a schedule's keys: threads, vector_bytes, and sm_90 or the like with these below it"
+            hint = "a schedule's keys: threads, vector_bytes, and sm_90a or the like with these below it"
             self.mistake(name.span, f"unknown key {shown(name.value)}", hint)
             return None
         low, high = limits[name.value]

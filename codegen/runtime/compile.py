@@ -13,6 +13,7 @@ import itertools
 import math
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -408,7 +409,7 @@ def load_package(folder: Path) -> Any:
     root, name = folder.parent, folder.name
     while (root / "__init__.py").exists():
         root, name = root.parent, f"{root.name}.{name}"
-    if str(root) not in sys.path:
+    if sys.path[:1] != [str(root)]:  # others of this name may be found elsewhere
         sys.path.insert(0, str(root))
     package = importlib.import_module(name)
     if str(folder) not in package.__path__:
@@ -422,7 +423,8 @@ def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcom
         yield from (_run(folder, task) for task in tasks)
         return
     # Spawned, not forked: the compiler has threads of its own
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+    ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    with ProcessPoolExecutor(min(jobs, len(tasks)), get_context("spawn"), *ignore) as pool:
         futures = [pool.submit(_run, folder, task) for task in tasks]
         try:
             for future in as_completed(futures):

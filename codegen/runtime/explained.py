@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.arch import lacks
+from codegen.errors import Mistake
 from codegen.explain import Binding, bindings
 from codegen.ir import DTYPES
 from codegen.runtime import interpreted
@@ -15,6 +16,16 @@ from codegen.sizes import Shape, array_bytes, elements
 from codegen.spec import Spec
 
 MOST = 1 << 18  # elements of an output that take the interpreter no more than a moment
+LARGEST = 1 << 24  # elements of an array that it has room for
+
+
+def check_size(spec: Spec, shape: Shape) -> None:
+    """Raises `Mistake` where a call is too large for the interpreter, which keeps every thread's registers."""
+    count, name = max((elements(a.axes, shape), a.name) for a in spec.arrays)
+    if count > LARGEST:
+        raise Mistake(
+            f"{name!r} has {count} elements, too many to interpret", f"at most {LARGEST}: give a smaller --shape"
+        )
 
 
 def small(spec: Spec, shape: Shape) -> dict[str, int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from codegen.spec import Array, Param, Spec, fits
 PLATFORMS = ("cuda", "cpu")
 _CUSTOM_CALL = re.compile(r'custom_call @CuteDSLRT_.*?[{ ]key = "((?:[^"\\]|\\.)*)"')  # the key is the code's hash
 _EXTENT = re.compile(r"(?:([1-9]\d{0,15})\s*\*\s*)?([A-Za-z_]\w*)|[1-9]\d{0,15}")
-_RESERVED = {"floordiv", "mod", "max", "min"}  # functions, where JAX reads symbolic dimensions
+_RESERVED = {"floordiv", "mod", "max", "min", "_"}  # words with a meaning, where JAX reads symbolic dimensions
 
 
 @dataclass(frozen=True)
@@ -201,25 +200,6 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
     }
 
 
-def write(path: Path, data: bytes) -> None:
-    """All of it or nothing, at what a link refers to; a device or a pipe is written to as it is. Raises OSError."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    handle, name = tempfile.mkstemp(".part", path.name, path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # as open() makes it; mkstemp's is private
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
 def as_text(report: Mapping[str, Any], path: Path) -> str:
     """A report as a person reads it."""
     lines = [f"wrote {path}: {report['bytes']} bytes for {report['arch']} on {', '.join(report['platforms'])}"]
@@ -233,11 +213,8 @@ def as_text(report: Mapping[str, Any], path: Path) -> str:
 
 
 def _launch(op: Op, types: Types, axes: Axes) -> Any:
-    problem = views.fits(op.plan, axes)
-    if problem:
-        raise Mistake(f"{op.spec.op}: {problem}")
     try:
-        return op.launch_for(types, axes)
+        return op.default_launch(types, axes)
     except Mistake as mistake:
         raise Mistake(f"{op.spec.op}: {mistake.message}", mistake.hint) from None
 

@@ -7,6 +7,7 @@ generated backward gives.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from codegen import pipeline, sizes
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
 from codegen.ir import DTYPES
+from codegen.plan import Launch
+from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import arguments, interpreted, tile_folds, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
@@ -145,6 +148,14 @@ class GemmOp(Op[P, R]):
             return views.stands_for(math.prod(axes.shape(names)))
 
         return self.plan.in_one_kernel(types, count, arch or current_arch() or interpreted.DEFAULT_ARCH, hopper)
+
+    def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+        """That of the one kernel where it is the faster way; else the epilogue's."""
+        with contextlib.suppress(Mistake):
+            how = self.launch_for(types, axes)
+            if how.fast:
+                return how
+        return self.epilogue.default_launch(types, axes)
 
     def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
         """What the launcher is called with: the factors, the epilogue's operands, its outputs. What is interpreted takes the

@@ -27,9 +27,10 @@ from typing import Any, Literal
 import jax
 
 from codegen import cache
+from codegen.arch import ARCHITECTURES
 from codegen.errors import Mistake, known
 from codegen.runtime.arguments import negative_zeros
-from codegen.runtime.platform import COMPILE_OPTIONS, architectures, compiling_for
+from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ OPTIONS: dict[Kept, str] = {
 @functools.lru_cache(maxsize=4096)
 def binary(call: Call, kept: Kept = "binary") -> Binary:
     """The call's launcher, compiled for `call.arch`, and what else is `kept` of it."""
-    if call.arch not in architectures():
-        hint = known(call.arch, architectures(), "there are")
+    if call.arch not in ARCHITECTURES:
+        hint = known(call.arch, ARCHITECTURES, "there are")
         raise ValueError(f"CUTE_DSL_ARCH: there is no architecture {call.arch!r}; {hint}")
     key = _key(call, kept)
     name = _launcher(call.launch).__name__.removesuffix("_launch")

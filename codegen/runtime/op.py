@@ -466,6 +466,13 @@ class Op(Generic[P, R]):
                 problem = f"{mistake.message}; implementation='xla' runs without"
         return problem
 
+    def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+        """The launch of the kernel that a call takes which asks for no implementation. Raises `Mistake` where there is none."""
+        problem = views.fits(self.plan, axes)
+        if problem:
+            raise Mistake(problem)
+        return self.launch_for(types, axes)
+
     def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
         """The launch for these types and extents."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}

@@ -36,13 +36,6 @@ def current_arch() -> str | None:
     return f"sm_{number}a" if int(major) >= 9 else f"sm_{number}"
 
 
-def architectures() -> list[str]:
-    """Every architecture that the compiler knows."""
-    from cutlass.base_dsl.enums import Arch
-
-    return list(Arch.__members__)
-
-
 _compiling = threading.Lock()  # the compiler's settings are those of the process
 
 

@@ -6,11 +6,12 @@ what float32 arithmetic may do to the chain (`errorbound.py`), rounded to the ou
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,7 +82,7 @@ def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], s
 
     @hypothesis.settings(
         max_examples=count, deadline=None, database=None, derandomize=seed is None, print_blob=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
+        report_multiple_bugs=False, suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
     @hypothesis.given(draw.cases(op, **drawn))
     def property_of(case: Case) -> None:
@@ -196,6 +197,16 @@ def _expected(op: Op, case: Case) -> tuple:
     return made, args, keywords, expected, narrow, bounds
 
 
+@contextlib.contextmanager
+def _of_reference(op: Op) -> Iterator[None]:
+    """What a spec's reference raises is a disagreement too."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise Disagreement(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}") from error
+
+
 def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
     """The reference's values as it computes them, on the CPU, broadcast to the outputs' shapes."""
     with jax.default_device(jax.devices("cpu")[0]):
@@ -203,11 +214,12 @@ def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: st
         key, operands = op.bind(tuple(args), keywords)
         axes = arguments.bind_axes(op.spec, op._arrays(key, operands))
         evaluate = functools.partial(op.evaluate_reference, key, precision=precision)
-        values = computed_once(lambda *xs: evaluate(xs), *operands)
-        return tuple(
-            np.broadcast_to(np.asarray(v), views.user_shape(a, axes))
-            for v, a in zip(values, op.spec.outputs, strict=True)
-        )
+        with _of_reference(op):
+            values = computed_once(lambda *xs: evaluate(xs), *operands)
+            return tuple(
+                np.broadcast_to(np.asarray(v), views.user_shape(a, axes))
+                for v, a in zip(values, op.spec.outputs, strict=True)
+            )
 
 
 def error_bounds(
@@ -425,9 +437,10 @@ class GradientCall:
         fixed = [None if a is None else jax.device_put(np.asarray(a)) for a in self.args]
         key, operands = op.bind(tuple(fixed), self.keywords)
         there = [x for x in full if x is not None]
-        values = op.evaluate_reference(key, (*there, *operands[len(there) :]), precision)
         shapes = [views.user_shape(a, self.case.axes) for a in op.spec.outputs]
-        return tuple(jnp.broadcast_to(v, shape) for v, shape in zip(values, shapes, strict=True))
+        with _of_reference(op):
+            values = op.evaluate_reference(key, (*there, *operands[len(there) :]), precision)
+            return tuple(jnp.broadcast_to(v, shape) for v, shape in zip(values, shapes, strict=True))
 
     def pulled(self, run: Callable[[list], Any]) -> Callable[[tuple, tuple], tuple]:
         """The gradients of `run` as a function of the floating inputs and the cotangents."""

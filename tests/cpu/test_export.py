@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
 
+import generated
 from codegen import __main__ as command_line
 from codegen.errors import Mistake
+from codegen.outputs import put
 from codegen.pipeline import read_op
 from codegen.runtime import interpreted, kernels
-from codegen.runtime.export import read_params, write
+from codegen.runtime.export import export, read_params, read_wanted
 from tests.cpu.test_reductions import spec_text
 from tests.gpu import run_exported
+from tests.making import make_op
 
 ROOT = Path(__file__).parent.parent.parent
 CUDA = 190  # EM_CUDA
@@ -203,6 +206,20 @@ def test_a_vjp_is_a_kernel_where_its_extents_allow_one(tmp_path, monkeypatch, ca
         assert report["vjp_kernels"] == sum(b"rmsnorm_backward_kernel" in one for one in found) == kernels_
 
 
+def test_a_contraction_may_be_xla_s_before_a_kernel_of_its_epilogue(tmp_path):
+    """Where no tile can do the epilogue, or one kernel is not the faster way; the launch reported is that of the kernel."""
+    of_rows = spec_text("x: bfloat16[..., K]; w: bfloat16[K, N]", "y: bfloat16[..., N]", "y = softmax(x @ w, axis=N)")
+    for op, columns in ((make_op(tmp_path, of_rows), 256), (generated.dense_relu, 255), (generated.dense_relu, 256)):
+        shape = f"...=64,K=128,N={columns}"
+        types = {name: "bfloat16" for name, _ in op.spec.types}
+        wanted = read_wanted(op.spec, shape, types, [], [], "sm_90a", "cuda", True)
+        data, report = export(op, wanted)
+        text = jax.export.deserialize(bytearray(data)).mlir_module()
+        in_one = columns == 256 and op is generated.dense_relu
+        assert ("dot_general" in text) == (not in_one)
+        assert report["kernels"] == 1 and ("tile_m" in str(report["launch"])) == in_one
+
+
 def test_interpreting_is_not_exporting(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CODEGEN_INTERPRET", "1")
     words = ("--arch", "sm_90a", "--types", "T=bfloat16", "--shape", "...=rows,N=64")
@@ -323,6 +340,7 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
             {"--shape": "...=rows,N=4294967296"},
             "bias_relu: 4294967296 N are more than the 2147483583 that a kernel's coordinate holds; split the array\n",
         ),
+        ("bias_grad", {"--shape": "...=_,N=4"}, "cannot read '_' as the extent of ...\n  write it as"),
         ("bias_grad", {"--out": "missing/a"}, "--out missing/a: missing is no folder\n"),
         ("bias_grad", {"--out": "generated"}, "--out generated: it is a folder\n"),
     ],
@@ -407,13 +425,13 @@ def test_an_input_that_is_left_out_leaves_its_dtype_to_the_command(tmp_path, mon
 
 def test_a_link_is_followed_and_a_pipe_written_to(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    write(tmp_path / "link", b"one")
+    put(tmp_path / "link", b"one")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_bytes() == b"one"
     os.mkfifo(tmp_path / "pipe")
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit((tmp_path / "pipe").read_bytes)
-        write(tmp_path / "pipe", b"two")
+        put(tmp_path / "pipe", b"two")
         assert read.result() == b"two"
     assert (tmp_path / "pipe").is_fifo()
 
@@ -425,14 +443,12 @@ def test_a_vjp_needs_a_gradient(tmp_path, monkeypatch, capsys):
 
 
 def test_an_artifact_replaces_an_older_one_whole(tmp_path, monkeypatch, capsys):
-    from codegen.runtime import export
-
     path = tmp_path / "a"
     path.write_text("old")
-    monkeypatch.setattr(export.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "no space left")))
     words = ("--arch", "sm_90a", "--shape", "...=rows,N=8", "--types", "T=float32", "--out", path)
     run(monkeypatch, "relu", *words, status=2)
-    assert capsys.readouterr().err == "error: no space left\n"
+    assert capsys.readouterr().err == f"error: [Errno 28] no space left: '{path}'\n"
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
 
 

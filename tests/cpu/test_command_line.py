@@ -1,0 +1,131 @@
+"""Commands that load JAX: what is wrong with a package, the environment or a reference is one message."""
+
+import json
+import sys
+
+import pytest
+from cutlass.base_dsl.enums import Arch
+
+from codegen import __main__ as command_line
+from codegen.arch import ARCHITECTURES
+from codegen.outputs import put
+from codegen.pipeline import read_op
+from codegen.plan import overrides
+from tests.cpu.test_reductions import spec_text
+
+
+def run(monkeypatch, capsys, *words) -> tuple[int, str, str]:
+    """The exit status, and what is printed."""
+    monkeypatch.setattr(sys, "argv", ["codegen", *map(str, words)])
+    try:
+        command_line.main()
+        status = 0
+    except SystemExit as ended:
+        status = ended.code or 0
+    return status, *capsys.readouterr()
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch, capsys):
+    """A project of its own, in which `codegen build` made a package of the specs given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def build(package: str, **specs: str) -> None:
+        folder = tmp_path / f"specs_of_{package}"
+        folder.mkdir()
+        for name, text in specs.items():
+            (folder / f"{name}.yaml").write_text(text.replace("op: made", f"op: {name}"))
+        words = ("build", "--specs", folder, "--out", package, "--tests", "")
+        assert run(monkeypatch, capsys, *words)[0] == 0
+
+    return build
+
+
+DOUBLE = spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x * 2", "x * 2")
+
+
+def test_a_reference_that_fails_is_a_line_of_its_op(packages, monkeypatch, capsys):
+    misshapen = spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x * 2", "jnp.ones((3, 5, 7))")
+    unknown = spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x * 2", "jax.nn.reluu(x)")
+    packages("of_references", double=DOUBLE, misshapen=misshapen, unknown=unknown)
+    words = ("verify", "--package", "of_references", "--implementation", "xla", "--examples", 2, "--json")
+    status, out, err = run(monkeypatch, capsys, *words)
+    assert (status, err) == (1, "")
+    found = {o["op"]: o for o in json.loads(out)}
+    assert (found["double"]["failure"], found["double"]["gradient"]) == ("", "agrees")
+    assert found["unknown"]["failure"].startswith(
+        "unknown: its reference fails: AttributeError: module 'jax.nn' has no"
+    )
+    assert found["misshapen"]["failure"].startswith("misshapen: its reference fails: ValueError: ")
+    assert found["unknown"]["gradient"].startswith("unknown: its reference fails: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("CODEGEN_CACHE_LIMIT", "abc", "CODEGEN_CACHE_LIMIT is 'abc'\n  it is a number of bytes, as in 512M or 2G; 0 keeps none"),
+        ("CUTE_DSL_ARCH", "sm_70", "CUTE_DSL_ARCH: there is no architecture 'sm_70'\n  There are: sm_100,"),
+    ],
+)  # fmt: skip
+def test_the_environment_is_looked_at_first(name, value, message, packages, monkeypatch, capsys):
+    packages("of_settings", double=DOUBLE)
+    monkeypatch.setenv(name, value)
+    for words in (("verify",), ("compile",), ("explain", "double", "--interpret", "--specs", "specs_of_of_settings")):
+        status, out, err = run(monkeypatch, capsys, *words, "--package", "of_settings")
+        assert (status, out, err.startswith(f"error: {message}")) == (2, "", True)
+
+
+def test_a_package_that_cannot_be_imported(packages, tmp_path, monkeypatch, capsys):
+    packages("of_parts", double=DOUBLE)
+    (tmp_path / "of_parts/double.py").unlink()
+    status, _, err = run(monkeypatch, capsys, "verify", "--package", "of_parts")
+    assert status == 2
+    assert err.startswith("error: of_parts cannot be imported: No module named 'of_parts.double'\n  `codegen build`")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/__init__.py").write_text("")
+    message = "error: no ops in own: run `codegen build`, or name their package with --package\n"
+    assert run(monkeypatch, capsys, "verify", "--package", "own") == (2, "", message)
+
+
+def test_a_package_comes_before_others_of_its_name(packages, tmp_path, monkeypatch, capsys):
+    packages("of_one_name", double=DOUBLE)
+    (tmp_path / "other/of_one_name").mkdir(parents=True)
+    (tmp_path / "other/of_one_name/__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), str(tmp_path), *sys.path])
+    words = ("verify", "--package", "of_one_name", "--implementation", "xla", "--examples", 1)
+    assert run(monkeypatch, capsys, *words)[0] == 0
+
+
+def test_what_is_too_large_to_interpret(packages, monkeypatch, capsys):
+    packages("of_sizes", double=DOUBLE)
+    words = ("explain", "double", "--interpret", "--package", "of_sizes", "--specs", "specs_of_of_sizes")
+    assert run(monkeypatch, capsys, *words, "--shape", "...=200000,N=100000") == (
+        2, "", "error: 'y' has 20000000000 elements, too many to interpret\n  at most 16777216: give a smaller --shape\n"
+    )  # fmt: skip
+
+
+def test_the_architectures_are_those_of_the_compiler():
+    assert set(ARCHITECTURES) == set(Arch.__members__)
+
+
+def test_a_schedule_for_an_architecture_is_that_of_its_variants():
+    more = "schedule: {threads: 64, vector_bytes: 8, sm_90: {threads: 128}, sm_100: {threads: 256}, sm_100f: {threads: 512}}"
+    spec = read_op("specs/made.yaml", spec_text("x: float32[N]", "y: float32[N]", "y = x", more=more)).spec
+    expected = {None: 64, "sm_80": 64, "sm_90": 128, "sm_90a": 128, "sm_100a": 256, "sm_100f": 512}
+    assert {arch: overrides(spec, arch) for arch in expected} == {
+        arch: {"threads": threads, "vector_bytes": 8} for arch, threads in expected.items()
+    }
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "drawing.svg"
+    put(path, b"old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*drawing\.svg'"):
+        put(path, b"new")
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])

@@ -30,6 +30,10 @@ MOST_OPERATIONS = 600  # twenty times those of any op one would write: deriving 
 # Operations whose results are off by what one argument is off by, in proportion
 PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsqrt", "sum", "mean", "float"}
 
+# Operations whose slope may be infinite where they are finite
+STEEP = {"sqrt", "cbrt", "log", "log2", "log1p", "pow", "reciprocal", "asin", "acos"}
+
+_UNLESS_ZERO = ast.parse("where(g == 0, 0, value)", mode="eval").body
 _TIMES_SIZE = ast.parse("g * size(axis)", mode="eval").body
 _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
@@ -81,6 +85,7 @@ class _Reverse:
         self.algebra = Algebra(self.graph, [s.value for s in self.statements])
         self.formulas = dict(spec.grad) if not isinstance(spec.grad, str) else {}
         self.active = self.find_active()
+        self.sole = self.find_sole()
         self.scattered: dict[str, tuple[str, Node]] = {}  # of a table: the indices, and the gradient of what they take
 
     def fresh(self, name: str) -> str:
@@ -122,6 +127,16 @@ class _Reverse:
                 return call.values
         return node.args
 
+    def find_sole(self) -> set[int]:
+        """The values on which some outputs that have cotangents depend, and others do not, by identity."""
+        of: dict[int, set[str]] = {}
+        seeds = {s.name for s in self.statements if s.name in self.cotangents and id(s.value) in self.active}
+        for statement in self.statements:
+            if statement.name in seeds:
+                for node in topological([statement.value]):
+                    of.setdefault(id(node), set()).add(statement.name)
+        return {i for i, names in of.items() if names != seeds}
+
     # Adjoints
 
     def gradients(self) -> dict[tuple[str, int | None], Node]:
@@ -147,6 +162,8 @@ class _Reverse:
                 found[str(node.attr), None] = total
             else:
                 for argument, value in self.pulled(node, total):
+                    if id(node) in self.sole and node.op in STEEP:
+                        value = self.evaluated(_UNLESS_ZERO, {"g": total, "value": value})
                     contributions.setdefault(id(argument), []).append(self.counted(node, argument, value))
         for table, (_, taken) in self.scattered.items():
             if (table, None) in found:

@@ -60,7 +60,7 @@ OPS: dict[str, Op] = {
         _operator("mul", "*", "arith", ("g * b", "g * a")),
         Op("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-g * y / b"), "nonzero"),
         Op("neg", 1, "arith", "-{0}", "-{0}", ("-g",), infix=True),
-        Op("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * b * a ** (b - 1)", "g * y * log(a)"), "positive"),
+        Op("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * where(b == 0, 0, b * a ** (b - 1))", "g * y * log(where(a == 0, 1, a))"), "positive"),
         # comparisons and logic
         _operator("lt", "<", "compare", ("0", "0")),
         _operator("le", "<=", "compare", ("0", "0")),

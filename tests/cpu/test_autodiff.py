@@ -86,6 +86,23 @@ def test_the_derivative_of_a_power_at_zero(tmp_path):
         assert jax.grad(lambda v: op(v).sum())(jnp.zeros((1, 2))).tolist() == [[0.0, 0.0]]
 
 
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize(("kind", "exponents"), [("float", [2.5, 2, 1, 0.5, 0]), ("int", [0, 1, 2, -1])])
+def test_the_derivatives_of_a_power_whose_base_is_zero(kind, exponents, implementation, tmp_path):
+    """By a dynamic exponent, where one element is 0; by the base, also where the exponent is 0."""
+    more = f"params:\n  e: {{type: {kind}, default: 2, static: false}}"
+    op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x ** e", more=more))
+    x = jnp.asarray([[0, 1, 2]], jnp.float32)
+    for p in exponents:
+        p = jnp.asarray(p, "float32" if kind == "float" else "int32")
+        by = (0, 1) if kind == "float" else 0
+        got = jax.grad(lambda x, p: op(x, e=p, implementation=implementation).sum(), by)(x, p)
+        expected = jax.grad(lambda x, p: (x**p).sum(), by)(x, p)
+        # by jnp's own account 0 ** 0.0 has no slope; that of a constant is 0
+        for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(g, jnp.where(jnp.isnan(e), 0, e), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", [n for n in functions() if n in prelude() and "axis" not in prelude()[n].params])
 def test_the_derivative_of_every_composite(name, tmp_path):
     made = prelude()[name]
@@ -190,6 +207,44 @@ def test_an_extreme_of_what_is_computed_cannot_be_saved(tmp_path):
         make_op(tmp_path, made[1])
     (found,) = error.value.diagnostics
     assert "elements that are computed again are compared with 'm', and may differ in the last bit" in found.message
+
+
+UNUSED = {  # x, with zeros; the chain, whose l nothing depends on; the gradient of y
+    "a norm": ("float32[..., N]", "float32[...]", "y = x * 2; l = norm(x, axis=N)", lambda x: 2 * x),
+    "a root": ("float32[..., N]", "float32[..., N]", "y = x * 2; l = sqrt(x) + 1", lambda x: 2 * x),
+    "a scaled logarithm": (
+        "float32[..., N]",
+        "float32[..., N]",
+        "q = x * 3; y = q * q; l = 2 * log(q)",
+        lambda x: 9 * x * x,
+    ),
+    "a power": ("float32[..., N]", "float32[..., N]", "y = sin(x); l = x ** 0.5 - x ** 0.25", lambda x: jnp.sin(x)),
+}
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("name", UNUSED)
+def test_outputs_that_nothing_depends_on_add_nothing(name, implementation, tmp_path):
+    """Also where their slope is infinite: JAX would not differentiate them."""
+    x_type, l_type, chain, expected = UNUSED[name]
+    op = make_op(tmp_path, spec_text(f"x: {x_type}", f"y: {x_type}; l: {l_type}", chain))
+    assert isinstance(op.backward, Derived)
+    x = jnp.asarray([[0, 0, 0], [1, 0, 4]], jnp.float32)
+    got = jax.grad(lambda x: op(x, implementation=implementation)[0].sum())(x)
+    np.testing.assert_allclose(got, jax.grad(lambda x: expected(x).sum())(x), rtol=1e-6)
+    steep = jax.grad(lambda x: op(x, implementation=implementation)[1].sum())(x)
+    assert not np.isfinite(np.asarray(steep)[0]).any()
+
+
+def test_products_of_an_unused_logarithm(tmp_path):
+    text = spec_text(
+        "x: float32[..., K]; w: float32[K, N]",
+        "y: float32[..., N]; l: float32[..., N]",
+        "p = x @ w; y = p * 2; l = log(p)",
+    )
+    op = make_op(tmp_path, text)
+    got = jax.grad(lambda x: op(x, jnp.ones((2, 3)), implementation="interpret")[0].sum())(jnp.zeros((1, 2)))
+    np.testing.assert_array_equal(got, [[6, 6]])
 
 
 FACTORS = {

@@ -248,10 +248,10 @@ class _Reductions(Planner):
         return {a for n in self.over for a in n.dims if a in self.axes[:place]}
 
     def refuse_names(self) -> Diagnostic | None:
-        """Parameters keep their names in the kernel."""
+        """Two parameters of one name in the kernel."""
         for param in self.spec.params:
-            if param.name in REDUCING_NAMES:
-                message = f"{param.name!r} cannot name a parameter here: a kernel that reduces uses it"
+            if param.constant != param.name and param.constant in {p.name for p in self.spec.params}:
+                message = f"{param.constant!r} cannot name a parameter here: a kernel calls {param.name!r} so"
                 return self.spec.source.diagnostic(self.spec.chain.span, message, "pick another name")
         return None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from codegen.errors import Span
 from codegen.ir import DTYPES, ROWS, dtypes_of
+from codegen.names import REDUCING_NAMES
 from codegen.text import Scalar, Source
 
 
@@ -69,6 +70,11 @@ class Param:
     default: float | int | bool | None
     static: bool
     doc: str = ""
+
+    @property
+    def constant(self) -> str:
+        """What kernels call it where it is compiled in: beside the names of their own."""
+        return f"{self.name}_" if self.name in REDUCING_NAMES else self.name
 
     @property
     def example(self) -> float | int | bool:

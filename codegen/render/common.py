@@ -75,7 +75,7 @@ class Context:
                 "lines": [row for line in self.op.reference.lines for row in line.split("\n")],
             },
             "tensors": self.tensor_lines(),
-            "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
+            "static_params": [{"name": p.constant, "kind": p.kind} for p in self.static],
             "byte_tensors": self.byte_tensors(),
             "result_class": self.result_class(),
             "spec": quoted_block(spec.source.text),
@@ -271,7 +271,7 @@ class Context:
     def parameter_text(param: Param) -> str:
         """What a kernel reads of a parameter: its constant, or the one element of its tensor."""
         if param.static:
-            return param.name
+            return param.constant
         return f"m{camel(param.name)}[0]" + (" != 0" if param.kind == "bool" else "")
 
     def guard(self, access: Access) -> str:
@@ -286,7 +286,7 @@ class Context:
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]
-        return [", ".join(names), ", ".join([*(p.name for p in self.static), "vec", "ragged", "threads"])]
+        return [", ".join(names), ", ".join([*(p.constant for p in self.static), "vec", "ragged", "threads"])]
 
     # The JAX side
 

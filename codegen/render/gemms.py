@@ -81,7 +81,7 @@ class TileContext(ElementwiseContext):
             "op": self.name,
             "epilogue": self.epilogue_text(),
             "reads": f"({', '.join(readers)})",
-            "static_params": [{"name": p.name, "kind": p.kind} for p in self.static],
+            "static_params": [{"name": p.constant, "kind": p.kind} for p in self.static],
             "byte_tensors": self.byte_tensors(),
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
             "products": self.products(),
@@ -99,7 +99,7 @@ class TileContext(ElementwiseContext):
 
     def epilogue_text(self) -> str:
         """The epilogue as the launcher passes it on: what is compiled in, bound."""
-        bound = ", ".join(f"{p.name}={p.name}" for p in self.static)
+        bound = ", ".join(f"{p.constant}={p.constant}" for p in self.static)
         return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
 
     def in_registers(self) -> set[str]:

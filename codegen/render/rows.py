@@ -214,7 +214,7 @@ class RowContext(RowAccess):
 
     def launch_arguments(self) -> list[str]:
         names = [t["name"] for t in self.tensor_lines()]
-        return [", ".join(names), ", ".join([*(p.name for p in self.static), *self.launch_constants()])]
+        return [", ".join(names), ", ".join([*(p.constant for p in self.static), *self.launch_constants()])]
 
     def launch_constants(self) -> tuple[str, ...]:
         return (

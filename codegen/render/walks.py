@@ -154,7 +154,9 @@ class WalkContext(RowContext):
             return None
         types = RowLaunch.__annotations__
         constants = [(f"rows_{name}", types[name]) for name in first.launch_constants()]
-        words = [t["name"] for t in first.tensor_lines()] + [p.name for p in self.static] + [n for n, _ in constants]
+        words = (
+            [t["name"] for t in first.tensor_lines()] + [p.constant for p in self.static] + [n for n, _ in constants]
+        )
         name, counter = f"{first.spec.op}_launch", self.counter()
         return {"name": name, "constants": constants, "arguments": ", ".join(words), "counter": counter}
 
@@ -352,7 +354,7 @@ class WalkContext(RowContext):
         numbers = [(g.name, "cutlass.Int32", g.name) for g in self.groups] if not self.plan.collapsed else []
         numbers += [(name, "cutlass.Int64", value) for name, value in counts.items()]
         numbers = [n for n in numbers if self.mentions([text], n[0])]
-        constants = [p.name for p in static] + ["each"] * self.mentions([text], "each")
+        constants = [p.constant for p in static] + ["each"] * self.mentions([text], "each")
         return {
             "name": finish.name,
             "what": "a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
@@ -361,7 +363,7 @@ class WalkContext(RowContext):
             "coordinates": coordinates,
             "function": function,
             "tensors": tensors,
-            "static_params": [{"name": p.name, "kind": p.kind} for p in static],
+            "static_params": [{"name": p.constant, "kind": p.kind} for p in static],
             "each": "each" in constants,
             "numbers": numbers,
             "folds": folds,

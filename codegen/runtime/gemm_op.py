@@ -196,7 +196,7 @@ class GemmOp(Op[P, R]):
         parts = [Tensor(shape, "float32", (1, 1, 1), 4) for shape in tile_folds.shapes(tile, axes, how)]
         outputs = (*map(operand, tile.outputs), *parts)
         params = self.parameters(key, operands)
-        static = {p.name: params[p.name] for p in spec.params if p.static}
+        static = {p.constant: params[p.name] for p in spec.params if p.static}
         return KernelCall(
             unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (

@@ -453,7 +453,7 @@ class Op(Generic[P, R]):
             outputs,
             (*(views.user_shape(a, axes) for a in spec.outputs), *(t.shape for t in parts)),
             how,
-            {**dict(key.static), **how.constants},
+            {**{p.constant: dict(key.static)[p.name] for p in spec.params if p.static}, **how.constants},
         )
 
     def _refused(self, types: Types, axes: Axes) -> str | None:

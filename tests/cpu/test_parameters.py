@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import generated
+from codegen.pipeline import Derived
+from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 
 X = np.array([[-3.0, -0.5, 0.0, 0.5], [1.0, 2.5, 3.0, 7.0]], np.float32)
@@ -99,6 +101,24 @@ def test_a_bool_as_a_factor_keeps_no_nan(tmp_path, implementation):
     expected = [[0, 0, 0, 4], [np.inf, 0, 0, 2]]
     np.testing.assert_array_equal(np.asarray(op(x, implementation=implementation)), expected)
     np.testing.assert_array_equal(np.asarray(jax.jit(lambda x: 2 * (x * (x > 0)))(x)), expected)
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["p", "total", "exact", "vectors", "values"])
+def test_names_that_kernels_use_themselves(tmp_path, name, static):
+    """Beside what kernels that reduce call their own: in one, and in the backward of one that does not."""
+    params = f"{name}: {{type: float, default: 2.5, static: {str(static).lower()}}}"
+    op = op_of(tmp_path, params, f"x * {name}", reduces=f"sum(x, axis=N) + {name}")
+    y, s = op(X, implementation="interpret", **{name: 3.0})
+    np.testing.assert_array_equal(y, X * 3)
+    np.testing.assert_array_equal(s, X.sum(1) + 3)
+    text = spec_text(
+        "x: float32[..., N]; w: float32[N]", "y: float32[..., N]", f"y = x * w * {name}", more=f"params: {{{params}}}"
+    )
+    op = make_op(tmp_path, text)
+    assert isinstance(op.backward, Derived)
+    got = jax.grad(lambda w: op(X, w, implementation="interpret", **{name: 3.0}).sum())(X[0])
+    np.testing.assert_array_equal(got, 3 * X.sum(0))
 
 
 def test_integers_that_32_bits_do_not_hold_are_refused():

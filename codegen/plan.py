@@ -337,7 +337,8 @@ class Planner:
                 merged[-1].append(axis)
             else:
                 merged.append([axis])
-        names = ["rows" if ROWS in axes else "".join(axes) for axes in merged]
+        # What stands for `...` has the coordinate iRows in places that several groups make
+        names = ["rows" if ROWS in axes else "Rows_" if axes == ["Rows"] else "".join(axes) for axes in merged]
         unique = [n if names.count(n) == 1 else "_".join(axes) for n, axes in zip(names, merged, strict=True)]
         return tuple(Group(n, tuple(axes)) for n, axes in zip(unique, merged, strict=True))
 

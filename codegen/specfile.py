@@ -11,7 +11,7 @@ from pathlib import Path
 from codegen.arch import ARCHITECTURES
 from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, nearest, shown
 from codegen.ir import DTYPES, dtypes_of
-from codegen.names import KERNEL_NAMES, NAME, RESERVED, SUFFIXES, name_mistake, op_name_mistake
+from codegen.names import IMPORTED_NAMES, KERNEL_NAMES, NAME, RESERVED, name_mistake, op_name_mistake
 from codegen.notation import as_kind, parse_array
 from codegen.spec import Array, Axis, Param, Spec, fits
 from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml
@@ -221,7 +221,7 @@ class _Reader:
         if isinstance(value, Mapping) and not items:
             self.mistake(value.span, f"{key!r} names no array", "as in x: T[..., N]")
         for name, value in items:
-            ok = self.name(name, f"an {key[:-1]}", frozenset() if inputs else KERNEL_NAMES)
+            ok = self.name(name, f"an {key[:-1]}", frozenset() if inputs else KERNEL_NAMES | IMPORTED_NAMES)
             if not isinstance(value, Scalar):
                 self.mistake(value.span, f"{shown(name.value)} must be an array", "as in x: T[..., N]")
                 continue
@@ -246,9 +246,9 @@ class _Reader:
 
     def params(self) -> tuple[Param, ...]:
         found = []
-        also = KERNEL_NAMES | {f"{self.stem}_{suffix}" for suffix in SUFFIXES}
         for name, value in self.mapping("params"):
-            if not self.name(name, "a parameter", also):
+            own = {name.value} if name.value.startswith(f"{self.stem}_") else set()  # as the module's functions do
+            if not self.name(name, "a parameter", KERNEL_NAMES | own):
                 continue
             self.places["params", name.value] = name.span
             param = self.short_param(name, value) if isinstance(value, Scalar) else self.long_param(name, value)

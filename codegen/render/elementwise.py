@@ -173,20 +173,23 @@ class ElementwiseContext(Context):
         return list(lines.values())
 
     def at(self, access: Access, suffix: str, last: str | None = None) -> str:
-        """The coordinates of an access; `last` replaces the innermost one."""
+        """The coordinates of an access; `last` replaces the innermost one, also where an index is read."""
         words: list[str] = []
-        inner = len(self.groups) - 1
+
+        def coordinate(group: int) -> str:
+            innermost = last is not None and group == len(self.groups) - 1
+            return str(last) if innermost else self.groups[group].coordinate + suffix
+
         for mode, token in enumerate(access.tokens):
             if token == "parts":
                 words.append(str(access.part))
             elif isinstance(token, int):
-                name = self.groups[token].coordinate + suffix
-                words.append(last if last is not None and token == inner else name)
+                words.append(coordinate(token))
             else:
                 assert access.index_of and access.array
                 index, _ = access.index_of
                 tokens = self.plan.view(index).tokens
-                where = ", ".join(self.groups[t].coordinate + suffix for t in tokens if isinstance(t, int)) or "0"
+                where = ", ".join(coordinate(t) for t in tokens if isinstance(t, int)) or "0"
                 table = self.tensors[access.array.name]
                 words.append(f"device.clip_index({self.tensors[index]}[{where}], {table}.shape[{mode}])")
         return ", ".join(words) or "0"
@@ -221,11 +224,6 @@ class ElementwiseContext(Context):
                         f"for i in cutlass.range_constexpr(vec):\n"
                         f"                {name}[i] = {self.element(access.array, self.at(access, '', f'{inner} + i'))}"
                     )
-                    if access.index_of and (len(self.groups) - 1) in self.plan.view(access.index_of[0]).tokens:
-                        row["whole"] = row["whole"].replace(
-                            f"{self.tensors[access.index_of[0]]}[{self.index_at(access)}]",
-                            f"{self.tensors[access.index_of[0]]}[{self.index_at(access)} + i]",
-                        )
                     if row["guard"]:
                         row["whole"] = row["whole"].replace("\n                ", "\n                    ")
             rows[name] = row
@@ -233,13 +231,7 @@ class ElementwiseContext(Context):
 
     def element(self, array: Array, where: str) -> str:
         """One element of an array in global memory."""
-        text = f"{self.tensors[array.name]}[{where}]"
-        return text
-
-    def index_at(self, access: Access) -> str:
-        assert access.index_of
-        tokens = self.plan.view(access.index_of[0]).tokens
-        return ", ".join(self.groups[t].coordinate for t in tokens if isinstance(t, int))
+        return f"{self.tensors[array.name]}[{where}]"
 
     def valid(self, access: Access) -> str:
         parts = access.array.parts if access.array is not None else None

@@ -234,7 +234,6 @@ class TileContext(ElementwiseContext):
         """The lines that read a fragment, its vectors by the function `load`, and that stand for an input which is left out."""
         assert access.array is not None
         name, array, tensor = self.fragment(access), access.array, self.tensors[access.array.name]
-        inner = self.groups[-1].coordinate
         if access.mode == "flat":
             lines = [
                 f"{name} = {load}({tensor}, {self.place(access)}, {array.parts} * valid, {array.parts} * vec, ragged)",
@@ -243,15 +242,14 @@ class TileContext(ElementwiseContext):
         elif access.mode == "tile" and not access.index_of:
             lines = [f"{name} = {load}({tensor}, {self.place(access)}, valid, vec, ragged)"]
         else:
-            element = self.element(array, self.at(access, ""))
             lines = [f"{name} = cute.make_rmem_tensor((vec,), {tensor}.element_type)"]
             if access.mode == "scalar" and not access.index_of:
-                lines.append(f"{name}.fill({element})")
+                lines.append(f"{name}.fill({self.element(array, self.at(access, ''))})")
             else:
                 lines += [
                     "for i in cutlass.range_constexpr(vec):",
                     "    if i < valid:",
-                    f"        {name}[i] = {element.replace(inner, f'{inner} + i')}",
+                    f"        {name}[i] = {self.element(array, self.at(access, '', self.next_column()))}",
                 ]
         fragment = next(f for f in self.fragments() if f["name"] == name)
         absent = [
@@ -259,6 +257,10 @@ class TileContext(ElementwiseContext):
             f"{name}.fill({fragment['default']})",
         ]
         return {"name": name, "guard": self.guard(access), "lines": lines, "absent": absent}
+
+    def next_column(self) -> str:
+        """That of a vector's element i."""
+        return f"{self.groups[-1].coordinate} + i"
 
     def made(self, access: Access) -> list[str]:
         """The lines that fill a fragment with coordinates."""
@@ -290,13 +292,11 @@ class TileContext(ElementwiseContext):
             elif access.mode == "tile":
                 rows.append([f"vectors.store({name}, {tensor}, {self.place(access)}, valid, ragged)"])
             else:
-                inner = self.groups[-1].coordinate
-                spot = self.at(access, "").replace(inner, f"{inner} + i")
                 rows.append(
                     [
                         "for i in cutlass.range_constexpr(vec):",
                         "    if i < valid:",
-                        f"        {tensor}[{spot}] = {name}[i]",
+                        f"        {tensor}[{self.at(access, '', self.next_column())}] = {name}[i]",
                     ]
                 )
         return rows

@@ -337,7 +337,9 @@ def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # Gradients
 
 
-def check_gradient(op: Op, implementation: str | None = None, examples: int | None = None) -> None:
+def check_gradient(
+    op: Op, implementation: str | None = None, examples: int | None = None, seed: int | None = None
+) -> None:
     """The op's vjp against the vjp of its reference in float64, on smooth random calls: so many of them, or one of a dtype,
     of every one on a GPU, and some more.
 
@@ -353,7 +355,7 @@ def check_gradient(op: Op, implementation: str | None = None, examples: int | No
         check_gradient_case(op, implementation, case)
 
     if examples is not None:
-        _draw(op, examples, None, check, specials=False)
+        _draw(op, examples, seed, check, specials=False)
         return
     each_call(op, enumerate(covering(op.spec) if MORE else [one_of(op)]), MORE // 4, check, specials=False)
 

@@ -11,7 +11,9 @@ from codegen.arch import ARCHITECTURES
 from codegen.outputs import put
 from codegen.pipeline import read_op
 from codegen.plan import overrides
+from codegen.runtime.verify import verify
 from tests.cpu.test_reductions import spec_text
+from tests.making import make_op
 
 
 def run(monkeypatch, capsys, *words) -> tuple[int, str, str]:
@@ -129,3 +131,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device: '.*drawing\.svg'"):
         put(path, b"new")
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])
+
+
+def test_verifying_runs_the_backward_s_kernel(tmp_path, monkeypatch):
+    op = make_op(tmp_path, DOUBLE)
+    (right,) = verify([op], "interpret", 8, None)
+    assert right.good and right.gradient == "agrees"
+    run_interpret = op._backward._run_interpret
+    monkeypatch.setattr(op._backward, "_run_interpret", lambda *a, **k: [2 * dx for dx in run_interpret(*a, **k)])
+    for made in (op, op._backward):
+        made._functions.cache_clear()
+    (wrong,) = verify([op], "interpret", 8, 1)
+    assert not wrong.good and "the gradient of 'x' is off by" in wrong.gradient

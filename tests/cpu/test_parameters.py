@@ -121,6 +121,18 @@ def test_names_that_kernels_use_themselves(tmp_path, name, static):
     np.testing.assert_array_equal(got, 3 * X.sum(0))
 
 
+@pytest.mark.parametrize("name", ["gemm", "functools", "p"])
+def test_names_that_products_use_themselves(tmp_path, name):
+    text = spec_text(
+        "x: bfloat16[..., K]; w: bfloat16[K, N]",
+        "y: float32[..., N]",
+        f"y = (x @ w) * {name}",
+        more=f"params: {{{name}: 2.0}}",
+    )
+    x, w = jnp.ones((8, 16), "bfloat16"), jnp.ones((16, 8), "bfloat16")
+    np.testing.assert_array_equal(make_op(tmp_path, text)(x, w, implementation="interpret"), np.full((8, 8), 32))
+
+
 def test_integers_that_32_bits_do_not_hold_are_refused():
     x = jnp.ones((2, 8), jnp.float32)
     with pytest.raises(

@@ -161,3 +161,15 @@ def test_products_are_kept_in_the_outputs_type(tmp_path, implementation):
     x, w = jnp.asarray([[64, 0.125]], "bfloat16"), jnp.ones((2, 3), "bfloat16")
     dx, _ = jax.vjp(functools.partial(op, implementation=implementation), x, w)[1](jnp.ones((1, 3), "float32"))
     np.testing.assert_allclose(np.asarray(dx, "float32"), np.full((1, 2), 3 * np.cos(64.125)), rtol=2**-7)
+
+
+@pytest.mark.parametrize("name", ["c", "mini_n"])
+def test_names_that_hold_a_coordinate_s(tmp_path, name):
+    """A batch axis beside the column it begins like, and an array: elements of either half, read one by one."""
+    inputs = f"x: bfloat16[N2, M, K]; w: bfloat16[K, N]; {name}: float32[N2, (N 2)]"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[N2, M, N]", f"y = (x @ w) * {name}[0] + {name}[1]"))
+    random = np.random.default_rng(0)
+    x, w = (jnp.asarray(random.integers(-3, 4, shape), "bfloat16") for shape in ((2, 8, 16), (16, 24)))
+    c = random.standard_normal((2, 48)).astype("float32")
+    expected = np.asarray(x, "float32") @ np.asarray(w, "float32") * c[:, None, ::2] + c[:, None, 1::2]
+    np.testing.assert_allclose(op(x, w, c, implementation="interpret"), expected, rtol=1e-6, atol=1e-6)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codegen import spec_commands
+from codegen.arch import USUAL
 from codegen.options import OUT, SPECS, Archs, AsJson, Names, OutRead, ShapeWanted, Specs, TypesWanted, UsageError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def explain(
 @app.command("compile")
 def compile_ops(
     names: Names = None,
-    arch: Archs = "sm_80,sm_90a,sm_100a,sm_120a",
+    arch: Archs = USUAL,
     types: TypesWanted = "",
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of one op's first kernel.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print its SASS; needs cuobjdump or nvdisasm.")] = False,
@@ -200,7 +201,7 @@ def verify_ops(
     Example: codegen verify
     Example: codegen verify bias_relu --implementation xla --examples 100 --seed 1
     """
-    from codegen.runtime.testing import on_gpu
+    from codegen.runtime.platform import on_gpu
     from codegen.runtime.verify import as_row, default_implementation, verify
 
     ops = _load(out, names)
@@ -481,6 +482,7 @@ def bench(
     Example: codegen bench --backward --name backward
     """
     from codegen.runtime import bench as timing
+    from codegen.runtime.platform import on_gpu
     from codegen.sizes import bench_shapes, default_shape
 
     ops, wanted = _load(package, names), _types(types)
@@ -505,7 +507,7 @@ def bench(
     ]
     if not tasks:
         raise UsageError("no op has a `bench` shape: name an op, or add one to its spec")
-    if not timing.on_gpu():
+    if not on_gpu():
         raise UsageError(
             "JAX has no NVIDIA GPU here, and only times on one mean anything; "
             "`codegen explain` shows what memory's speed allows"

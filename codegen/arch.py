@@ -18,6 +18,8 @@ ARCHITECTURES = tuple(
     for variant in variants
 )  # fmt: skip
 
+USUAL = "sm_80,sm_90a,sm_100a,sm_120a"  # those that kernels are compiled for where none is named
+
 
 def family(arch: str) -> str:
     """An architecture without the letter of its variant: sm_90 of sm_90a."""

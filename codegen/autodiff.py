@@ -30,8 +30,9 @@ MOST_OPERATIONS = 600  # twenty times those of any op one would write: deriving 
 # Operations whose results are off by what one argument is off by, in proportion
 PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsqrt", "sum", "mean", "float"}
 
-# Operations whose slope may be infinite where they are finite
+# Operations whose slope may be infinite; and others, whose terms are better left as they are where sums of them are simplified
 STEEP = {"sqrt", "cbrt", "log", "log2", "log1p", "pow", "reciprocal", "asin", "acos"}
+STEEP_TERMS = {"rsqrt", "div", "exp", "exp2", "expm1", "sinh", "cosh", "tan", "atan2", "rem"}
 
 _UNLESS_ZERO = ast.parse("where(g == 0, 0, value)", mode="eval").body
 _TIMES_SIZE = ast.parse("g * size(axis)", mode="eval").body
@@ -85,7 +86,7 @@ class _Reverse:
         self.algebra = Algebra(self.graph, [s.value for s in self.statements])
         self.formulas = dict(spec.grad) if not isinstance(spec.grad, str) else {}
         self.active = self.find_active()
-        self.sole = self.find_sole()
+        self.steep = self.find_steep()
         self.scattered: dict[str, tuple[str, Node]] = {}  # of a table: the indices, and the gradient of what they take
 
     def fresh(self, name: str) -> str:
@@ -127,15 +128,20 @@ class _Reverse:
                 return call.values
         return node.args
 
-    def find_sole(self) -> set[int]:
-        """The values on which some outputs that have cotangents depend, and others do not, by identity."""
+    def find_steep(self) -> set[int]:
+        """The values on which some outputs that have cotangents depend, and others do not, and whose slope may be infinite, by
+        identity: where nothing depends on these outputs, their cotangent is 0, and so is what it comes to."""
         of: dict[int, set[str]] = {}
+        nodes: dict[int, Node] = {}
         seeds = {s.name for s in self.statements if s.name in self.cotangents and id(s.value) in self.active}
         for statement in self.statements:
             if statement.name in seeds:
                 for node in topological([statement.value]):
+                    nodes[id(node)] = node
                     of.setdefault(id(node), set()).add(statement.name)
-        return {i for i, names in of.items() if names != seeds}
+        sole = [nodes[i] for i, names in of.items() if names != seeds]
+        folded = any(n.op in REDUCTIONS for n in sole)
+        return {id(n) for n in sole if n.op in (STEEP if folded else STEEP | STEEP_TERMS)}
 
     # Adjoints
 
@@ -162,7 +168,7 @@ class _Reverse:
                 found[str(node.attr), None] = total
             else:
                 for argument, value in self.pulled(node, total):
-                    if id(node) in self.sole and node.op in STEEP:
+                    if id(node) in self.steep:
                         value = self.evaluated(_UNLESS_ZERO, {"g": total, "value": value})
                     contributions.setdefault(id(argument), []).append(self.counted(node, argument, value))
         for table, (_, taken) in self.scattered.items():

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from codegen.ir import ROWS, Node, Statement, topological
+from codegen.ir import ROWS, Node, Statement, lost_axes, topological
 from codegen.ops import OPS, REDUCTIONS
 
 WIDTH = 96  # of an expression
@@ -192,8 +192,7 @@ class _Emitter:
         jnp widens. A kernel has it as a leaf, but for one within a row."""
         if self.dialect.name == "cute":
             return f'reduce.over_group({self.text[id(node.args[0])]}, "{node.op}", {self.dialect.widths[id(node)]})'
-        assert isinstance(node.attr, tuple)
-        axes = axis_numbers(node.attr, self.dialect.order)
+        axes = axis_numbers(lost_axes(node), self.dialect.order)
         widened = node.kind == "int" and node.op in ("sum", "prod")
         dtype = f", dtype={self.dialect.integer}" if widened else ""
         return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"

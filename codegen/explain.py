@@ -19,11 +19,11 @@ from typing import Any
 from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
-from codegen.ir import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, topological
+from codegen.ir import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, lost_axes, topological
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Derived, Op
 from codegen.plan import Extents, Launch, overrides
-from codegen.reductions import Reduction, RowLaunch, WalkLaunch, axes_of
+from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.sizes import Shape, array_bytes, elements, extents
 from codegen.spec import Array, Spec
 from codegen.tiles import Product, read_config
@@ -93,7 +93,7 @@ def graph(op: Op) -> Graph:
                 name = names.setdefault(id(node), f"%{sum(o.name.startswith('%') for o in operations)}")
                 args = tuple(names[id(a)] for a in node.args)
                 if node.op in REDUCTIONS:
-                    args += (f"axis={axes_text(axes_of(node))}",)
+                    args += (f"axis={axes_text(lost_axes(node))}",)
                 elif node.op in ("cast", "take", "contract"):
                     args += (str(node.attr),)
                 operations.append(Operation(name, node.op, args, node.kind + dims_text(node.dims), node))

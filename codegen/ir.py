@@ -239,3 +239,9 @@ def _attr_text(attr: object) -> str:
     if isinstance(attr, tuple):
         return "(" + ", ".join(map(_attr_text, attr)) + ")"
     return str(attr)
+
+
+def lost_axes(reduction: Node) -> tuple[str, ...]:
+    """The axes that a reduction loses, in the spec's order."""
+    assert isinstance(reduction.attr, tuple)
+    return reduction.attr

@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class View:
-    """An array as the kernel sees it: one mode a group, and one for its parts. A token is a group's place or "parts"."""
+    """An array as the kernel sees it: one mode a group, and one for its parts. A token is a group's place, "parts", or a table's own axis."""
 
     array: Array
     tokens: tuple[int | str, ...]
@@ -75,7 +75,7 @@ class Access:
     name: str  # the value's name in the chain
     array: Array | None
     part: int | None
-    mode: str  # flat, tile, scalar, gather or index
+    mode: str  # flat, tile, row, scalar, gather, index or size
     tokens: tuple[int | str, ...] = ()
     group: int | None = None  # index: whose coordinate
     index_of: tuple[str, str] | None = None  # take: (index input, table axis)

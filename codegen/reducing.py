@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.ir import DTYPES, ROWS, Node, Statement, topological
+from codegen.ir import DTYPES, ROWS, Node, Statement, lost_axes, topological
 from codegen.names import REDUCING_NAMES
 from codegen.ops import COSTLY, REDUCTIONS
 from codegen.plan import (
@@ -24,7 +24,7 @@ from codegen.plan import (
     tokens_of,
     vector_width,
 )
-from codegen.reductions import Carried, Reduction, Statistic, axes_of
+from codegen.reductions import Carried, Reduction, Statistic
 from codegen.spec import Array, Axis, Spec
 
 MAX_STAGES = 16
@@ -60,7 +60,7 @@ class _Reductions(Planner):
         self.reduced = [n for n in self.nodes if n.op in REDUCTIONS]
 
     def reduced_over(self, axis: str) -> bool:
-        return any(n.op in REDUCTIONS and axis in axes_of(n) for n in self.nodes)
+        return any(n.op in REDUCTIONS and axis in lost_axes(n) for n in self.nodes)
 
     def refusals(self) -> list[Diagnostic]:
         """What no kernel does yet, or ever: one message for the first reason found."""
@@ -86,8 +86,8 @@ class _Reductions(Planner):
     def along(self) -> list[Node]:
         """The reductions of each row alone: over trailing axes. One over all axes is among them where there is no `...` and a
         value with axes needs it."""
-        trailing = [n for n in self.reduced if axes_of(n) == self.axes[-len(axes_of(n)) :]]
-        full = [n for n in trailing if axes_of(n) == self.axes]
+        trailing = [n for n in self.reduced if lost_axes(n) == self.axes[-len(lost_axes(n)) :]]
+        full = [n for n in trailing if lost_axes(n) == self.axes]
         reached = self.reached_by(full)
         values = [n.dims for n in self.nodes if id(n) in reached]
         values += [self.spec.array(s.name).axes for s in self.written() if id(s.value) in reached]
@@ -125,8 +125,8 @@ class _Reductions(Planner):
         return any(self.axes.index(d.names[0]) > place for d in dims if d.names and d.names[0] in self.axes)
 
     def places(self) -> list[int]:
-        found = [len(self.axes) - max(len(axes_of(n)) for n in self.along)] if self.along else []
-        sets = [axes_of(n) for n in self.over if axes_of(n) != self.axes]
+        found = [len(self.axes) - max(len(lost_axes(n)) for n in self.along)] if self.along else []
+        sets = [lost_axes(n) for n in self.over if lost_axes(n) != self.axes]
         if sets:
             least = min(map(len, sets))
             begin = next((i for i in range(least) if any(s[i] != self.axes[i] for s in sets)), least)
@@ -151,12 +151,12 @@ class _Reductions(Planner):
         rows, columns = self.axes[:place], self.axes[place:]
 
         def clash(node: Node, hint: str) -> tuple[Node, str, str]:
-            others = [axes_of(n) for n in self.reduced if axes_of(n) not in (axes_of(node), self.axes)]
-            names = ", ".join(axes_of(node)), ", ".join(others[0] if others else self.axes)
+            others = [lost_axes(n) for n in self.reduced if lost_axes(n) not in (lost_axes(node), self.axes)]
+            names = ", ".join(lost_axes(node)), ", ".join(others[0] if others else self.axes)
             return node, f"no kernel reduces over {names[0]} and over {names[1]} in one op", hint
 
         for node in self.over:
-            axes, own = axes_of(node), node.args[0].dims
+            axes, own = lost_axes(node), node.args[0].dims
             if axes != self.axes and not set(axes) & set(rows):
                 return clash(node, "make two ops of it")
             lacks = [a for a in (*rows, *columns) if a not in own]
@@ -166,7 +166,7 @@ class _Reductions(Planner):
                 return node, f"no kernel reduces {what}", "make it an op of its own"
         most = WARP * self.least_vector(columns)
         for node in self.along:
-            axes = axes_of(node)
+            axes = lost_axes(node)
             if len(axes) > len(columns):
                 return clash(node, "make two ops of it")
             if len(axes) < len(columns) and not 0 < self.group_width(axes) <= most:
@@ -191,7 +191,7 @@ class _Reductions(Planner):
         """Whether all arrays are one long row, and nothing asks for a place in it."""
         alike = all(a.axes in ((), self.axes) and not a.parts for a in self.spec.arrays)
         placed = any(n.op in ("index", "size", "take") for n in self.nodes)
-        return alike and not placed and all(axes_of(n) == self.axes for n in self.over) and not self.along
+        return alike and not placed and all(lost_axes(n) == self.axes for n in self.over) and not self.along
 
     # What no kernel does
 
@@ -216,9 +216,7 @@ class _Reductions(Planner):
         if not self.waited:
             return None
         first = self.waited[0]
-        message = (
-            f"every row would wait for all others: this needs a reduction ({first.op}) over {', '.join(axes_of(first))}"
-        )
+        message = f"every row would wait for all others: this needs a reduction ({first.op}) over {', '.join(lost_axes(first))}"
         return self.mistake_in_chain({first.op}, message, "make two ops: one that reduces, one that takes its result")
 
     def refuse_late_rows(self) -> Diagnostic | None:
@@ -227,7 +225,7 @@ class _Reductions(Planner):
         values = [s.value for s in self.written() if id(s.value) in late]
         for node in topological(values, lambda n: id(n) in over):
             if node in self.along:
-                what = f"the results of all rows need another reduction ({node.op}) over {', '.join(axes_of(node))}"
+                what = f"the results of all rows need another reduction ({node.op}) over {', '.join(lost_axes(node))}"
                 return self.mistake_in_chain({node.op}, what, "make it an op of its own")
         return None
 
@@ -278,8 +276,8 @@ class _Reductions(Planner):
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
         over = {id(n): n for n in self.over}
         rows, columns = self.axes[: self.place], self.axes[self.place :]
-        inner = [n for n in self.along if len(axes_of(n)) < len(columns)]
-        along = [self.axes, *(self.axes[: -len(axes_of(n))] for n in inner), rows]
+        inner = [n for n in self.along if len(lost_axes(n)) < len(columns)]
+        along = [self.axes, *(self.axes[: -len(lost_axes(n))] for n in inner), rows]
         for statement in self.written():
             output = self.spec.array(statement.name)
             for axis in output.axes:
@@ -298,7 +296,7 @@ class _Reductions(Planner):
             if found and not set(wanted) <= {output.axes, ()}:
                 message = f"{output.name!r} needs column reductions of different axes: they give {' and '.join(texts)}"
                 return self.mistake(message, "make each an output, and join them in an op of its own", output)
-        for axis in dict.fromkeys(a for n in (*self.along, *self.over) for a in axes_of(n)):
+        for axis in dict.fromkeys(a for n in (*self.along, *self.over) for a in lost_axes(n)):
             if axis not in known:
                 message = f"the axis {axis} of a reduction is on no input that is always there"
                 return self.mistake(
@@ -449,7 +447,7 @@ class _Reductions(Planner):
                     once = not set(self.axes[self.place :]) & set(node.args[0].dims)
                     found.append(Statistic(name, node, 0, over, once=once))
                 else:
-                    found.append(Statistic(name, node, 0, over, width=self.group_width(axes_of(node))))
+                    found.append(Statistic(name, node, 0, over, width=self.group_width(lost_axes(node))))
             stage[id(node)] = own
         rows = sorted((s for s in found if s.over == "row"), key=lambda s: s.stage)
         over_rows = (s for s in found if s.over in ("column", "total"))
@@ -458,7 +456,7 @@ class _Reductions(Planner):
     def side(self, reduction: Node) -> str:
         """What a reduction is over: `Statistic.over`."""
         if reduction in self.along:
-            return "row" if axes_of(reduction) == self.axes[self.place :] else "group"
+            return "row" if lost_axes(reduction) == self.axes[self.place :] else "group"
         return "column" if reduction.dims else "total"
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen import online, walking
-from codegen.ir import DTYPES, Node
+from codegen.ir import DTYPES, Node, lost_axes
 from codegen.plan import (
     Access,
     Extent,
@@ -78,8 +78,7 @@ class Statistic:
     @property
     def axes(self) -> tuple[str, ...]:
         """Those that are folded."""
-        assert isinstance(self.node.attr, tuple)
-        return self.node.attr
+        return lost_axes(self.node)
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,8 @@ class Reduction:
         """Extents of the innermost axis at which the kernel goes about it in another way: a vector, what a thread keeps, a
         warp's vectors, what a warp keeps."""
         vec = self.width(dtypes, schedule)
-        kept = vec * max(1, KEPT // (vec * self.column_bytes(dtypes)))
+        room = walking.most_kept(self.dear, False) if self.rows and self.columns else KEPT
+        kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
         return vec, kept, 32 * vec, 32 * kept
 
     def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
@@ -432,9 +432,3 @@ class Reduction:
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
         threads = schedule.get("threads", 512)
         return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False, False, False)
-
-
-def axes_of(reduction: Node) -> tuple[str, ...]:
-    """The axes that a reduction loses, in the spec's order."""
-    assert isinstance(reduction.attr, tuple)
-    return reduction.attr

@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from codegen.ir import Graph, Node, topological
+from codegen.ir import Graph, Node, lost_axes, topological
+from codegen.ops import REDUCTIONS
 
 MOST_FACTORS = 16  # of a product that is put in order
 LEAST, MOST = 2.0**-126, 2.0**127  # float32's normal numbers lie between
@@ -41,8 +42,8 @@ class Algebra:
             return rule(*args)
         if all(a is b for a, b in zip(args, node.args, strict=True)):
             return node
-        lost = node.attr if node.op in ("sum", "mean", "max", "min", "prod") else ()
-        dims = [d for a in args for d in a.dims if d not in lost]  # type: ignore[operator]
+        lost = lost_axes(node) if node.op in REDUCTIONS else ()
+        dims = [d for a in args for d in a.dims if d not in lost]
         return self.graph.node(node.op, args, node.attr, kind=node.kind, dims=dims)
 
     def make(self, op: str, *args: Node) -> Node:
@@ -122,8 +123,7 @@ class Algebra:
         if value.op == "neg":
             return self.neg(self.sum_over(value.args[0], axes))
         if value.op == "sum":
-            assert isinstance(value.attr, tuple)
-            return self.sum_over(value.args[0], self.graph.order((*axes, *value.attr)))
+            return self.sum_over(value.args[0], self.graph.order((*axes, *lost_axes(value))))
         if value.op == "div" and not set(axes) & set(value.args[1].dims):
             return self.div(self.sum_over(value.args[0], axes), value.args[1])
         factors = list(_factors(value))

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from codegen.explain import Operation, graph
-from codegen.ir import axes_text
+from codegen.ir import axes_text, lost_axes
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Op
-from codegen.reductions import axes_of
 
 CHARACTER, LINE = 7.8, 17  # of the labels: a monospaced font at 13 px
 SMALL = 6.6  # a character at 11 px
@@ -113,7 +112,7 @@ def _label(operation: Operation) -> tuple[str, list[str]]:
     if operation.op == "take":
         return f"take({', '.join(words)}, {operation.node.attr})", names
     if operation.op in REDUCTIONS:
-        return f"{operation.op}({words[0]}, axis={axes_text(axes_of(operation.node))})", names
+        return f"{operation.op}({words[0]}, axis={axes_text(lost_axes(operation.node))})", names
     text = SIGNS.get(operation.op, f"{operation.op}({', '.join(['{}'] * len(words))})").format(*words)
     return text, names
 

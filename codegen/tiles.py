@@ -15,7 +15,7 @@ from typing import Any
 from codegen import hopper_tiles, online
 from codegen.errors import Mistake
 from codegen.hopper_tiles import FLOAT8, Tiles
-from codegen.ir import DTYPES, Node, Statement, topological
+from codegen.ir import DTYPES, Node, Statement, lost_axes, topological
 from codegen.names import fresh
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise, tile_plan
@@ -322,9 +322,3 @@ def _check_fold(node: Node, value: Node, order: tuple[str, ...], rows: tuple[str
     lost = lost_axes(node)
     if set(value.dims) != set(order) or not (column in lost or set(rows) <= set(lost)):
         raise Mistake(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")
-
-
-def lost_axes(node: Node) -> tuple[str, ...]:
-    """The axes of a reduction."""
-    assert isinstance(node.attr, tuple)
-    return node.attr

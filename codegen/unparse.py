@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from codegen.emit import ATOM, BINDING, PLAIN, literal, parenthesised
-from codegen.ir import Call, Leaf, Node, Statement, axes_text, topological
+from codegen.ir import Call, Leaf, Node, Statement, axes_text, lost_axes, topological
 from codegen.ops import OPERATORS, OPS, REDUCTIONS
 
 WIDTH = 100  # of an expression
@@ -97,8 +97,7 @@ class _Writer:
         if node.op == "cast":
             return f"cast({args[0][0]}, {node.attr})", ATOM
         if node.op in REDUCTIONS:
-            assert isinstance(node.attr, tuple)
-            return f"{node.op}({args[0][0]}, axis={axes_text(node.attr)})", ATOM
+            return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
             # integers that are brought to float here: nothing else would say so

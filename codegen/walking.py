@@ -119,6 +119,11 @@ def shared_memory(arch: str | None) -> int:
     return next(known, LEAST_SHARED) * 1024
 
 
+def most_kept(dear: bool, ragged: bool) -> int:
+    """Bytes of a row that a thread keeps, where the row can have more threads."""
+    return KEPT if not dear else DEAR_KEPT // (2 if ragged else 1)
+
+
 def whole(
     vec: int,
     ragged: bool,
@@ -140,8 +145,7 @@ def whole(
         sizes = (schedule["cluster"],)
     found: list[WalkLaunch] = []
     for cluster in sizes:
-        kept = DEAR_KEPT // (2 if ragged else 1) if needs.dear else KEPT
-        most = max(1, min(kept // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
+        most = max(1, min(most_kept(needs.dear, ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
         per_row = 1
         while per_row < MOST_THREADS and per_row * cluster * most < count:
             per_row *= 2

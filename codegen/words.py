@@ -7,9 +7,9 @@ from typing import Any
 
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
-from codegen.ir import ROWS, part_text
+from codegen.ir import ROWS, lost_axes, part_text
 from codegen.plan import Access, Elementwise, Plan
-from codegen.reductions import Reduction, axes_of
+from codegen.reductions import Reduction
 
 
 def words(plan: Elementwise | Reduction | Gemm) -> ElementwiseWords | ReductionWords | GemmWords:
@@ -121,7 +121,7 @@ class ReductionWords:
         sets: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for word, found in (("along", plan.rows), ("within a row along", plan.inner), ("over", plan.columns)):
             for s in found:
-                sets.setdefault((word, axes_of(s.node)), []).append(s.op)
+                sets.setdefault((word, lost_axes(s.node)), []).append(s.op)
         both = [
             f"{listed(dict.fromkeys(ops))} {word} {' x '.join(axis_word(a) for a in axes)}"
             for (word, axes), ops in sets.items()

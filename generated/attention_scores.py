@@ -76,8 +76,8 @@ def attention_scores_tile(
         mBias,  # (S, P) T
         mScores,  # (B, S, P) T
     ) = tensors
-    iB = batch
     iS = row
+    iB = batch
     iP = column
     rBias, = operands
     scores = attention_scores_epilogue_chain(

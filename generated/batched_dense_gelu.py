@@ -64,8 +64,8 @@ def batched_dense_gelu_tile(
         mBias,  # (E, N) T
         mY,  # (E, M, N) T
     ) = tensors
-    iE = batch
     iM = row
+    iE = batch
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
@@ -246,8 +246,8 @@ def batched_dense_gelu_forward_tile(
         mY,  # (E, M, N) T
         mZ,  # (E, M, N) wide T
     ) = tensors
-    iE = batch
     iM = row
+    iE = batch
     iN = column
     rBias, = operands
     approx = device.narrow(mY)

@@ -78,15 +78,16 @@ def listed() -> frozenset[str]:
 
 def dealt(op, arch: str) -> list:
     """Variants that have every type, and every shape, of an op between them; pairs differ from one architecture to another."""
-    from codegen.arch import lacks
-    from codegen.runtime.compile import ARCHITECTURES, row_lengths, variants
+    from codegen.arch import USUAL, lacks
+    from codegen.runtime.compile import row_lengths, variants
 
     def traits(v):
         length = None if v.columns is None else row_lengths(op, v.types).index(v.columns)
         return {v.types, (length, v.ragged, v.defaults)}
 
     found = [v for v in variants(op) if not lacks(op, v.types, arch)]
-    turn = ARCHITECTURES.index(arch) * len(found) // len(ARCHITECTURES)
+    architectures = USUAL.split(",")
+    turn = architectures.index(arch) * len(found) // len(architectures)
     kept, seen = [], set()
     for missing in (2, 1):  # those first that have a type and a shape more
         for variant in found[turn:] + found[:turn]:
@@ -113,10 +114,11 @@ def _of_task(task: tuple[str, str]) -> set[str]:
 
 
 def main(names: list[str]) -> None:
-    from codegen.runtime.compile import ARCHITECTURES, load_package
+    from codegen.arch import USUAL
+    from codegen.runtime.compile import load_package
 
     found = set(listed() if names else ())
-    tasks = [(name, arch) for name in names or load_package(OPS).__all__ for arch in ARCHITECTURES]
+    tasks = [(name, arch) for name in names or load_package(OPS).__all__ for arch in USUAL.split(",")]
     # Spawned, not forked: the compiler has threads of its own; and replaced, for it keeps what it compiled
     with get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=8) as pool:
         for i, more in enumerate(pool.imap_unordered(_of_task, tasks)):

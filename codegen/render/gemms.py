@@ -200,8 +200,10 @@ class TileContext(ElementwiseContext):
         return [a for a in self.plan.loads if a.mode == "index"]
 
     def coordinates(self) -> list[str]:
+        """From the numbers of batch and row; the row's first, since `...` among the batch's axes has the name `row` as well."""
         lines = []
-        for groups, given in zip(self.split_groups(), ("batch", "row"), strict=True):
+        batch, rows = self.split_groups()
+        for groups, given in ((rows, "row"), (batch, "batch")):
             for i in reversed(groups):
                 group, outermost = self.groups[i], i == groups[0]
                 if not outermost:

@@ -77,11 +77,6 @@ class Measurement:
         return " ".join(dtype if len(self.types) == 1 else f"{name}={dtype}" for name, dtype in self.types) or "-"
 
 
-def on_gpu() -> bool:
-    """Whether JAX has an NVIDIA GPU."""
-    return jax.default_backend() == "gpu"
-
-
 # Timing
 
 

@@ -39,8 +39,6 @@ from codegen.runtime.op import KernelCall, Op
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 from codegen.spec import Spec
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
-
 
 @dataclass(frozen=True)
 class Variant:

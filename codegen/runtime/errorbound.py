@@ -34,7 +34,7 @@ import numpy as np
 from scipy import special
 
 from codegen.emit import leaf_key
-from codegen.ir import DTYPES, ROWS, Node, Statement, topological
+from codegen.ir import DTYPES, ROWS, Node, Statement, lost_axes, topological
 from codegen.ops import OPS, REDUCTIONS
 
 # Relative error allowed to a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
@@ -238,8 +238,7 @@ class Analysis:
 
     def reduction(self, node: Node, arg: Bound) -> Bound:
         """The axes lost stay, of length 1."""
-        assert isinstance(node.attr, tuple)
-        axes = tuple(d for axis in node.attr for d in self.dimensions[axis])
+        axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
         x = arg.value
         error, overflow = np.broadcast_to(arg.error, x.shape), np.broadcast_to(arg.overflow, x.shape)
         overflow = np.any(overflow, axes, keepdims=True)

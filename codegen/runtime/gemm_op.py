@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from codegen import pipeline, sizes
 from codegen.errors import Mistake
@@ -27,7 +26,6 @@ from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import arguments, interpreted, tile_folds, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
-from codegen.runtime.errorbound import Terms
 from codegen.runtime.evaluate import evaluate_outputs
 from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
 from codegen.runtime.platform import choose, current_arch
@@ -72,34 +70,6 @@ class GemmOp(Op[P, R]):
             p.acc.name: product(p, arrays[p.a.name], arrays[p.b.name], axes, dtype or p.acc.dtype, exact)
             for p in self.plan.products
         }
-
-    def exact_products(self, arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:
-        """The products as they are without any rounding; what tensor cores may lose, which on a `gpu` is more."""
-        made = {}
-        for p in self.plan.products:
-            factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
-            wide = "int64" if all(DTYPES[x.dtype.name].kind == "int" for x in factors) else "float64"
-
-            def terms(x: jax.Array, y: jax.Array, p=p, wide=wide) -> tuple[jax.Array, ...]:
-                a, b = (v.astype(wide) for v in (x, y))
-                sizes = [jnp.where(jnp.isfinite(v), abs(v), 0) for v in (a, b)]
-                value, size, of_a, of_b = (
-                    product(p, u, v, axes, wide)
-                    for u, v in ((a, b), sizes, (sizes[0], jnp.ones_like(b)), (jnp.ones_like(a), sizes[1]))
-                )
-                return value, size, of_a + of_b
-
-            with jax.default_device(jax.devices("cpu")[0]):
-                value, size, spread = (np.asarray(x) for x in jax.jit(terms)(*factors))
-            count, lost = axes.extents[p.axis], 0.0
-            if self.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
-                lost = 2.0**-9  # both factors rounded, or cut, to TF32
-            elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":
-                # Hopper adds 32 products of float8 and what came before at the largest one's exponent, of which 13 bits
-                # after the point stay (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
-                lost = (count + count // 32 + 1) * 2.0**-13
-            made[p.acc.name] = Terms(value, size, spread, count, lost)
-        return made
 
     def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:
         """The epilogue's call, its products made."""

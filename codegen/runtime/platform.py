@@ -26,10 +26,15 @@ Function = Callable[..., Sequence[jax.Array]]
 COMPILE_OPTIONS = "--ptxas-options '-fmad=false'"
 
 
+def on_gpu() -> bool:
+    """Whether JAX has an NVIDIA GPU."""
+    return jax.default_backend() == "gpu"
+
+
 def current_arch() -> str | None:
     """The architecture kernels are compiled for: CUTE_DSL_ARCH where it is set, else the first GPU's, else None."""
     named = os.environ.get("CUTE_DSL_ARCH")
-    if named or jax.default_backend() != "gpu":
+    if named or not on_gpu():
         return named or None
     major, minor = str(jax.devices()[0].compute_capability).split(".")
     number = f"{major}{minor}"
@@ -86,10 +91,10 @@ def _shapes(*operands: Any, cuda: Kernel, default: Function, refuse: str) -> lis
 @_choose_p.def_impl
 def _run(*operands: Any, cuda: Kernel, default: Function, refuse: str) -> Sequence[jax.Array]:
     """Outside any jit, as under jax.disable_jit."""
-    on_gpu = all(d.platform == "gpu" for x in operands for d in jax.numpy.asarray(x).devices())
-    if refuse and not on_gpu:
+    all_there = all(d.platform == "gpu" for x in operands for d in jax.numpy.asarray(x).devices())
+    if refuse and not all_there:
         raise ValueError(refuse)
-    return cuda((False,) * len(operands))(*operands) if on_gpu else default(*operands)
+    return cuda((False,) * len(operands))(*operands) if all_there else default(*operands)
 
 
 def _lower_default(ctx: Any, *operands: Any, cuda: Kernel, default: Function, refuse: str) -> Any:

@@ -30,6 +30,9 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
     left, own = _split(found.a, a, axes, names)
     right, other = _split(found.b, b, axes, names)
     _, result = _split(found.acc, None, axes, names)
+    # What both have first, where XLA's for a CPU lacks products of bfloat16 in another order
+    shared = [n for n in own if n in other and n in result]
+    (left, own), (right, other) = (_with_first(x, numbers, shared) for x, numbers in ((left, own), (right, other)))
     if DTYPES[a.dtype.name].kind == "int" and a.dtype.itemsize == 1:
         axis = names[found.axis]
         if not _checked():
@@ -39,6 +42,12 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
     precision = jax.lax.Precision.HIGHEST if exact and a.dtype == jnp.float32 else None
     made = jnp.einsum(left, own, right, other, result, precision=precision, preferred_element_type=jnp.dtype(dtype))
     return made.reshape(user_shape(found.acc, axes))
+
+
+def _with_first(x: jax.Array, numbers: list[int], first: list[int]) -> tuple[jax.Array, list[int]]:
+    """An array with some of its dimensions before the others."""
+    order = [*first, *(n for n in numbers if n not in first)]
+    return x.transpose([numbers.index(n) for n in order]), order
 
 
 def _operand(x: Any) -> jax.Array:

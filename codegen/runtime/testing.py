@@ -24,19 +24,15 @@ from codegen.ir import DTYPES, reaching
 from codegen.pipeline import Derived
 from codegen.plan import Access, access_key
 from codegen.runtime import arguments, draw, views
-from codegen.runtime.arguments import Types
+from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.compile import bindings
 from codegen.runtime.draw import Case
 from codegen.runtime.errorbound import Analysis, Terms, stored, ulp
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
+from codegen.runtime.platform import on_gpu
+from codegen.runtime.products import product
 from codegen.spec import Spec
-
-
-def on_gpu() -> bool:
-    """Whether JAX has an NVIDIA GPU."""
-    return jax.default_backend() == "gpu"
-
 
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
 # Calls a test, beside one of every dtype: fewer of ops that reduce, nearly each of which has a row length, so a kernel to
@@ -222,6 +218,35 @@ def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: st
             )
 
 
+def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:
+    """The products as they are without any rounding; what tensor cores may lose, which on a `gpu` is more."""
+    made = {}
+    for p in op.plan.products:
+        factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
+        wide = "int64" if all(DTYPES[x.dtype.name].kind == "int" for x in factors) else "float64"
+
+        def terms(x: jax.Array, y: jax.Array, p=p, wide=wide) -> tuple[jax.Array, ...]:
+            a, b = (v.astype(wide) for v in (x, y))
+            sizes = [jnp.where(jnp.isfinite(v), abs(v), 0) for v in (a, b)]
+            value, size, of_a, of_b = (
+                product(p, u, v, axes, wide)
+                for u, v in ((a, b), sizes, (sizes[0], jnp.ones_like(b)), (jnp.ones_like(a), sizes[1]))
+            )
+            return value, size, of_a + of_b
+
+        with jax.default_device(jax.devices("cpu")[0]):
+            value, size, spread = (np.asarray(x) for x in jax.jit(terms)(*factors))
+        count, lost = axes.extents[p.axis], 0.0
+        if op.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
+            lost = 2.0**-9  # both factors rounded, or cut, to TF32
+        elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":
+            # Hopper adds 32 products of float8 and what came before at the largest one's exponent, of which 13 bits
+            # after the point stay (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
+            lost = (count + count // 32 + 1) * 2.0**-13
+        made[p.acc.name] = Terms(value, size, spread, count, lost)
+    return made
+
+
 def error_bounds(
     op: Op, case: Case, args: list, keywords: dict[str, Any]
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -230,7 +255,7 @@ def error_bounds(
     arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
     products: dict[str, Terms] = {}
     if isinstance(op, GemmOp):
-        products, op = op.exact_products(arrays, case.axes, on_gpu()), op.epilogue
+        products, op = exact_products(op, arrays, case.axes, on_gpu()), op.epilogue
         arrays |= {name: terms.value for name, terms in products.items()}
     plan = op.plan
 

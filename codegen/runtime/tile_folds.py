@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from codegen.ir import lost_axes
 from codegen.runtime import arguments, views
 from codegen.runtime.arguments import Axes
 from codegen.runtime.evaluate import evaluate_outputs
-from codegen.tiles import Fold, GemmLaunch, Tile, lost_axes
+from codegen.tiles import Fold, GemmLaunch, Tile
 
 if TYPE_CHECKING:
     from codegen.runtime.gemm_op import GemmOp

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from codegen.runtime.op import Op
-from codegen.runtime.testing import Disagreement, Report, check_gradient, check_op, on_gpu
+from codegen.runtime.platform import on_gpu
+from codegen.runtime.testing import Disagreement, Report, check_gradient, check_op
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,7 @@ UNUSED = {  # x, with zeros; the chain, whose l nothing depends on; the gradient
         "q = x * 3; y = q * q; l = 2 * log(q)",
         lambda x: 9 * x * x,
     ),
+    "a quotient": ("float32[..., N]", "float32[..., N]", "y = x * 3; l = 1 / x + rsqrt(x)", lambda x: 3 * x),
     "a power": ("float32[..., N]", "float32[..., N]", "y = sin(x); l = x ** 0.5 - x ** 0.25", lambda x: jnp.sin(x)),
 }
 

@@ -13,7 +13,7 @@ from matplotlib import image
 import generated
 from codegen import __main__ as command_line
 from codegen.explain import Binding, fused_bytes
-from codegen.runtime import bench
+from codegen.runtime import bench, platform
 from codegen.runtime.bench import Measurement, make_inputs, measure, sets_of, typical
 from codegen.sizes import bench_shapes, default_shape
 
@@ -169,7 +169,7 @@ def pretended_gpu(monkeypatch):
             raise MemoryError("no room\nat all")
         return made_up(op.spec.op)
 
-    monkeypatch.setattr(bench, "on_gpu", lambda: True)
+    monkeypatch.setattr(platform, "on_gpu", lambda: True)
     monkeypatch.setattr(bench, "bench_op", timed)
     monkeypatch.setattr(bench, "machine", lambda: WHERE)
     return tasks
@@ -221,7 +221,7 @@ def test_one_failure_is_a_row_and_status_1(pretended_gpu, monkeypatch, capsys, t
     ],
 )
 def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(bench, "on_gpu", lambda: False)
+    monkeypatch.setattr(platform, "on_gpu", lambda: False)
     assert run(monkeypatch, "bench", *words, "--out", tmp_path / "results") == 2
     out, err = capsys.readouterr()
     assert message in err

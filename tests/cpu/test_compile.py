@@ -12,13 +12,12 @@ from making import make_op
 import generated
 from codegen import __main__ as command_line
 from codegen import sizes
-from codegen.arch import lacks
+from codegen.arch import USUAL, lacks
 from codegen.hopper_tiles import HALVES
 from codegen.ir import DTYPES, topological
 from codegen.plan import Launch, overrides
 from codegen.runtime import compile as compiling
 from codegen.runtime.compile import (
-    ARCHITECTURES,
     Compiled,
     Task,
     Variant,
@@ -33,6 +32,7 @@ from codegen.runtime.compile import (
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 
+ARCHITECTURES = USUAL.split(",")
 # ptxas may park one value in memory to get below a register count at which one more block fits: rotary_pairs on sm_120a,
 # kernels that reduce
 SPILLS_WHERE_RAGGED = 16

@@ -173,3 +173,31 @@ def test_names_that_hold_a_coordinate_s(tmp_path, name):
     c = random.standard_normal((2, 48)).astype("float32")
     expected = np.asarray(x, "float32") @ np.asarray(w, "float32") * c[:, None, ::2] + c[:, None, 1::2]
     np.testing.assert_allclose(op(x, w, c, implementation="interpret"), expected, rtol=1e-6, atol=1e-6)
+
+
+SHARED = [  # factors whose shared axis is not their first, or is any number of axes; the product
+    ("x: T[..., H, D]; w: T[H, D, E]", "y: float32[..., H, E]", (2, 3, 32), (3, 32, 24), "...hd,hde->...he"),
+    ("x: T[S, H, M, D]; w: T[H, E, D]", "y: float32[S, H, M, E]", (2, 3, 5, 32), (3, 24, 32), "shmd,hed->shme"),
+    ("x: T[..., M, K]; w: T[..., K, N]", "y: float32[..., M, N]", (2, 2, 3, 7), (2, 2, 7, 5), "...mk,...kn->...mn"),
+    ("x: T[..., M, K]; w: T[..., N, K]", "y: float32[..., M, N]", (3, 17, 7), (3, 5, 7), "...mk,...nk->...mn"),
+    ("x: T[..., B, M, K]; w: T[..., B, K, N]", "y: float32[..., B, M, N]", (3, 2, 4, 8), (3, 2, 8, 16), "...mk,...kn->...mn"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("inputs", "output", "x", "w", "letters"), SHARED, ids=[s[0] for s in SHARED])
+def test_axes_that_both_factors_have(tmp_path, inputs, output, x, w, letters, dtype, implementation):
+    """Values and gradients of numbers that neither type rounds."""
+    op = make_op(tmp_path, spec_text(inputs, output, "y = x @ w", types="{T: [float32, bfloat16]}"))
+    random = np.random.default_rng(0)
+    x, w, g = (
+        random.integers(-3, 4, s).astype("float32") for s in (x, w, np.einsum(letters, np.ones(x), np.ones(w)).shape)
+    )
+    y, pull = jax.vjp(
+        functools.partial(op, implementation=implementation), jnp.asarray(x, dtype), jnp.asarray(w, dtype)
+    )
+    expected, wanted = jax.vjp(lambda x, w: jnp.einsum(letters, x, w, precision="highest"), x, w)
+    np.testing.assert_array_equal(y, expected)
+    for got, e in zip(pull(g), wanted(g), strict=True):
+        np.testing.assert_array_equal(got.astype("float32"), e)

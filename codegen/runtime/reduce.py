@@ -230,6 +230,18 @@ def over_group(value: Vector, op: str, columns: int) -> Vector:
 
 
 @cute.jit
+def _meet_row(row: cutlass.Int32, rows: cutlass.Constexpr[int], per_row: cutlass.Constexpr[int]):
+    """The threads of a row wait for each other, and not for the block's other rows. Each row's barrier is a constant: for
+    numbers that it does not know, the assembler gives a block all 16, of which a multiprocessor has too few for many blocks."""
+    if cutlass.const_expr(1 < rows < 16):
+        for i in cutlass.range_constexpr(rows):
+            if row == i:
+                cute.arch.barrier(barrier_id=i + 1, number_of_threads=per_row)
+    else:
+        cute.arch.sync_threads()
+
+
+@cute.jit
 def over_row(
     running: list[cute.Tensor],
     ops: cutlass.Constexpr[tuple[str, ...]],
@@ -256,12 +268,7 @@ def over_row(
             if lane == 0:
                 for k in cutlass.range_constexpr(len(ops)):
                     buffers[k][slot, row, warp] = values[k][0]
-            if cutlass.const_expr(
-                1 < cute.size(buffers[0], mode=[1]) < 16
-            ):  # rows of a block do not wait for each other
-                cute.arch.barrier(barrier_id=row + 1, number_of_threads=per_row)
-            else:
-                cute.arch.sync_threads()
+            _meet_row(row, cute.size(buffers[0], mode=[1]), per_row)
         warps = cute.size(buffers[0], mode=[2])
         # Few values are read by all lanes sooner than lanes can hand them on; those that are rescaled cost more than that
         lanes = 1 if cutlass.const_expr(warps <= AT_ONCE and len(rescaled) == 0) else min(WARP, warps)

@@ -1,6 +1,7 @@
 """Generated kernels, some of every third op's in turns: they compile, and their memory accesses are as wide as planned."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from codegen.hopper_tiles import HALVES
 from codegen.ir import DTYPES, topological
 from codegen.plan import Launch, overrides
 from codegen.runtime import compile as compiling
+from codegen.runtime import kernels
 from codegen.runtime.compile import (
     Compiled,
     Task,
@@ -201,6 +203,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     most_spills = max(most_spills, KNOWN_SPILLS.get(op.spec.op, 0)) if variant.ragged else most_spills
     if compiled.spills > most_spills:
         problems.append(f"{compiled.spills} bytes of spills")
+    if re.search(r"bar\.sync\s+%", compiled.ptx):
+        problems.append("a barrier's number is no constant: a block has all 16, and a multiprocessor fewer blocks")
     return problems
 
 
@@ -370,3 +374,12 @@ def test_the_last_kernel_waits_before_it_reads(arch):
     overlap = arch != "sm_80"
     assert ("griddepcontrol.launch_dependents" in first) == ("griddepcontrol.wait" in last) == overlap
     assert not overlap or last.index("griddepcontrol.wait") < last.index("ld.global")
+
+
+def test_rows_of_a_block_have_a_barrier_each(monkeypatch):
+    """A block of 128 threads with two rows, in the shape of attention scores."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op = generated.causal_softmax
+    key, operands = op.bind((jax.ShapeDtypeStruct((64, 2048, 2048), "bfloat16"),), {"implementation": "cute"})
+    text = kernels.binary(op._kernel_call(key, operands).compiled_for("sm_90a"), "ptx").ptx
+    assert re.findall(r"bar\.sync\s+(\S+), (\d+);", text) == [("1", "64"), ("2", "64")]

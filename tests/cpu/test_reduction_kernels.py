@@ -24,10 +24,6 @@ OPS: dict[str, tuple[str, ...]] = {
         "dy: T[..., N]; x: T[..., N]; scale: float32[]", "dx: T[..., N]; dscale: float32[]",
         "dx = dy * scale; dscale = sum(dy * x, axis=(..., N))", "dx = dy * scale; dscale = (dy * x).sum()",
     ),
-    "an_axis_called_rows": (
-        "x: T[..., Rows, N]; s: T[Rows]", "y: float32[..., Rows, N]", "y = x * s / (1 + sum(abs(x), axis=N))",
-        "y = x * s[:, None] / (1 + jnp.sum(jnp.abs(x), -1, keepdims=True))",
-    ),
     "totals_of_rows_and_columns": (
         "x: T[..., N]; s: float32[...]; w: T[N] = 1", "y: float32[]; m: float32[]",
         "y = sum(x * w * s, axis=(..., N)); m = mean(x, axis=(..., N)) * 2",
@@ -137,6 +133,10 @@ OPS: dict[str, tuple[str, ...]] = {
         "over = (0, 1, 2)[: x.ndim - 3]; h = x / jnp.sqrt(jnp.mean(x * x, axis=(-2, -1), keepdims=True) + 1e-2); "
         "dx = h * w[..., None]; dw = h.sum(over + (-1,)); m = jnp.max(x * w[..., None], axis=over + (-1,)); "
         "k = jnp.min(h, axis=over + (-2, -1))",
+    ),
+    "an_axis_called_rows": (
+        "x: T[..., Rows, N]; s: T[Rows]", "y: float32[..., Rows, N]", "y = x * s / (1 + sum(abs(x), axis=N))",
+        "y = x * s[:, None] / (1 + jnp.sum(jnp.abs(x), -1, keepdims=True))",
     ),
 }  # fmt: skip
 

@@ -244,12 +244,14 @@ def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
     try:
         array = jnp.asarray(value)
     except TypeError:
-        raise TypeError(f"{spec.op}: {param.name!r} is a {param.kind} scalar, not {type(value).__name__}") from None
+        raise TypeError(
+            f"{spec.op}: {param.name!r} must be a scalar {param.kind}, not {type(value).__name__}"
+        ) from None
     if array.shape != ():
-        raise ValueError(f"{spec.op}: {param.name!r} is a {param.kind} scalar, but has shape {array.shape}")
+        raise ValueError(f"{spec.op}: {param.name!r} must be a scalar {param.kind}, but has shape {array.shape}")
     kinds = {"float": (jnp.floating, jnp.integer), "int": (jnp.integer,), "bool": (jnp.bool_,)}[param.kind]
     if not any(jnp.issubdtype(array.dtype, k) for k in kinds):
-        raise TypeError(f"{spec.op}: {param.name!r} is a {param.kind} scalar, but has dtype {array.dtype}")
+        raise TypeError(f"{spec.op}: {param.name!r} must be a scalar {param.kind}, but has dtype {array.dtype}")
     return array.astype(dtype)
 
 

@@ -239,7 +239,7 @@ def test_reference_stores_as_the_op_does():
             "bias_relu: implementation='cute' needs",
         ),
         (lambda: generated.saxpy(BIAS, BIAS, alpha="a"), TypeError, "'alpha' is a static float"),
-        (lambda: generated.axpby(BIAS, BIAS, alpha=BIAS, beta=1.0), ValueError, "'alpha' is a float scalar"),
+        (lambda: generated.axpby(BIAS, BIAS, alpha=BIAS, beta=1.0), ValueError, "'alpha' must be a scalar float"),
         (
             lambda: generated.quantize_fp8(X, 1.0, Q="float32"),
             TypeError,

@@ -121,7 +121,7 @@ def test_names_that_kernels_use_themselves(tmp_path, name, static):
     np.testing.assert_array_equal(got, 3 * X.sum(0))
 
 
-@pytest.mark.parametrize("name", ["gemm", "functools", "p"])
+@pytest.mark.parametrize("name", ["gemm", "functools", "p", "batch", "config"])
 def test_names_that_products_use_themselves(tmp_path, name):
     text = spec_text(
         "x: bfloat16[..., K]; w: bfloat16[K, N]",

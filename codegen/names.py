@@ -18,13 +18,17 @@ KERNEL_NAMES = frozenset("""
 """.split())  # fmt: skip
 # Those of the kernels that reduce, which values of a chain are renamed beside.
 REDUCING_NAMES = frozenset("""
-    functools gemm config acc batch tensors operands
+    functools gemm config acc batch tensors operands turn paced
     tidx bidx row rows cols columns column first first_of_row step passes p v c u values certain inside vec ragged threads
     per_row vectors cluster kept exact carried lean resident at_once staged shared_sums held whole k base part parts piece pieces pace rows_a_block total width row_count
     found there element_count once place some begin seen
 """.split())  # fmt: skip
 # Modules that only some generated files import.
 IMPORTED_NAMES = frozenset("functools gemm vectors".split())
+# Of the other functions in an op's module, what stands behind its name.
+SUFFIXES = re.compile(
+    r"chain|row|kernel|launch|xla|reference|(backward|forward|first|rows|keep)_\w+|(columns|finish|stage)\d*"
+)
 # Those of the package and of the test module that an op would stand beside.
 PACKAGE_NAMES = IMPORTED_NAMES | frozenset("importlib sys types pytest check_op check_gradient".split())
 NAME = re.compile(r"[a-z][a-z0-9_]*")

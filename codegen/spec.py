@@ -73,8 +73,9 @@ class Param:
 
     @property
     def constant(self) -> str:
-        """What kernels call it where it is compiled in: beside the names of their own."""
-        return f"{self.name}_" if self.name in REDUCING_NAMES else self.name
+        """What kernels call it where it is compiled in: beside the names of their own, and those of the first of two kernels."""
+        own = self.name in REDUCING_NAMES or self.name.startswith("rows_")
+        return f"{self.name}_" if own else self.name
 
     @property
     def example(self) -> float | int | bool:

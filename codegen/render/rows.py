@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from codegen import emit
 from codegen.ir import Node
+from codegen.names import SUFFIXES
 from codegen.online import rescaled
 from codegen.plan import Access
 from codegen.reductions import Carried, Statistic
@@ -107,9 +108,8 @@ class RowContext(RowAccess):
         before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < stage}
         what = ", ".join(f"{s.name} ({s.op})" for s in statistics)
         doc = f"What is folded into {what}, on one vector of each operand."
-        name = f"{self.spec.op}_{statistics[0].name}" if len(statistics) == 1 else f"{self.spec.op}_stage{stage}"
-        if name in (f"{self.spec.op}_{suffix}" for suffix in ("chain", "row", "kernel", "launch", "xla", "reference")):
-            name = f"{self.spec.op}_stage{stage}"
+        alone = len(statistics) == 1 and not SUFFIXES.fullmatch(statistics[0].name)
+        name = f"{self.spec.op}_{statistics[0].name if alone else f'stage{stage}'}"
         return self.function(name, doc, [s.operand for s in statistics], before)
 
     def values_of(self, stores: list[Access]) -> list[Node]:

@@ -104,7 +104,7 @@ def test_a_bool_as_a_factor_keeps_no_nan(tmp_path, implementation):
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", ["p", "total", "exact", "vectors", "values"])
+@pytest.mark.parametrize("name", ["p", "total", "exact", "vectors", "values", "turn", "rows_vec"])
 def test_names_that_kernels_use_themselves(tmp_path, name, static):
     """Beside what kernels that reduce call their own: in one, and in the backward of one that does not."""
     params = f"{name}: {{type: float, default: 2.5, static: {str(static).lower()}}}"
@@ -119,6 +119,21 @@ def test_names_that_kernels_use_themselves(tmp_path, name, static):
     assert isinstance(op.backward, Derived)
     got = jax.grad(lambda w: op(X, w, implementation="interpret", **{name: 3.0}).sum())(X[0])
     np.testing.assert_array_equal(got, 3 * X.sum(0))
+
+
+@pytest.mark.parametrize("name", ["turn", "paced", "kernel", "backward_xla", "stage0"])
+@pytest.mark.parametrize("place", ["output", "value"])
+def test_results_called_what_kernels_use_themselves(tmp_path, name, place):
+    """A row's mean, and what is made of it, in a kernel that reduces along rows and over them."""
+    mean, out = (name, "y") if place == "value" else ("m", name)
+    chain = f"{mean} = mean(x * w, axis=N); {out} = x + {mean}; s = sum({out} * x, axis=...)"
+    op = make_op(
+        tmp_path, spec_text("x: float32[..., N]; w: float32[N]", f"{out}: float32[..., N]; s: float32[N]", chain)
+    )
+    y, s = op(X, X[1], implementation="interpret")
+    expected = X + (X * X[1]).mean(1, keepdims=True)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    np.testing.assert_allclose(s, (expected * X).sum(0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gemm", "functools", "p", "batch", "config"])

@@ -201,10 +201,10 @@ def verify_ops(
     Example: codegen verify
     Example: codegen verify bias_relu --implementation xla --examples 100 --seed 1
     """
+    ops = _load(out, names)  # before tests ask JAX what it runs on
     from codegen.runtime.platform import on_gpu
     from codegen.runtime.verify import as_row, default_implementation, verify
 
-    ops = _load(out, names)
     implementation = implementation or default_implementation()
     if implementation not in ("cute", "xla", "interpret"):
         raise UsageError(f"--implementation {implementation!r}: it is cute, xla or interpret")
@@ -339,6 +339,7 @@ def _load(out: Path, names: list[str] | None) -> list:
     for name in names or []:
         if name not in package.__all__:
             raise UsageError(f"no op {name!r} in {out}. {known(name, package.__all__, 'There are')}")
+    _check_devices()
     with _importing(out):
         return [getattr(package, name) for name in names or package.__all__]
 
@@ -357,11 +358,11 @@ def _kernels(out: Path, names: list[str] | None) -> list:
 
 def _package(out: Path) -> Any:
     """The package of generated ops in a folder."""
-    from codegen.outputs import MARK
+    from codegen.outputs import is_generated
     from codegen.runtime.compile import load_package
 
     init = out / "__init__.py"
-    if not init.is_file() or not init.read_text(errors="replace").startswith(MARK):
+    if not init.is_file() or not is_generated(init):
         raise UsageError(f"no ops in {out}: run `codegen build`, or name their package with --package")
     _check_environment()
     with _importing(out):
@@ -378,19 +379,23 @@ def _importing(out: Path) -> Iterator[None]:
 
 
 def _check_environment() -> None:
-    """What the environment says that kernels are compiled for and kept by, and that JAX runs on."""
-    import jax
-
+    """What the environment says that kernels are compiled for and kept by."""
     from codegen import cache
     from codegen.arch import ARCHITECTURES
     from codegen.errors import known
 
-    arch = os.environ.get("CUTE_DSL_ARCH") or ARCHITECTURES[0]
-    if arch not in ARCHITECTURES:
+    arch = os.environ.get("CUTE_DSL_ARCH")
+    if arch and arch not in ARCHITECTURES:
         hint = known(arch, ARCHITECTURES, "There are")
         raise UsageError(f"CUTE_DSL_ARCH: there is no architecture {arch!r}\n  {hint}")
     with _usage():
         cache.limit()
+
+
+def _check_devices() -> None:
+    """That JAX has something to run on."""
+    import jax
+
     try:
         jax.devices()
     except RuntimeError as error:

@@ -59,10 +59,11 @@ def leftovers(folder: Path, files: Mapping[str, str], package: str = "") -> list
     if not folder.is_dir():
         return []
     extra = [p for p in sorted(folder.glob("*.py*")) if p.is_file() and p.name not in files]
-    return [p for p in extra if p.suffix in (".py", ".pyi") and _is_generated(p) and not _is_of_another(p, package)]
+    return [p for p in extra if p.suffix in (".py", ".pyi") and is_generated(p) and not _is_of_another(p, package)]
 
 
-def _is_generated(path: Path) -> bool:
+def is_generated(path: Path) -> bool:
+    """Whether a build made a file."""
     with path.open("rb") as file:
         return file.read(len(MARK)) == MARK.encode()
 
@@ -80,7 +81,7 @@ def foreign(folder: Path, files: Mapping[str, str], package: str) -> list[Path]:
 
 
 def _is_foreign(path: Path, package: str) -> bool:
-    ours = path.is_file() and _is_generated(path) and not _is_of_another(path, package)
+    ours = path.is_file() and is_generated(path) and not _is_of_another(path, package)
     return path.exists() and not ours
 
 

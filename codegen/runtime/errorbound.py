@@ -44,6 +44,7 @@ FUNCTION = 2.0**-20
 NARROW = 2.0**-16
 # `math: fast` may use the hardware's approximations, the coarsest of which (tanh, sin) has 2**-10.9.
 FAST = 2.0**-10
+EXACT = frozenset("where cast neg abs maximum minimum floor ceil round sign _others".split())  # which round nothing
 ROUNDED = frozenset(
     "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
 )
@@ -317,19 +318,7 @@ class Analysis:
         """The operation's own rounding, and what leaves the compute type's range."""
         if node.kind != "float":
             return Bound(value, error, overflow)
-        if node.op not in (
-            "where",
-            "cast",
-            "neg",
-            "abs",
-            "maximum",
-            "minimum",
-            "floor",
-            "ceil",
-            "round",
-            "sign",
-            "_others",
-        ):
+        if node.op not in EXACT:
             loose = id(node) in self.narrow
             unit = self.approximate if loose else self.function
             if node.op in ROUNDED:  # approximately within 2 ulp, a division by a row's value within 3

@@ -445,6 +445,8 @@ class Op(Generic[P, R]):
         left = views.parts(plan, axes, how, compute, integer) + views.row_statistics(plan, axes, how, compute, integer)
         left += views.counter(plan, how)
         parts = [Tensor(shape, dtype, (1,) * len(shape), views.PARTS_ALIGNMENT) for shape, dtype in left]
+        params = self.parameters(key, operands)
+        static = {p.constant: params[p.name] for p in spec.params if p.static}
         outputs = (*map(tensor, spec.outputs), *parts)
         return KernelCall(
             unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
@@ -453,7 +455,7 @@ class Op(Generic[P, R]):
             outputs,
             (*(views.user_shape(a, axes) for a in spec.outputs), *(t.shape for t in parts)),
             how,
-            {**{p.constant: dict(key.static)[p.name] for p in spec.params if p.static}, **how.constants},
+            {**static, **how.constants},
         )
 
     def _refused(self, types: Types, axes: Axes) -> str | None:

@@ -478,30 +478,35 @@ class GradientCall:
     @functools.cached_property
     def lost(self) -> list[float]:
         """The largest error of the reference's own backward in float32 at calls nearby, for each gradient."""
-        worst = [0.0] * len(self.floating)
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            single = self.pulled(functools.partial(self.reference, precision="float32"))
-            for _ in range(8):
-                near = [x * (1 + 2.0**-12 * self.random.standard_normal(x.shape)) for x in self.wide]
-                near = [jnp.asarray(x.astype(np.float32)) for x in near]
-                rough = single(tuple(near), tuple(jnp.asarray(c, "float32") for c in self.outer))
-                right = self.exact(tuple(x.astype("float64") for x in near), tuple(map(jnp.asarray, self.outer)))
-                errors = [np.abs(np.asarray(a, np.float64) - b) for a, b in zip(rough, right, strict=True)]
-                worst = [max(w, float(np.max(e, initial=0))) for w, e in zip(worst, errors, strict=True)]
-        return worst
+        single = self.pulled(functools.partial(self.reference, precision="float32"))
+
+        def apart(near: list[np.ndarray]) -> tuple[tuple, tuple]:
+            narrow = [jnp.asarray(x.astype(np.float32)) for x in near]
+            rough = single(tuple(narrow), tuple(jnp.asarray(c, "float32") for c in self.outer))
+            return rough, self.exact(tuple(x.astype("float64") for x in narrow), tuple(map(jnp.asarray, self.outer)))
+
+        return self.worst_of(8, apart)
 
     @functools.cached_property
     def moved(self) -> list[float]:
         """The largest change of the exact gradients where factors are rounded to TF32's 10 bits, at calls nearby."""
+        factors = [a.name in self.op.multiplied for a in self.floating]
+
+        def apart(near: list[np.ndarray]) -> tuple[tuple, tuple]:
+            rounded = [_tf32(x) if factor else x for x, factor in zip(near, factors, strict=True)]
+            outer = tuple(map(jnp.asarray, self.outer))
+            first, second = (self.exact(tuple(map(jnp.asarray, xs)), outer) for xs in (near, rounded))
+            return first, second
+
+        return self.worst_of(4, apart)
+
+    def worst_of(self, calls: int, apart: Callable[[list[np.ndarray]], tuple[tuple, tuple]]) -> list[float]:
+        """How far apart two ways to compute each gradient are at most, at so many calls nearby."""
         worst = [0.0] * len(self.floating)
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            outer = tuple(map(jnp.asarray, self.outer))
-            for _ in range(4):
+            for _ in range(calls):
                 near = [x * (1 + 2.0**-12 * self.random.standard_normal(x.shape)) for x in self.wide]
-                factors = [a.name in self.op.multiplied for a in self.floating]
-                rounded = [_tf32(x) if factor else x for x, factor in zip(near, factors, strict=True)]
-                pairs = zip(*(self.exact(tuple(map(jnp.asarray, xs)), outer) for xs in (near, rounded)), strict=True)
-                errors = [np.abs(np.asarray(a) - np.asarray(b)) for a, b in pairs]
+                errors = [np.abs(np.asarray(a, np.float64) - b) for a, b in zip(*apart(near), strict=True)]
                 worst = [max(w, float(np.max(e, initial=0))) for w, e in zip(worst, errors, strict=True)]
         return worst
 

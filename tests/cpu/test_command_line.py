@@ -1,7 +1,10 @@
 """Commands that load JAX: what is wrong with a package, the environment or a reference is one message."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cutlass.base_dsl.enums import Arch
@@ -14,6 +17,8 @@ from codegen.plan import overrides
 from codegen.runtime.verify import verify
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def run(monkeypatch, capsys, *words) -> tuple[int, str, str]:
@@ -76,6 +81,14 @@ def test_the_environment_is_looked_at_first(name, value, message, packages, monk
     for words in (("verify",), ("compile",), ("explain", "double", "--interpret", "--specs", "specs_of_of_settings")):
         status, out, err = run(monkeypatch, capsys, *words, "--package", "of_settings")
         assert (status, out, err.startswith(f"error: {message}")) == (2, "", True)
+
+
+def test_a_platform_that_jax_has_not():
+    words = (sys.executable, "-m", "codegen", "verify", "relu")
+    environment = {**os.environ, "JAX_PLATFORMS": "foo"}
+    found = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("error: JAX finds nothing to run on: Unable to initialize backend 'foo'")
 
 
 def test_a_package_that_cannot_be_imported(packages, tmp_path, monkeypatch, capsys):

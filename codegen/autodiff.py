@@ -31,7 +31,7 @@ MOST_OPERATIONS = 600  # twenty times those of any op one would write: deriving 
 PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsqrt", "sum", "mean", "float"}
 
 # Operations whose slope may be infinite; and others, whose terms are better left as they are where sums of them are simplified
-STEEP = {"sqrt", "cbrt", "log", "log2", "log1p", "pow", "reciprocal", "asin", "acos"}
+STEEP = {"prod", "sqrt", "cbrt", "log", "log2", "log1p", "pow", "reciprocal", "asin", "acos"}
 STEEP_TERMS = {"rsqrt", "div", "exp", "exp2", "expm1", "sinh", "cosh", "tan", "atan2", "rem"}
 
 _UNLESS_ZERO = ast.parse("where(g == 0, 0, value)", mode="eval").body

@@ -169,7 +169,7 @@ class Op(Generic[P, R]):
         outputs = []
         for array, value in zip(self.spec.outputs, values, strict=True):
             shape = views.user_shape(array, axes)
-            outputs.append(jnp.broadcast_to(store(value, key.types.dtype(array)), shape))
+            outputs.append(store(jnp.broadcast_to(value, shape), key.types.dtype(array)))
         return self._named(tuple(outputs))
 
     def evaluate_reference(self, key: Key, operands: tuple, precision: str | None = None) -> tuple:

@@ -85,9 +85,9 @@ def fits(plan: Plan, axes: Axes) -> str | None:
 
 
 def check_tables(spec: Spec, plan: Plan, arrays: Mapping[str, Any], axes: Axes) -> None:
-    """Raises ValueError where an output that is not empty would gather from a table that is."""
-    if any(0 in user_shape(output, axes) for output in spec.outputs):
-        return  # an element-wise op's outputs share their axes
+    """Raises ValueError where a table is empty that outputs gather from, unless they all are."""
+    if all(0 in user_shape(output, axes) for output in spec.outputs):
+        return
     for access in plan.loads:
         if access.index_of and access.array is not None and access.array.name in arrays:
             (index, axis), table = access.index_of, access.array
@@ -327,8 +327,9 @@ def stored(
     for access, value in zip(stores, values, strict=True):
         assert access.array is not None
         own = access.array.axes
-        value = store(lose(value, own, order, len(axes.rows)), types.dtype(access.array))
-        parts.setdefault(access.array, {})[access.part] = jnp.broadcast_to(value, axes.shape(own))
+        # Broadcast first: what is repeated has a gradient that is summed, in the type that it is computed in
+        value = jnp.broadcast_to(lose(value, own, order, len(axes.rows)), axes.shape(own))
+        parts.setdefault(access.array, {})[access.part] = store(value, types.dtype(access.array))
     return {array: join_parts(array, own, axes) for array, own in parts.items()}
 
 

@@ -220,7 +220,7 @@ UNUSED = {  # x, with zeros; the chain, whose l nothing depends on; the gradient
     ),
     "a quotient": ("float32[..., N]", "float32[..., N]", "y = x * 3; l = 1 / x + rsqrt(x)", lambda x: 3 * x),
     "a power": ("float32[..., N]", "float32[..., N]", "y = sin(x); l = x ** 0.5 - x ** 0.25", lambda x: jnp.sin(x)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
@@ -235,6 +235,32 @@ def test_outputs_that_nothing_depends_on_add_nothing(name, implementation, tmp_p
     np.testing.assert_allclose(got, jax.grad(lambda x: expected(x).sum())(x), rtol=1e-6)
     steep = jax.grad(lambda x: op(x, implementation=implementation)[1].sum())(x)
     assert not np.isfinite(np.asarray(steep)[0]).any()
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_product_beyond_the_range_that_nothing_depends_on(implementation, tmp_path):
+    op = make_op(tmp_path, spec_text("x: float32[..., N]", "s: float32[...]; p: float32[...]",
+                                     "s = sum(x, axis=N); p = prod(x, axis=N)"))  # fmt: skip
+    x = jnp.full((2, 3), 1e30)
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: op(x, implementation=implementation)[0].sum())(x), jnp.ones((2, 3))
+    )
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_gradients_of_what_is_repeated_are_summed_in_float32(implementation, tmp_path):
+    """By the jnp form too, where the backward has no kernel: a bfloat16 sum of a few thousand stops growing."""
+    op = make_op(tmp_path, spec_text(
+        "x: bfloat16[B, M, N]; table: bfloat16[B, P]; i: int32[B]", "y: bfloat16[B, M, N]",
+        "y = mean(x, axis=(M, N)) + take(table, i, axis=P)",
+        "y = (jnp.mean(x, (1, 2)) + jnp.take_along_axis(table, i[:, None], 1)[:, 0])[:, None, None]",
+    ))  # fmt: skip
+    arrays = jnp.zeros((2, 30, 100), jnp.bfloat16), jnp.zeros((2, 3), jnp.bfloat16), jnp.asarray([0, 2])
+    for f in (lambda *a: op(*a, implementation=implementation), op.reference):
+        pull = jax.vjp(lambda x, t: f(x, t, arrays[2]), *arrays[:2])[1]
+        dx, dtable = pull(jnp.ones((2, 30, 100), jnp.bfloat16))
+        np.testing.assert_allclose(dx.astype(jnp.float32), jnp.ones((2, 30, 100)), rtol=2**-7)
+        np.testing.assert_allclose(dtable.astype(jnp.float32), [[3000, 0, 0], [0, 0, 3000]], rtol=2**-7)
 
 
 def test_products_of_an_unused_logarithm(tmp_path):

@@ -234,3 +234,12 @@ def test_rows_without_columns_count_once(tmp_path):
     s = np.arange(3, dtype="float32") + 1
     np.testing.assert_allclose(op(np.ones((3, 0), "float32"), s, implementation="interpret").z, np.cos(6), rtol=1e-6)
     np.testing.assert_allclose(op(np.ones((3, 5), "float32"), s, implementation="interpret").z, np.cos(6), rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_what_rows_have_is_stored_where_there_are_no_columns(n, tmp_path):
+    op = make_op(tmp_path, spec_text("x: float32[..., N]; r: float32[...]", "c: float32[N]; z: float32[...]",
+                                     "c = sum(x, axis=...); z = r * 2"))  # fmt: skip
+    c, z = op(jnp.ones((3, n)), jnp.arange(3.0), implementation="interpret")
+    np.testing.assert_array_equal(c, np.full(n, 3.0))
+    np.testing.assert_array_equal(z, [0, 2, 4])

@@ -80,6 +80,14 @@ def test_an_empty_table_has_no_value_to_give(implementation, tmp_path):
         jax.vmap(lambda x, t, i: op(x, t, i, implementation=implementation), (0, None, 0))(*empty((2,), 3))
 
 
+def test_an_empty_table_where_another_output_is_empty(tmp_path):
+    spec = spec_text("x: float32[B, S]; table: float32[V]; i: int32[B]", "y: float32[B, S]; m: float32[B]",
+                     "m = sum(x, axis=S) + take(table, i, axis=V); y = x + m")  # fmt: skip
+    arrays = jnp.zeros((3, 0)), jnp.zeros(0), jnp.zeros(3, jnp.int32)
+    with pytest.raises(ValueError, match="V is 0, and 'i' has no value to take from an empty axis"):
+        make_op(tmp_path, spec)(*arrays, implementation="interpret")
+
+
 @pytest.mark.parametrize("implementation", ["xla", "interpret", None])
 @pytest.mark.parametrize(("rows", "n"), [((0,), 3), ((2,), 0), ((0, 3), 3), ((3, 0), 3)])
 def test_an_empty_output_takes_nothing_from_an_empty_table(rows, n, implementation, tmp_path):

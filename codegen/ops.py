@@ -4,7 +4,7 @@
 `{exact}` in a CuTe text is `True` under `math: precise`: the library's float32 function, 2 to 5 ulp, gives way to its
 float64 one. `{approx}` is where a cheaper approximation may be asked for: `False` under `math: precise`, `True` under
 `math: fast`, and under `math: auto` the kernel's own flag, set for outputs narrower than float32 and for some terms of sums
-(`Context.approximations`). Only approximations within 2**-16 of relative error (gelu: 2**-15) take part in `auto`,
+(`Context.approximations`). Only approximations within 2**-16 of relative error (gelu, dgelu: 2**-15) take part in `auto`,
 whatever the chain does with them afterwards; `cute_fast` is what `math: fast` may use besides.
 
 `grad` holds one formula an argument, in the language of the chain: `a`, `b`, `c` are the arguments, `y` the result, `g`
@@ -117,8 +117,9 @@ OPS: dict[str, Op] = {
         # the error function
         _unary("erf", f"g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erf({0})", fast=_FAST.format("erf")),
         _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erfc({0})", cute="device.erfc({0}, {approx}, {exact})"),
-        _unary("gelu", f"g * (0.5 * erfc(-{_SQRT_HALF} * a) + a * exp(-0.5 * (a * a)) * 0.3989422804014327)",
-               jnp="jax.nn.gelu({0}, approximate=False)", cute="device.gelu({0}, {approx}, {exact})"),
+        _unary("gelu", "g * dgelu(a)", jnp="jax.nn.gelu({0}, approximate=False)", cute="device.gelu({0}, {approx}, {exact})"),
+        _unary("dgelu", "g * (2 - a * a) * exp(-0.5 * (a * a)) * 0.3989422804014327", jnp="runtime.dgelu({0})",
+               cute="device.dgelu({0}, {approx}, {exact})"),
         # `a`, a product of the elements beside `b`, over the axes that `c` lacks: in jnp it is differentiated as that
         Op("_others", 3, "float", "{0}", "runtime.product_of_others({0}, {1}, {2})", ("", "", "")),
     )

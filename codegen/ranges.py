@@ -108,6 +108,7 @@ RULES: dict[str, Callable[..., Range]] = {
     "tanh": lambda _: (-1.0, 1.0),
     "sigmoid": lambda _: (0.0, 1.0),
     "gelu": lambda a: (-0.17 if a[0] < 0 else 0.0, max(a[1], 0.0)),
+    "dgelu": lambda _: (-0.13, 1.13),
     "erf": lambda _: (-1.0, 1.0),
     "erfc": lambda _: (0.0, 2.0),
     "sin": lambda _: (-1.0, 1.0),

@@ -188,8 +188,8 @@ class Tile:
 
 # About how many instructions an operation takes where it may be approximate; the others take one
 COSTS = {
-    "exp": 3, "log": 5, "div": 3, "tanh": 7, "sigmoid": 5, "sin": 10, "cos": 10, "erf": 14, "erfc": 13, "gelu": 14,
-    "pow": 15,
+    "exp": 3, "log": 5, "div": 3, "tanh": 7, "sigmoid": 5, "sin": 10, "cos": 10, "erf": 14, "erfc": 13, "gelu": 12,
+    "dgelu": 14, "pow": 15,
 }  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
 LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}

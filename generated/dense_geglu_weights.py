@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
@@ -245,8 +244,7 @@ def dense_geglu_weights_forward_launch(
 
 def dense_geglu_weights_backward_chain(dy, g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.erfc(-(g * 0.7071067811865476), approx, False) * 0.5 + g * device.exp_to_one(-(g * g * 0.5), approx) * 0.3989422804014327
-    dg = dy * u * t0
+    dg = dy * u * device.dgelu(g, approx, False)
     du = dy * device.gelu(g, approx, False)
     return dg, du
 
@@ -331,7 +329,7 @@ def dense_geglu_weights_backward_launch(
 
 def dense_geglu_weights_backward_xla(dy, g, u):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dg = dy * u * (jax.lax.erfc(-(g * 0.7071067811865476)) * 0.5 + g * jnp.exp(-(g * g * 0.5)) * 0.3989422804014327)
+    dg = dy * u * runtime.dgelu(g)
     du = dy * jax.nn.gelu(g, approximate=False)
     return dg, du
 

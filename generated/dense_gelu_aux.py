@@ -341,8 +341,7 @@ def dense_gelu_aux_forward_launch(
 
 def dense_gelu_aux_backward_chain(dy, dz, z2, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t1 = device.erfc(-(z2 * 0.7071067811865476), approx, False) * 0.5 + z2 * device.exp_to_one(-(z2 * z2 * 0.5), approx) * 0.3989422804014327
-    t0 = dz + dy * t1
+    t0 = dz + dy * device.dgelu(z2, approx, False)
     dacc = t0
     return dacc, dacc
 
@@ -487,8 +486,7 @@ def dense_gelu_aux_backward_launch(
 
 def dense_gelu_aux_backward_xla(dy, dz, z2, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jax.lax.erfc(-(z2 * 0.7071067811865476)) * 0.5 + z2 * jnp.exp(-(z2 * z2 * 0.5)) * 0.3989422804014327
-    t0 = dz + dy * t1
+    t0 = dz + dy * runtime.dgelu(z2)
     dacc = t0
     dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)
     return dacc, dbias

@@ -553,6 +553,7 @@ def dense_rms_scaled_backward_kernel(
     pieces = cluster
     if cutlass.const_expr(not whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
+        pieces = cutlass.select_(pieces > 0, pieces, 1)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
@@ -732,6 +733,7 @@ def dense_rms_scaled_backward_launch(
     pieces = cluster
     if cutlass.const_expr(not whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
+        pieces = cutlass.select_(pieces > 0, pieces, 1)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         if mCounter.shape[0] > 0:

@@ -22,9 +22,7 @@ inputs:
 outputs:
   dx: T[..., N]
 chain: |
-  cdf = 0.5 * erfc(-0.7071067811865476 * x)  # 1 / sqrt(2); erfc keeps the tail that 1 + erf cancels
-  pdf = 0.3989422804014327 * exp(-0.5 * square(x))  # 1 / sqrt(2 * pi)
-  dx = dy * (cdf + x * pdf)
+  dx = dy * dgelu(x)
 reference: |
   gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
   dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
@@ -33,9 +31,7 @@ reference: |
 
 def dgelu_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    cdf = 0.5 * device.erfc(-0.7071067811865476 * x, approx, False)
-    pdf = 0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), approx)
-    dx = dy * (cdf + x * pdf)
+    dx = dy * device.dgelu(x, approx, False)
     return dx
 
 
@@ -105,9 +101,7 @@ def dgelu_launch(
 
 def dgelu_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    cdf = 0.5 * jax.lax.erfc(-0.7071067811865476 * x)
-    pdf = 0.3989422804014327 * jnp.exp(-0.5 * (x * x))
-    dx = dy * (cdf + x * pdf)
+    dx = dy * runtime.dgelu(x)
     return dx
 
 
@@ -120,12 +114,9 @@ def dgelu_reference(dy, x):
 
 def dgelu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = -0.7071067811865476 * x
-    t1 = device.exp_to_one(-0.5 * (x * x), approx)
-    pdf = 0.3989422804014327 * t1
-    ddy = ddx * (0.5 * device.erfc(t0, approx, False) + x * pdf)
-    t2 = ddx * dy
-    dx_ = t2 * pdf - t2 * x * t1 * x * 0.3989422804014327 + t2 * device.exp_to_one(-(t0 * t0), approx) * 0.3989422804014327
+    ddy = ddx * device.dgelu(x, approx, False)
+    t0 = x * x
+    dx_ = ddx * dy * (2.0 - t0) * device.exp_to_one(-(t0 * 0.5), approx) * 0.3989422804014327
     return ddy, dx_
 
 
@@ -209,12 +200,9 @@ def dgelu_backward_launch(
 
 def dgelu_backward_xla(ddx, dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = -0.7071067811865476 * x
-    t1 = jnp.exp(-0.5 * (x * x))
-    pdf = 0.3989422804014327 * t1
-    ddy = ddx * (0.5 * jax.lax.erfc(t0) + x * pdf)
-    t2 = ddx * dy
-    dx_ = t2 * pdf - t2 * x * t1 * x * 0.3989422804014327 + t2 * jnp.exp(-(t0 * t0)) * 0.3989422804014327
+    ddy = ddx * runtime.dgelu(x)
+    t0 = x * x
+    dx_ = ddx * dy * (2.0 - t0) * jnp.exp(-(t0 * 0.5)) * 0.3989422804014327
     return ddy, dx_
 
 

@@ -29,9 +29,7 @@ outputs:
 params:
   amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
 chain: |
-  cdf = 0.5 * erfc(-0.7071067811865476 * x)  # 1 / sqrt(2); erfc keeps the tail that 1 + erf cancels
-  pdf = 0.3989422804014327 * exp(-0.5 * square(x))  # 1 / sqrt(2 * pi)
-  dx = dy * (cdf + x * pdf)
+  dx = dy * dgelu(x)
   scale = maximum(max(abs(dx), axis=G), amax_min) / 57344
   q = dx / scale
   dbias = sum(dx, axis=...)
@@ -52,9 +50,7 @@ bench:
 
 def dgelu_dbias_group_fp8_chain(dy, x, amax_min):
     """The chain: scale, q; what is folded into column_sum, on one vector of each operand."""
-    cdf = 0.5 * device.erfc(-0.7071067811865476 * x, False, False)
-    pdf = 0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), False)
-    dx = dy * (cdf + x * pdf)
+    dx = dy * device.dgelu(x, False, False)
     scale = device.divide_by_normal(device.maximum(reduce.over_group(cute.math.abs(dx), "max", 128), amax_min), 57344.0, False)
     q = device.divide(dx, scale, True)
     return scale, q, dx
@@ -212,9 +208,7 @@ class DgeluDbiasGroupFp8Outputs(NamedTuple):
 
 def dgelu_dbias_group_fp8_xla(dy, x, amax_min, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    cdf = 0.5 * jax.lax.erfc(-0.7071067811865476 * x)
-    pdf = 0.3989422804014327 * jnp.exp(-0.5 * (x * x))
-    dx = dy * (cdf + x * pdf)
+    dx = dy * runtime.dgelu(x)
     scale = jnp.maximum(jnp.max(jnp.abs(dx), axis=-1, keepdims=True), amax_min) / 57344.0
     q = dx / scale
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)

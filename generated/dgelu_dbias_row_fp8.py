@@ -29,9 +29,7 @@ outputs:
 params:
   amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
 chain: |
-  cdf = 0.5 * erfc(-0.7071067811865476 * x)  # 1 / sqrt(2); erfc keeps the tail that 1 + erf cancels
-  pdf = 0.3989422804014327 * exp(-0.5 * square(x))  # 1 / sqrt(2 * pi)
-  dx = dy * (cdf + x * pdf)
+  dx = dy * dgelu(x)
   scale = maximum(max(abs(dx), axis=N), amax_min) / 57344
   q = dx / scale
   dbias = sum(dx, axis=...)
@@ -49,8 +47,7 @@ domain:
 
 def dgelu_dbias_row_fp8_rows_row_max(dy, x):
     """What is folded into row_max (max), on one vector of each operand."""
-    t0 = 0.5 * device.erfc(-0.7071067811865476 * x, False, False) + x * (0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), False))
-    return cute.math.abs(dy * t0)
+    return cute.math.abs(dy * device.dgelu(x, False, False))
 
 
 def dgelu_dbias_row_fp8_rows_row(row_max):
@@ -159,17 +156,13 @@ def dgelu_dbias_row_fp8_rows_launch(
 
 def dgelu_dbias_row_fp8_row_max(dy, x):
     """What is folded into row_max (max), on one vector of each operand."""
-    cdf = 0.5 * device.erfc(-0.7071067811865476 * x, False, False)
-    pdf = 0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), False)
-    dx = dy * (cdf + x * pdf)
+    dx = dy * device.dgelu(x, False, False)
     return cute.math.abs(dx)
 
 
 def dgelu_dbias_row_fp8_chain(dy, x, amax_min, row_max):
     """The chain: q; what is folded into column_sum, on one vector of each operand."""
-    cdf = 0.5 * device.erfc(-0.7071067811865476 * x, False, False)
-    pdf = 0.3989422804014327 * device.exp_to_one(-0.5 * (x * x), False)
-    dx = dy * (cdf + x * pdf)
+    dx = dy * device.dgelu(x, False, False)
     scale = device.divide_by_normal(device.maximum(row_max, amax_min), 57344.0, False)
     q = device.divide_by_row(dx, scale, True)
     return q, dx
@@ -223,6 +216,7 @@ def dgelu_dbias_row_fp8_kernel(
     pieces = cluster
     if cutlass.const_expr(not whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
+        pieces = cutlass.select_(pieces > 0, pieces, 1)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
@@ -393,6 +387,7 @@ def dgelu_dbias_row_fp8_launch(
     pieces = cluster
     if cutlass.const_expr(not whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
+        pieces = cutlass.select_(pieces > 0, pieces, 1)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         if mCounter.shape[0] > 0:
@@ -422,9 +417,7 @@ class DgeluDbiasRowFp8Outputs(NamedTuple):
 
 def dgelu_dbias_row_fp8_xla(dy, x, amax_min, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    cdf = 0.5 * jax.lax.erfc(-0.7071067811865476 * x)
-    pdf = 0.3989422804014327 * jnp.exp(-0.5 * (x * x))
-    dx = dy * (cdf + x * pdf)
+    dx = dy * runtime.dgelu(x)
     scale = jnp.maximum(jnp.max(jnp.abs(dx), axis=-1, keepdims=True), amax_min) / 57344.0
     q = dx / scale
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)

@@ -6,7 +6,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import jax
-import jax.numpy as jnp
 
 from codegen import runtime
 from codegen.runtime import device
@@ -110,9 +109,7 @@ def gelu_mul_reference(gate, up):
 
 def gelu_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
-    t1 = device.erfc(-(gate * 0.7071067811865476), approx, False) * 0.5 + gate * device.exp_to_one(-(gate * gate * 0.5), approx) * 0.3989422804014327
-    t0 = dy * up * t1
-    dgate = t0
+    dgate = dy * up * device.dgelu(gate, approx, False)
     dup = dy * device.gelu(gate, approx, False)
     return dgate, dup
 
@@ -197,9 +194,7 @@ def gelu_mul_backward_launch(
 
 def gelu_mul_backward_xla(dy, gate, up):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jax.lax.erfc(-(gate * 0.7071067811865476)) * 0.5 + gate * jnp.exp(-(gate * gate * 0.5)) * 0.3989422804014327
-    t0 = dy * up * t1
-    dgate = t0
+    dgate = dy * up * runtime.dgelu(gate)
     dup = dy * jax.nn.gelu(gate, approximate=False)
     return dgate, dup
 

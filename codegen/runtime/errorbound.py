@@ -49,12 +49,21 @@ ROUNDED = frozenset(
     "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
 )
 
+
+def _density(x: np.ndarray) -> np.ndarray:
+    """Of a normal variable."""
+    return np.exp(-0.5 * np.clip(x, -1e4, 1e4) ** 2) / math.sqrt(2 * math.pi)
+
+
 _lax = SimpleNamespace(
     rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b),
     logistic=special.expit,
 )  # fmt: skip
 _nn = SimpleNamespace(gelu=lambda x, approximate: 0.5 * x * special.erfc(-(0.5**0.5) * x))
-_slopes = SimpleNamespace(product_of_others=lambda value, x, whole: value)
+_slopes = SimpleNamespace(
+    product_of_others=lambda value, x, whole: value,
+    dgelu=lambda x: special.ndtr(x) + np.clip(x, -1e4, 1e4) * _density(x),
+)
 _NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax, nn=_nn), "runtime": _slopes}
 _FUNCTIONS = {
     name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), dict(_NAMES))
@@ -217,14 +226,19 @@ class Analysis:
             for end in (arg.value + arg.error, arg.value - arg.error):
                 reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
             error = error + np.where(_lost(arg), np.inf, reach)
-        if node.op == "gelu":
-            # Its exponent, x * x / 2, is rounded, and what x is multiplied with may be flushed. Its approximation is coarser than
-            # others, and 0 at -inf, as the limit is; jnp's is NaN
+        if node.op in ("gelu", "dgelu"):
+            # Exponents, x * x / 2, are rounded, and what x is multiplied with may be flushed. Approximations are coarser than
+            # others, and that of gelu 0 at -inf, as the limit is; jnp's is NaN
             x, narrow = values[0], id(node) in self.narrow
-            unit = 4 * x**2 * self.unit + (self.approximate if narrow else 0)
-            own = np.abs(value) * unit + np.abs(x) * self.tiny
+            unit = self.approximate if narrow else 0
+            own = np.abs(value) * (4 * x**2 * self.unit + unit) + np.abs(x) * self.tiny + (2.0**-62 if narrow else 0)
+            if node.op == "dgelu":
+                slope = np.abs(np.clip(x, -1e4, 1e4)) * _density(x)
+                tail = 4 * x**2 * self.unit * (slope + special.ndtr(-np.abs(x)))
+                own = (special.ndtr(x) + slope) * (unit or self.function) + tail + 16 * self.tiny
             error = error + np.where(np.isfinite(own), own, 0)
-            error = np.where(narrow & (x == -np.inf), np.inf, error)
+            if node.op == "gelu":
+                error = np.where(narrow & (x == -np.inf), np.inf, error)
         if node.op == "mul":  # both ends at once
             a, b = (arg.error for arg in args)
             error = error + np.where((a > 0) & (b > 0), a * b, 0)

@@ -108,12 +108,15 @@ def _launch(
     tiles: cutlass.Constexpr, form: cutlass.Constexpr,
 ):  # fmt: skip
     """The kernel, where there is something to do."""
-    count = clusters[0] * clusters[1] * clusters[2]
-    if cutlass.const_expr(tiles.splits == 1):
-        count = cutlass.min(count, tiles.blocks // tiles.multicast)
+    high, wide, batches = clusters
+    count = high * wide * batches
+    last = high - (high - 1) // tiles.group * tiles.group  # rows of the last band
     if count > 0:
+        divisors = tuple(cute.fast_divmod_create_divisor_v2(d) for d in (high * wide, tiles.group * wide, last))
+        if cutlass.const_expr(tiles.splits == 1):
+            count = cutlass.min(count, tiles.blocks // tiles.multicast)
         _kernel(
-            load_a, tA, load_bs, tBs, memory, clusters, extents, tiled_mma, a_layout, b_layout, tiles, form,
+            load_a, tA, load_bs, tBs, memory, (*clusters, divisors), extents, tiled_mma, a_layout, b_layout, tiles, form,
         ).launch(
             grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
             cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
@@ -137,7 +140,7 @@ def _kernel(
     load_bs: tuple,
     tBs: tuple,  # (N, K, L or 1), coordinates
     memory: tuple,  # the epilogue's tensors, row parts and column parts
-    clusters: tuple,  # rows and columns of clusters, batches
+    clusters: tuple,  # rows and columns of clusters, batches; what `_place` divides by
     extents: tuple,  # rows and columns of the output, K
     tiled_mma: cute.TiledMma,
     a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
@@ -188,13 +191,14 @@ def _kernel(
 def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
     """Row, column and batch, in tiles, of this block's in the index-th cluster: bands of `group` rows of clusters, each
     walked column by column."""
-    high, wide, _ = clusters
-    batch = index // (high * wide)
-    index = index % (high * wide)
-    first = index // (tiles.group * wide) * tiles.group
-    rows = cutlass.min(high - first, tiles.group)
-    index = index - first * wide
-    row, column = first + index % rows, index // rows
+    high, _, _, (of_batch, of_band, last) = clusters
+    batch, index = map(Int32, divmod(index, of_batch))
+    band, index = map(Int32, divmod(index, of_band))
+    column, row = map(Int32, divmod(index, last))
+    first = band * tiles.group
+    whole = first + tiles.group <= high
+    column = cutlass.select_(whole, index // tiles.group, column)
+    row = first + cutlass.select_(whole, index % tiles.group, row)
     if cutlass.const_expr(tiles.cluster_m > 1):
         row = row * 2 + rank
     if cutlass.const_expr(tiles.cluster_n > 1):
@@ -270,6 +274,24 @@ def _partition(
 
 
 @cute.jit
+def _multiply(
+    tiled_mma: cute.TiledMma,
+    acc: cute.Tensor,
+    tCrA: cute.Tensor,
+    tCrB: cute.Tensor,
+    at: cutlass.Int32,
+    adds: cutlass.Boolean | bool,
+):
+    """Start the products of the stage at a place, which are added to what `acc` holds, or take its place."""
+    warpgroup.fence()
+    for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+        mma = cute.make_mma_atom(tiled_mma.op)
+        mma.set(warpgroup.Field.ACCUMULATE, adds if cutlass.const_expr(block == 0) else True)
+        cute.gemm(mma, acc, tCrA[None, None, block, at], tCrB[None, None, block, at], acc)
+    warpgroup.commit_group()
+
+
+@cute.jit
 def _consume(
     sA: cute.Tensor,
     sB: cute.Tensor,
@@ -297,7 +319,8 @@ def _consume(
     slabs = tiles.tile_m // 64 // groups
     accumulators = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8, slabs), tiled_mma.op.acc_dtype)
     acc = cute.make_tensor(accumulators.iterator, cute.make_layout(((2, 2, tiles.tile_n // 8), slabs, 1)))
-    acc.fill(0)  # and so it stays where K is 0
+    if cutlass.const_expr(not tiles.frees):
+        acc.fill(0)  # and so it stays where K is 0
     own = tiled_mma.get_slice((0 if cutlass.const_expr(tiles.pingpong) else consumer) * WARPGROUP)
     tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
     tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
@@ -326,15 +349,17 @@ def _consume(
             )
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-        for k in cutlass.range(k_tiles, unroll=1):
-            at = used % stages
-            cute.arch.mbarrier_wait(full + at, used // stages & 1)
-            warpgroup.fence()
-            for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                mma = cute.make_mma_atom(tiled_mma.op)
-                mma.set(warpgroup.Field.ACCUMULATE, k > 0 if cutlass.const_expr(block == 0) else True)
-                cute.gemm(mma, acc, tCrA[None, None, block, at], tCrB[None, None, block, at], acc)
-            warpgroup.commit_group()
+        if cutlass.const_expr(tiles.frees):
+            if k_tiles == 0:
+                acc.fill(0)
+            else:
+                cute.arch.mbarrier_wait(full + used % stages, used // stages & 1)
+                _multiply(tiled_mma, acc, tCrA, tCrB, used % stages, False)
+                used += 1
+        for k in cutlass.range(1 if cutlass.const_expr(tiles.frees) else 0, k_tiles, unroll=1):
+            cute.arch.mbarrier_wait(full + used % stages, used // stages & 1)
+            adds = True if cutlass.const_expr(tiles.frees) else k > 0
+            _multiply(tiled_mma, acc, tCrA, tCrB, used % stages, adds)
             warpgroup.wait_group(1)
             if signals & (k > 0):  # the stage before is read
                 cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen import runtime
 from codegen.ops import OPS
 from codegen.prelude import prelude
 from tests.making import make_op
@@ -20,7 +21,7 @@ POINTS = {
 
 def function(name):
     text = OPS[name].jnp.format(*"abc")
-    return eval(f"lambda {', '.join('abc'[: OPS[name].arity])}: {text}", {"jnp": jnp, "jax": jax})
+    return eval(f"lambda {', '.join('abc'[: OPS[name].arity])}: {text}", {"jnp": jnp, "jax": jax, "runtime": runtime})
 
 
 def table_gradient(folder, name, formula, values):

@@ -77,16 +77,32 @@ def test_the_sigmoid(tmp_path):
 
 
 def test_gelu(tmp_path):
-    """Its tail as well, down to the least that bfloat16 has."""
-    x = np.concatenate([np.linspace(-13.6, 6, 20000), np.geomspace(1e-30, 1e30, 200)]).astype(np.float32)
+    """Its tail as well."""
+    x = np.concatenate([np.linspace(-8, 6, 20000), np.geomspace(1e-30, 1e30, 200)]).astype(np.float32)
     wide = x.astype(np.float64)
     exact = wide * special.ndtr(wide)
     got = evaluate(tmp_path, "gelu(x)", x)
     assert (np.abs(got - exact) <= (2.0**-15 + wide**2 * 2.0**-22) * np.maximum(np.abs(exact), SMALLEST)).all()
-    near = np.abs(x) < 6
-    check(got[near], exact[near], 2.0**-15)
-    beyond = evaluate(tmp_path, "gelu(x)", np.array([-13.7, -100.0, -1e30], np.float32))
-    assert (np.abs(beyond) < 2.0**-134).all()  # half of bfloat16's least
+    tail = np.concatenate([np.linspace(-200, -8, 5000), [-1e30]]).astype(np.float32)
+    exact = tail * special.ndtr(tail.astype(np.float64))
+    got = evaluate(tmp_path, "gelu(x)", tail)
+    assert (np.abs(got - exact) < 2.0**-62).all() and (got <= 0).all() and (np.diff(np.abs(got[:-1])) >= 0).all()
+    assert (got[tail < -13.5] == 0).all()
+
+
+def test_the_slope_of_gelu(tmp_path):
+    """Relative to its two terms, which cancel at -0.75."""
+    x = np.concatenate([np.linspace(-200, 200, 40000), np.linspace(-13, 6, 20000), [-1e30, 0.0, 1e30]]).astype(
+        np.float32
+    )
+    wide = x.astype(np.float64)
+    below, slope = special.ndtr(wide), wide * np.exp(-0.5 * np.clip(wide, -1e3, 1e3) ** 2) / np.sqrt(2 * np.pi)
+    size = below + np.abs(slope)
+    got = evaluate(tmp_path, "dgelu(x)", x)
+    assert (np.abs(got - (below + slope)) <= (2.0**-15 + wide**2 * 2.0**-22) * size + 16 * SMALLEST).all()
+    exact = make_op(tmp_path, SPEC.format("dgelu(x)", "x").replace("fast", "auto"))
+    got = np.asarray(exact(jnp.asarray(x), implementation="interpret"), np.float64)
+    assert (np.abs(got - (below + slope)) <= (2.0**-21 + np.minimum(wide**2, 200) * 2.0**-22) * size + SMALLEST).all()
 
 
 def test_what_is_not_finite(tmp_path):
@@ -95,6 +111,5 @@ def test_what_is_not_finite(tmp_path):
     np.testing.assert_array_equal(evaluate(tmp_path, "1 / (1 + exp(-abs(x)))", x), [1, 1, np.nan])
     np.testing.assert_array_equal(evaluate(tmp_path, "erfc(x)", x), [0, 2, np.nan])
     np.testing.assert_array_equal(evaluate(tmp_path, "sigmoid(x)", x), [1, 0, np.nan])
-    got = evaluate(tmp_path, "gelu(x)", x)
-    np.testing.assert_array_equal(got[[0, 2]], [np.inf, np.nan])
-    assert np.abs(got[1]) < 2.0**-134
+    np.testing.assert_array_equal(evaluate(tmp_path, "gelu(x)", x), [np.inf, 0, np.nan])
+    np.testing.assert_array_equal(evaluate(tmp_path, "dgelu(x)", x), [1, 0, np.nan])

@@ -71,7 +71,11 @@ def test_texts_are_python(op):
     arguments = [f"arg{i}" for i in range(op.arity)]
     known = {*arguments, "True", "False", "FLAG"}
     device = {n.name for n in ast.parse(DEVICE.read_text()).body if isinstance(n, ast.FunctionDef)}
-    for text, modules in ((op.cute, {"cute", "device"}), (op.cute_fast or "0", {"cute"}), (op.jnp, {"jnp", "jax"})):
+    for text, modules in (
+        (op.cute, {"cute", "device"}),
+        (op.cute_fast or "0", {"cute"}),
+        (op.jnp, {"jnp", "jax", "runtime"}),
+    ):
         tree = ast.parse(text.format(*arguments, approx="FLAG", exact="FLAG"), mode="eval")
         assert {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} <= known | modules
         for node in ast.walk(tree):

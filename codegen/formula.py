@@ -23,6 +23,15 @@ from codegen.statements import SPLIT, Follows, Placed, construct, literal, toget
 
 MAX_EXPONENT = 64
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
+# What jnp has and the language has not, and what serves instead
+INSTEAD = {
+    "std": "write sqrt(var(x, axis=N))",
+    "argmax": "write min(where(x == max(x, axis=N), index(N), size(N)), axis=N)",
+    "argmin": "write min(where(x == min(x, axis=N), index(N), size(N)), axis=N)",
+    "sort": "nothing sorts: pass what is sorted as an input",
+    "cumsum": "nothing scans an axis: pass running sums as an input",
+    "cumprod": "nothing scans an axis: pass running products as an input",
+}
 SPECIAL = {"cast": ("e", "dtype"), "index": ("axis",), "size": ("axis",), "take": ("table", "i", "axis")}
 
 
@@ -149,7 +158,11 @@ class Reader:
         kind = type(tree.op).__name__
         if kind not in (*BINARY, "Pow", "MatMult"):
             sign = {"FloorDiv": "//", "Mod": "%", "LShift": "<<", "RShift": ">>", "BitXor": "^"}[kind]
-            hint = {"FloorDiv": "write floor(a / b)", "Mod": "write rem(a, b)", "BitXor": "write a != b for bools"}
+            hint = {
+                "FloorDiv": "write floor(a / b), which is exact for integers up to 2**24",
+                "Mod": "write rem(a, b), which has a's sign, or rem(rem(a, b) + b, b), which has b's",
+                "BitXor": "write a != b for bools",
+            }
             message = f"the operator {sign} is not part of the language"
             raise self.fail(tree, message, hint.get(kind, "it has + - * / ** @ & |"))
         left, right = self.read_all([tree.left, tree.right])
@@ -198,7 +211,8 @@ class Reader:
             return self.composite(tree, prelude()[name])
         if name in self.scope.names():
             raise self.fail(tree.func, f"{name!r} is a value, not a function", f"multiply with *: {name} * (...)")
-        raise self.fail(tree.func, f"unknown function {shown(name)}", known(name, functions(), "functions"))
+        hint = INSTEAD.get(name) or known(name, functions(), "functions")
+        raise self.fail(tree.func, f"unknown function {shown(name)}", hint)
 
     def composite(self, tree: ast.Call, made: Composite) -> Node:
         given = self.arguments(tree, made.params, made.defaults)
@@ -388,7 +402,8 @@ class Reader:
         if not exponent.is_const and all(n.args or n.is_const or n.op == "param" for n in parts):
             return self.fold(tree, "pow", [self.to_float(base), self.to_float(exponent)])
         if not exponent.is_const:
-            raise self.fail(tree.right, "the exponent must be a number or a parameter", "write exp(b * log(a))")
+            hint = "write exp2(x)" if base.is_const and base.attr == 2 else "where a > 0, write exp(b * log(a))"
+            raise self.fail(tree.right, "the exponent must be made of numbers and parameters", hint)
         n = exponent.attr
         assert isinstance(n, int | float)
         if not abs(n) <= MAX_EXPONENT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from codegen import gemms, plan, reducing
 from codegen.autodiff import Backward, differentiate
 from codegen.chain import read_chain
 from codegen.check import check
-from codegen.errors import Mistake, SpecError
+from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.gemms import Gemm
 from codegen.ir import Statement, topological
 from codegen.ops import REDUCTIONS
@@ -20,6 +21,7 @@ from codegen.reductions import Reduction
 from codegen.reference import Reference, read_reference
 from codegen.spec import Spec
 from codegen.specfile import read_spec
+from codegen.statements import Placed, read_lines
 from codegen.tiles import Product, tile_of
 from codegen.waiting import split
 
@@ -133,6 +135,15 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
     return op
 
 
+def _in_chain(spec: Spec, mistake: Diagnostic) -> Diagnostic:
+    """A mistake of the chain that an epilogue is, where the spec's own chain assigns the same name."""
+    target = mistake.source.partition("=")[0].strip()
+    for line in read_lines(spec.chain)[0]:
+        if isinstance(line.tree, ast.Assign) and ast.unparse(line.tree.targets[0]) == target:
+            return line.diagnostic(Placed(line.tree.value, Mistake(mistake.message, mistake.hint)))
+    return spec.source.diagnostic(spec.chain.span, mistake.message, mistake.hint)
+
+
 def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Reduction | Gemm:
     """The plan of the kind that the chain asks for. Raises `SpecError` where no kernel of ours can do it."""
     if gemms.contracts(statements):
@@ -140,7 +151,6 @@ def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Redu
         try:
             return gemm_plan(products, derived(after))
         except SpecError as error:
-            found = [spec.source.diagnostic(spec.chain.span, d.message, d.hint) for d in error.diagnostics]
-            raise SpecError(found) from None
+            raise SpecError([_in_chain(spec, d) for d in error.diagnostics]) from None
     reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
     return (reducing if reduces else plan).make_plan(spec, statements)

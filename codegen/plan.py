@@ -270,15 +270,14 @@ class Planner:
     def mistake(self, message: str, hint: str, array: Array) -> Diagnostic:
         return self.spec.source.diagnostic(array.span or self.spec.chain.span, message, hint)
 
-    def mistake_in_chain(self, ops: set[str], message: str, hint: str) -> Diagnostic:
-        """A mistake at the first statement whose value has one of these operations."""
+    def mistake_in_chain(self, node: Node, message: str, hint: str) -> Diagnostic:
+        """A mistake at the first statement whose value has this node."""
         lines, _ = read_lines(self.spec.chain)
-        for line, statement in zip(lines, self.statements, strict=True):
-            if any(n.op in ops for n in topological([statement.value])):
-                assert isinstance(line.tree, ast.Assign)
-                found = [n for n in ast.walk(line.tree) if _named(n) in ops]
-                return line.diagnostic(Placed(found[0] if found else line.tree.value, Mistake(message, hint)))
-        raise AssertionError(ops)
+        holding = (any(n is node for n in topological([s.value])) for s in self.statements)
+        line = next(line for line, holds in zip(lines, holding, strict=True) if holds)
+        assert isinstance(line.tree, ast.Assign)
+        found = [n for n in ast.walk(line.tree) if _named(n) == node.op]
+        return line.diagnostic(Placed(found[0] if found else line.tree.value, Mistake(message, hint)))
 
     def leaves(self) -> Iterable[Node]:
         """What the chain reads, in the order of the inputs, indices last."""
@@ -376,7 +375,7 @@ class _Elementwise(Planner):
         for node in self.nodes:
             if node.op == "size" and node.attr not in self.axes:
                 message = f"no kernel for the size of {node.attr} yet, an axis that no output has"
-                return [self.mistake_in_chain({"size"}, message, "pass it as a parameter")]
+                return [self.mistake_in_chain(node, message, "pass it as a parameter")]
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
         for output in self.spec.outputs:
             for axis in output.axes:

@@ -199,7 +199,7 @@ class _Reductions(Planner):
         unfit = self.unfit(self.place)
         if unfit:
             node, message, hint = unfit
-            return self.mistake_in_chain({node.op}, message, hint)
+            return self.mistake_in_chain(node, message, hint)
         return None
 
     def refuse_orders(self) -> Diagnostic | None:
@@ -216,8 +216,13 @@ class _Reductions(Planner):
         if not self.waited:
             return None
         first = self.waited[0]
-        message = f"every row would wait for all others: this needs a reduction ({first.op}) over {', '.join(lost_axes(first))}"
-        return self.mistake_in_chain({first.op}, message, "make two ops: one that reduces, one that takes its result")
+        what, axes = f"a reduction ({first.op})", ", ".join(lost_axes(first))
+        late = self.reached_by([first])
+        if any(n.op in REDUCTIONS and id(n.args[0]) in late for n in self.nodes if id(n) in late):
+            message = f"a reduction would wait for another one: this needs {what} over {axes} first"
+        else:
+            message = f"every row would wait for all others: this needs {what} over {axes}"
+        return self.mistake_in_chain(first, message, "make two ops: one that reduces, one that takes its result")
 
     def refuse_late_rows(self) -> Diagnostic | None:
         """What is computed once all rows are folded has no row to fold itself."""
@@ -226,7 +231,7 @@ class _Reductions(Planner):
         for node in topological(values, lambda n: id(n) in over):
             if node in self.along:
                 what = f"the results of all rows need another reduction ({node.op}) over {', '.join(lost_axes(node))}"
-                return self.mistake_in_chain({node.op}, what, "make it an op of its own")
+                return self.mistake_in_chain(node, what, "make it an op of its own")
         return None
 
     @functools.cached_property
@@ -260,7 +265,7 @@ class _Reductions(Planner):
             depth[id(node)] = max((depth[id(a)] for a in node.args), default=0) + (node.op in REDUCTIONS)
             if depth[id(node)] > MAX_STAGES:
                 message = f"more than {MAX_STAGES} reductions one after the other, each of the one before"
-                return self.mistake_in_chain({node.op}, message, "make several ops of it")
+                return self.mistake_in_chain(node, message, "make several ops of it")
         return None
 
     def refuse_gathers(self) -> Diagnostic | None:
@@ -269,7 +274,7 @@ class _Reductions(Planner):
         for node in self.nodes:
             if node.op == "take" and set(node.args[1].dims) & set(columns):
                 message = f"no kernel that reduces gathers at an index along {', '.join(columns)}"
-                return self.mistake_in_chain({"take"}, message, "an index of such an op has one value a row")
+                return self.mistake_in_chain(node, message, "an index of such an op has one value a row")
         return None
 
     def refuse_outputs(self) -> Diagnostic | None:

@@ -36,6 +36,7 @@ from codegen.walking import WalkLaunch, clusters
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
+LEAST_VECTOR = 4  # bytes that a narrower vector has, which fits rows as they are
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
@@ -261,6 +262,12 @@ class Reduction:
         vec = vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
         return min([vec, *(s.width for s in self.inner)])
 
+    def whole_vector(self, vec: int, inner: int, dtypes: Mapping[str, str]) -> int:
+        """A narrower vector where rows are whole ones of it, so that no vector lies across two rows: of 4 bytes and more, or
+        where rows are shorter than two vectors, of an element."""
+        narrow, size = inner & -inner, max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4)
+        return narrow if inner % vec and (narrow * size >= LEAST_VECTOR or inner < 2 * vec) else vec
+
     def lanes(self, vec: int) -> int:
         """Neighbouring threads that a group of columns needs in one block."""
         return max([1, *(s.width // vec for s in self.inner)])
@@ -312,6 +319,8 @@ class Reduction:
         """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
         vec = self.width(dtypes, schedule)
         inner = extents.total if self.collapsed else extents.inner
+        if inner is not None and not self.columns:
+            vec = self.whole_vector(vec, inner, dtypes)
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
         if self.columns:

@@ -28,8 +28,9 @@ reference: jax.nn.mish(x)
 
 def mish_chain(x, approx):
     """The chain, on one vector of each operand."""
-    t0 = cute.math.tanh(device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp_to_one(-cute.math.abs(x), approx)))
-    y = x * t0
+    t0 = device.exp(device.minimum(x, 20.0), approx)
+    t1 = t0 * (t0 + 2.0)
+    y = x * device.divide_by_normal(t1, t1 + 2.0, approx)
     return y
 
 
@@ -92,7 +93,9 @@ def mish_launch(
 
 def mish_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = x * jnp.tanh(jnp.where(x < 0.0, 0.0, x) + jnp.log1p(jnp.exp(-jnp.abs(x))))
+    t0 = jnp.exp(jnp.minimum(x, 20.0))
+    t1 = t0 * (t0 + 2.0)
+    y = x * (t1 / (t1 + 2.0))
     return y
 
 
@@ -103,8 +106,12 @@ def mish_reference(x):
 
 def mish_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = cute.math.tanh(device.where(x < 0.0, 0.0, x) + cute.math.log1p(device.exp_to_one(-cute.math.abs(x), approx)))
-    dx = dy * (t0 + x * device.sigmoid(x, approx) * (1.0 - t0 * t0))
+    t0 = device.minimum(x, 20.0)
+    t1 = device.exp(t0, approx)
+    t2 = t1 * (t1 + 2.0)
+    t3 = t2 + 2.0
+    t4 = device.divide_by_normal(t2, t3, approx) + t0 * device.divide(t1 * (1.0 + t1) * 4.0, t3 * t3, approx)
+    dx = dy * t4
     return dx
 
 
@@ -174,8 +181,11 @@ def mish_backward_launch(
 
 def mish_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.tanh(jnp.where(x < 0.0, 0.0, x) + jnp.log1p(jnp.exp(-jnp.abs(x))))
-    dx = dy * (t0 + x * jax.lax.logistic(x) * (1.0 - t0 * t0))
+    t0 = jnp.minimum(x, 20.0)
+    t1 = jnp.exp(t0)
+    t2 = t1 * (t1 + 2.0)
+    t3 = t2 + 2.0
+    dx = dy * (t2 / t3 + t0 * (t1 * (1.0 + t1) * 4.0 / (t3 * t3)))
     return dx
 
 

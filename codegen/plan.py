@@ -277,7 +277,9 @@ class Planner:
         line = next(line for line, holds in zip(lines, holding, strict=True) if holds)
         assert isinstance(line.tree, ast.Assign)
         found = [n for n in ast.walk(line.tree) if _named(n) == node.op]
-        return line.diagnostic(Placed(found[0] if found else line.tree.value, Mistake(message, hint)))
+        if isinstance(node.attr, tuple) and len(found) > 1:  # reductions, by what they lose
+            found = [n for n in found if _axes_named(n) == {*node.attr}]
+        return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, Mistake(message, hint)))
 
     def leaves(self) -> Iterable[Node]:
         """What the chain reads, in the order of the inputs, indices last."""
@@ -484,6 +486,12 @@ class Names:
 
     def take(self, table: str, index: str, axis: str) -> str:
         return self.free(f"{table}_at_{index}", "take", table, index, axis)
+
+
+def _axes_named(tree: ast.AST) -> set[str]:
+    """The axes that a call's keywords name."""
+    words = [n for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg == "axis" for n in ast.walk(k.value)]
+    return {n.id if isinstance(n, ast.Name) else ROWS for n in words if isinstance(n, ast.Name | ast.Constant)}
 
 
 def _named(tree: ast.AST) -> str:

@@ -348,7 +348,7 @@ class Reduction:
         whole = -(-(columns // vec) // (per_row * cluster)) or 1  # a thread's, but for what a ragged row has more
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if whole * width * per_row > max(BLOCK_ROW, width * per_row):
-            return self._read_again(vec, ragged, width, schedule)
+            return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
         threads = max(per_row, schedule.get("threads", LEAST_THREADS))
         own, dear = whole * width, 4 * vec * vectors * len(self.carried)
         carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
@@ -438,6 +438,8 @@ class Reduction:
         )
 
     @staticmethod
-    def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int]) -> RowLaunch:
-        threads = schedule.get("threads", 512)
-        return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), 1, False, False, False)
+    def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int], cluster: int = 1) -> RowLaunch:
+        """A row that no registers hold; of a cluster's blocks, two fill a processor: so few rows at once stay in the L2 cache."""
+        cluster = schedule.get("cluster", cluster)
+        threads = schedule.get("threads", 512 if cluster == 1 else MAX_THREADS)
+        return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), cluster, False, False, False)

@@ -12,6 +12,7 @@ from codegen.runtime.testing import check_case
 LENGTHS = {
     "softmax": (9000, 40_000, 70_001), "rmsnorm": (16_393, 65_536, 9_001, 70_003), "layernorm": (16_384, 16_383),
     "quantize_row_int8": (40_000,), "cross_entropy": (20_001,), "cross_entropy_grad": (40_000,), "logsumexp": (131_072,),
+    "dsoftmax": (140_001, 151_936),
 }  # fmt: skip
 
 

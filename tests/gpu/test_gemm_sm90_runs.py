@@ -16,10 +16,10 @@ pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="WGMMA is Hop
 
 BASE = Product("gelu", 0, 0, 0, tiles=WIDE)
 WIDE_FP8, WHOLE_INT8 = dataclasses.replace(WIDE, tile_k=128), Tiles(128, 256, 128, 4, 2)
-FAR = dataclasses.replace(WIDE, stages=5, piece=32, ahead=3)
+FAR = dataclasses.replace(WIDE, stages=5, piece=32, ahead=2, frees=True)
 IN_A_LOOP = dataclasses.replace(WIDE, rolled=True)
 # What the epilogue reads by way of shared memory: bytes of 16 rows of 64, or 32, columns
-STAGED = dataclasses.replace(IN_A_LOOP, ahead=2, staged=16 * 64 * 2)
+STAGED = dataclasses.replace(IN_A_LOOP, ahead=2, staged=16 * 64 * 2, frees=True)
 SMALL_STAGES = dataclasses.replace(SQUARE, stages=5, rolled=True, piece=32, staged=16 * 32 * 2)
 UNSHARED = Tiles(128, 256, 64, 4, ahead=2)  # no cluster multicasts
 KINDS = [
@@ -47,6 +47,7 @@ KINDS = [
     dataclasses.replace(BASE, name="swiglu", paired="halves", tiles=SQUARE),
     dataclasses.replace(BASE, name="swiglu", paired="halves", b_is_nk=True),
     dataclasses.replace(BASE, name="sums", tiles=SQUARE, L=2),
+    dataclasses.replace(BASE, name="sums", tiles=dataclasses.replace(WIDE, frees=True), L=2),
     dataclasses.replace(BASE, name="sums", tiles=Tiles(128, 256, 64, 4, 2), b_is_nk=True),
     # K shared out: by one warpgroup a tile, by two; pairs of columns; bytes
     *(
@@ -105,6 +106,7 @@ def test_nothing_and_next_to_nothing(extents):
     m, k, n = extents
     check(dataclasses.replace(BASE, M=m, K=k, N=n), 0)
     check(dataclasses.replace(BASE, M=m, K=k, N=n, L=2, shared_b=True, tiles=TABLE[3]), 0)
+    check(dataclasses.replace(BASE, name="residual", M=m, K=k, N=n, L=2, tiles=STAGED), 0)
 
 
 @pytest.mark.parametrize("extents", [(2048, 4096, 2304), (5000, 512, 4104), (130, 8192, 10000)], ids=str)

@@ -130,7 +130,7 @@ def test_operands_in_tiles_are_read_further_ahead():
     tiles = choose(8192, 8192, 8192, reads=2)
     assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2, frees=True)
     tiles = choose(8192, 8192, 8192, reads=2, folds=True)
-    assert tiles == replace(WIDE, stages=5, piece=32, ahead=3, frees=True)
+    assert tiles == replace(WIDE, stages=5, piece=32, ahead=2, frees=True)
     tiles = choose(8192, 8192, 8192, reads=2, ragged=True)
     assert tiles is not None and tiles.rolled and not tiles.staged and tiles.accumulators == 128
 

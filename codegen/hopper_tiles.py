@@ -175,8 +175,8 @@ def choose(
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
         if over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
             continue
-        if folds and tiles.pingpong:  # or a few values would spill
-            tiles = replace(tiles, ahead=max(1, tiles.ahead - 1))
+        if folds:  # or a few values would spill
+            tiles = replace(tiles, ahead=max(1, tiles.ahead - 1), piece=tiles.piece if tiles.pingpong else 32)
         tiles = replace(tiles, frees=folds or reads > 0)
         held = 2 * N if paired == "interleaved" else N
         alone = replace(row, cluster_m=1, cluster_n=1)

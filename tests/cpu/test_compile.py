@@ -48,6 +48,13 @@ SPILLS_OF_WALKS = 384
 COMPILED_WHOLE = ("bias_relu",)
 # Where accumulators leave an epilogue few registers, and elements are stored one by one
 SPILLS_OF_RAGGED_PRODUCTS = 256
+# Where folds along rows hold registers as well, on Hopper: a few values, once a tile. Forms of these epilogues that spill
+# nothing, as what they start at once is kept apart, or as accumulators' registers are free (`Tiles.frees`), took 8 to 57 %
+# longer on an H100.
+SPILLS_OF_ROW_FOLDS = {
+    "dense_amax": 32, "dense_residual_squares": 24, "logits_logsumexp": 24, "linear_cross_entropy_forward": 32,
+    "linear_cross_entropy": 8,
+}  # fmt: skip
 
 
 EVERYTHING = {k.spec.op: k for name in generated.__all__ for k in getattr(generated, name).kernels}
@@ -57,7 +64,8 @@ KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
 
 @pytest.mark.parametrize("name", list(PRODUCTS))
 def test_products_compile_for_hoppers_tensor_cores(name):
-    """Every one, with one of the types and defaults that they take, in turns: fed by TMA, and nothing is spilled, but by one."""
+    """Every one, with one of the types and defaults that they take, in turns: fed by TMA, and nothing is spilled, but by those
+    that are known to."""
     op, turn = PRODUCTS[name], list(PRODUCTS).index(name)
     found = [v for v in variants(op) if not v.ragged and not lacks(op, v.types, "sm_90a")]
     hopper = [v for v in found if on_tensor_cores(op, v)] or found
@@ -65,8 +73,7 @@ def test_products_compile_for_hoppers_tensor_cores(name):
     compiled = compile_kernel(op, variant, "sm_90a")
     assert ("wgmma.mma_async" in compiled.ptx) == on_tensor_cores(op, variant)
     assert ("cp.async.bulk.tensor" in compiled.ptx) == on_tensor_cores(op, variant)
-    # One value, once a tile: beside a row's maximum, sum and picked element
-    assert compiled.spills <= (8 if name == "linear_cross_entropy_forward" else 0), variant
+    assert compiled.spills <= SPILLS_OF_ROW_FOLDS.get(name, 0), variant
 
 
 def on_tensor_cores(op: GemmOp, variant: Variant) -> bool:

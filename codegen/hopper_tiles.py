@@ -49,9 +49,7 @@ class Tiles:
     rolled: bool = False  # whether a loop runs the epilogue of a piece, where one may (`may_loop`)
     staged: int = 0  # bytes of `ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
     splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
-    frees: bool = (
-        False  # whether a tile's first products replace what accumulators hold: their registers are free till then
-    )
+    frees: bool = False  # whether the registers of accumulators are free from the epilogue to the next tile's products
 
     @property
     def multicast(self) -> int:
@@ -133,8 +131,8 @@ def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
 
 # What measured best somewhere. Tiles of 128 x 192 load the least a product; those of 128 x 128 divide small products better
 # and leave registers to long epilogues; where an epilogue reads tiles, reading far ahead needs smaller pieces or those. The
-# registers of accumulators are freed where an epilogue reads tiles by way of shared memory. Elsewhere it would compute so much at once that
-# the other warpgroup's tensor cores, which read registers too, are slower: GELU by 4 %, folds along rows by 30 to 50 %.
+# registers of accumulators are freed where tiles are read by way of shared memory. Elsewhere an epilogue would compute so much
+# at once that tensor cores, which read registers too, are slower: GELU took 4 % longer, folds along rows 30 to 50 %.
 WIDE, SQUARE = Tiles(128, 192, 64, 4, 2, pingpong=True), Tiles(128, 128, 64, 6, 2, pingpong=True, ahead=2)
 TABLE = (
     WIDE,

@@ -231,7 +231,8 @@ class Analysis:
             # others, and that of gelu 0 at -inf, as the limit is; jnp's is NaN
             x, narrow = values[0], id(node) in self.narrow
             unit = self.approximate if narrow else 0
-            own = np.abs(value) * (4 * x**2 * self.unit + unit) + np.abs(x) * self.tiny + (2.0**-62 if narrow else 0)
+            far = np.where((x < -8) & narrow, 2.0**-62, 0)
+            own = np.abs(value) * (4 * x**2 * self.unit + unit) + np.abs(x) * self.tiny + far
             if node.op == "dgelu":
                 slope = np.abs(x) * _density(x)
                 tail = 4 * x**2 * self.unit * (slope + special.ndtr(-np.abs(x)))

@@ -40,6 +40,7 @@ WALKED = [
     ("drmsnorm", "sm_90a", "bfloat16", 2, 262_144, (8, 1, False, True)),
     ("drmsnorm", "sm_90a", "float32", 2, 262_144, (0, 2, False, False)),
     ("drmsnorm", "sm_80", "bfloat16", 11, 32_768, (0, 2, False, False)),
+    ("drmsnorm", "sm_80", "bfloat16", 3, 32_772, (0, 2, False, False)),  # the first kernel has narrower vectors
     ("dlayernorm", "sm_80", "bfloat16", 3, 40_001, (0, 2, False, False)),
     ("dgelu_dbias_row_fp8", "sm_90a", "bfloat16", 2, 300_000, (0, 1, False, False)),
 ]
@@ -108,3 +109,19 @@ def test_no_rows(name, axis):
     rows = () if "..." not in spec.axes else (0,) if axis == "..." else (2,)
     case = Case(types, rows, tuple(extents.items()), (), params, False, 1.0, 0)
     check_case(op, "interpret", case)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "vec", "ragged"),
+    [
+        ("bfloat16", 4096, 8, False), ("bfloat16", 4100, 4, False), ("bfloat16", 4098, 2, False),
+        ("bfloat16", 4097, 8, True), ("bfloat16", 15, 1, False), ("bfloat16", 17, 8, True),
+        ("float32", 4098, 2, False), ("float32", 4097, 1, False), ("bfloat16", 0, 8, False),
+    ],
+)  # fmt: skip
+def test_vectors_that_rows_are_whole_ones_of(dtype, columns, vec, ragged):
+    """Of 4 bytes and more; narrower ones where a row has fewer than two."""
+    op = generated.layernorm
+    types = Types(tuple((t, dtype) for t, _ in op.spec.types))
+    how = op.launch_for(types, Case(types, (2,), (("N", columns),), (), (), False, 1.0, 0).axes)
+    assert (how.vec, how.ragged) == (vec, ragged)

@@ -168,6 +168,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     sizes = {a.name: DTYPES[variant.types.dtype(a)].size for a in op.spec.arrays}
     widest = max((sizes[name] * count for name, count in together.items()), default=4)
     vec = max(1, overrides(op.spec, arch).get("vector_bytes", 16) // widest)
+    if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and widest >= 4:
+        vec = 1  # elements of 4 bytes and more, of which rows are whole: none is shifted
     most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # what one instruction of the architecture moves
     found = {operand.name: operand for operand in compiled.operands}
     rows = op.plan.kind != "elementwise"
@@ -183,7 +185,9 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         if name in folded:
             good = widths == (size,)  # written by the kernel that finishes, a column a thread
         elif rows and len({a.mode for a in op.plan.loads if a.array == access.array}) > 1 and access in op.plan.loads:
-            good = widths == (whole, size)  # along the row in vectors, and one element at a place of its own
+            good = widths == tuple(
+                dict.fromkeys((whole, size))
+            )  # along the row in vectors, one element at a place of its own
         elif access.mode == "flat" and variant.ragged and rows and access.tokens[-1:] == ("parts",) and op.plan.columns:
             good = widths[-1:] == (size,)  # interleaved parts, whose rows begin anywhere, element by element
         elif access.mode == "flat" and variant.ragged and rows:

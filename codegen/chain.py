@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from codegen.errors import Diagnostic, Mistake, SpecError, shown
 from codegen.formula import functions, part_names, reader, with_article
-from codegen.ir import Node, Statement
+from codegen.ir import Node, Statement, topological
 from codegen.names import RESERVED
 from codegen.scope import Scope, make_scope
 from codegen.spec import Array, Spec
@@ -147,3 +147,10 @@ def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line
 def output_parts(output: Array) -> list[int | None]:
     """What of an output is assigned: its parts, or the whole of it (None)."""
     return [None] if output.parts is None else [*range(output.parts)]
+
+
+def line_with(spec: Spec, statements: Iterable[Statement], node: Node) -> Line:
+    """The first line of the chain whose value has a node."""
+    lines, _ = read_lines(spec.chain)
+    holding = (any(n is node for n in topological([s.value])) for s in statements)
+    return next(line for line, holds in zip(lines, holding, strict=True) if holds)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.arch import Types
 from codegen.autodiff import Backward, differentiate
-from codegen.chain import read_chain
+from codegen.chain import line_with, read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, WIDE, Leaf, Node, Statement, topological
 from codegen.scope import make_scope
 from codegen.spec import Array, Spec
-from codegen.statements import Placed, read_lines
+from codegen.statements import Placed
 from codegen.tiles import GemmLaunch, Product, Tile, fresh
 from codegen.unparse import unparse
 
@@ -112,9 +112,7 @@ class _Splitter:
         return tuple(self.found.values()), self.epilogue(leaves)
 
     def place(self, node: Node, mistake: Mistake) -> Diagnostic:
-        lines, _ = read_lines(self.spec.chain)
-        holding = (any(n is node for n in topological([s.value])) for s in self.statements)
-        line = next(line for line, holds in zip(lines, holding, strict=True) if holds)
+        line = line_with(self.spec, self.statements, node)
         assert isinstance(line.tree, ast.Assign)
 
         def shows(tree: ast.AST) -> bool:

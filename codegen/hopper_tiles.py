@@ -49,7 +49,6 @@ class Tiles:
     rolled: bool = False  # whether a loop runs the epilogue of a piece, where one may (`may_loop`)
     staged: int = 0  # bytes of `ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
     splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
-    frees: bool = False  # whether the registers of accumulators are free from the epilogue to the next tile's products
 
     @property
     def multicast(self) -> int:
@@ -130,9 +129,7 @@ def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
 
 
 # What measured best somewhere. Tiles of 128 x 192 load the least a product; those of 128 x 128 divide small products better
-# and leave registers to long epilogues; where an epilogue reads tiles, reading far ahead needs smaller pieces or those. The
-# registers of accumulators are freed where tiles are read by way of shared memory. Elsewhere an epilogue would compute so much
-# at once that tensor cores, which read registers too, are slower: GELU took 4 % longer, folds along rows 30 to 50 %.
+# and leave registers to long epilogues; where an epilogue reads tiles, reading far ahead needs smaller pieces or those.
 WIDE, SQUARE = Tiles(128, 192, 64, 4, 2, pingpong=True), Tiles(128, 128, 64, 6, 2, pingpong=True, ahead=2)
 TABLE = (
     WIDE,
@@ -173,7 +170,6 @@ def choose(
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
         if over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
             continue
-        tiles = replace(tiles, frees=tiles.staged > 0 and not over_rows)
         held = 2 * N if paired == "interleaved" else N
         alone = replace(row, cluster_m=1, cluster_n=1)
         for one in (tiles, *(replace(alone, splits=s) for s in (2, 4, 8) if K * size >= s * DEEP)):

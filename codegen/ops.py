@@ -47,7 +47,6 @@ def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Op:
 
 
 _TWO_OVER_SQRT_PI = "1.1283791670955126"
-_SQRT_HALF = "0.7071067811865476"
 _LN2, _LOG2E = "0.6931471805599453", "1.4426950408889634"
 _FAST = "cute.math.{}({{0}}, fastmath=True)"
 

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from codegen.arch import family
+from codegen.chain import line_with
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, ROWS, Leaf, Node, Statement, topological
 from codegen.spec import Array, Spec
-from codegen.statements import Placed, read_lines
+from codegen.statements import Placed
 
 INT_MAX = 2**31 - 1
 THREADS = 512  # of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers
@@ -272,9 +273,7 @@ class Planner:
 
     def mistake_in_chain(self, node: Node, message: str, hint: str) -> Diagnostic:
         """A mistake at the first statement whose value has this node."""
-        lines, _ = read_lines(self.spec.chain)
-        holding = (any(n is node for n in topological([s.value])) for s in self.statements)
-        line = next(line for line, holds in zip(lines, holding, strict=True) if holds)
+        line = line_with(self.spec, self.statements, node)
         assert isinstance(line.tree, ast.Assign)
         found = [n for n in ast.walk(line.tree) if _named(n) == node.op]
         if isinstance(node.attr, tuple) and len(found) > 1:  # reductions, by what they lose

@@ -259,14 +259,17 @@ class Reduction:
 
     def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
         """Columns of a vector: none holds columns of two groups."""
-        vec = vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
-        return min([vec, *(s.width for s in self.inner)])
+        return min([vector_width(self.widest(dtypes), schedule), *(s.width for s in self.inner)])
+
+    def widest(self, dtypes: Mapping[str, str]) -> int:
+        """Bytes that a column takes of the array whose columns are widest."""
+        return max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4)
 
     def whole_vector(self, vec: int, inner: int, dtypes: Mapping[str, str]) -> int:
         """A narrower vector where rows are whole ones of it, so that no vector lies across two rows: of 4 bytes and more, or
         where rows are shorter than two vectors, of an element."""
-        narrow, size = inner & -inner, max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4)
-        return narrow if inner % vec and (narrow * size >= LEAST_VECTOR or inner < 2 * vec) else vec
+        narrow = inner & -inner
+        return narrow if inner % vec and (narrow * self.widest(dtypes) >= LEAST_VECTOR or inner < 2 * vec) else vec
 
     def lanes(self, vec: int) -> int:
         """Neighbouring threads that a group of columns needs in one block."""

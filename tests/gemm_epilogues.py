@@ -135,14 +135,14 @@ def one_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int], frees: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
 ):  # fmt: skip
     """One b, no other operand."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits, frees=frees,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
     )  # fmt: skip
 
 
@@ -152,14 +152,14 @@ def two_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int], frees: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
 ):  # fmt: skip
     """Two b."""
     gemm_sm90.launch(
         stream, mA, (mB0, mB1), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits, frees=frees,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
     )  # fmt: skip
 
 
@@ -169,14 +169,14 @@ def with_one_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int], frees: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
 ):  # fmt: skip
     """One operand of the epilogue: a bias, or a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits, frees=frees,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
     )  # fmt: skip
 
 
@@ -186,14 +186,14 @@ def with_two_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int], frees: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
 ):  # fmt: skip
     """Two operands of the epilogue: a bias and a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits, frees=frees,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
     )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def sums_launch(
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
     tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
     cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int], frees: Static[bool],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
 ):  # fmt: skip
     """Statistics over rows and columns."""
     gemm_sm90.launch(
@@ -212,7 +212,7 @@ def sums_launch(
         row_ops=("sum", "max"), column_ops=("sum",), row_parts=(mRowSum, mRowMax), column_parts=(mColumnSum,),
         reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits, frees=frees,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
     )  # fmt: skip
 
 

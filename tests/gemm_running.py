@@ -40,7 +40,7 @@ class Product:
             "nk" if self.b_is_nk else "kn",
             self.out,
         ]
-        tiles = f"{t.tile_m}x{t.tile_n}x{t.tile_k}s{t.stages}c{t.cluster_m}{t.cluster_n}{'pp' if t.pingpong else ''}{'r' if t.rolled else ''}{'f' if t.frees else ''}{f'-{t.piece}by{t.ahead}' if t.staged else ''}{f'-{t.splits}' if t.splits > 1 else ''}"
+        tiles = f"{t.tile_m}x{t.tile_n}x{t.tile_k}s{t.stages}c{t.cluster_m}{t.cluster_n}{'pp' if t.pingpong else ''}{'r' if t.rolled else ''}{f'-{t.piece}by{t.ahead}' if t.staged else ''}{f'-{t.splits}' if t.splits > 1 else ''}"
         return "-".join([*words, *([self.paired] if self.paired else []), tiles])
 
     @property

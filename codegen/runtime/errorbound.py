@@ -231,9 +231,10 @@ class Analysis:
             # others, and that of gelu 0 at -inf, as the limit is; jnp's is NaN
             x, narrow = values[0], id(node) in self.narrow
             unit = self.approximate if narrow else 0
-            far = np.where((x < -8) & narrow, 2.0**-62, 0)
-            own = np.abs(value) * (4 * x**2 * self.unit + unit) + np.abs(x) * self.tiny + far
-            if node.op == "dgelu":
+            if node.op == "gelu":
+                far = np.where((x < -8) & narrow, 2.0**-62, 0)
+                own = np.abs(value) * (4 * x**2 * self.unit + unit) + np.abs(x) * self.tiny + far
+            else:
                 slope = np.abs(x) * _density(x)
                 tail = 4 * x**2 * self.unit * (slope + special.ndtr(-np.abs(x)))
                 own = (special.ndtr(x) + slope) * 2 * (unit or self.function) + tail + 16 * self.tiny

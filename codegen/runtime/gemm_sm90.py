@@ -319,7 +319,7 @@ def _consume(
     slabs = tiles.tile_m // 64 // groups
     accumulators = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8, slabs), tiled_mma.op.acc_dtype)
     acc = cute.make_tensor(accumulators.iterator, cute.make_layout(((2, 2, tiles.tile_n // 8), slabs, 1)))
-    if cutlass.const_expr(not tiles.frees):
+    if cutlass.const_expr(not form.frees):
         acc.fill(0)  # and so it stays where K is 0
     own = tiled_mma.get_slice((0 if cutlass.const_expr(tiles.pingpong) else consumer) * WARPGROUP)
     tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
@@ -349,16 +349,16 @@ def _consume(
             )
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-        if cutlass.const_expr(tiles.frees):
+        if cutlass.const_expr(form.frees):
             if k_tiles == 0:
                 acc.fill(0)
             else:
                 cute.arch.mbarrier_wait(full + used % stages, used // stages & 1)
                 _multiply(tiled_mma, acc, tCrA, tCrB, used % stages, False)
                 used += 1
-        for k in cutlass.range(1 if cutlass.const_expr(tiles.frees) else 0, k_tiles, unroll=1):
+        for k in cutlass.range(1 if cutlass.const_expr(form.frees) else 0, k_tiles, unroll=1):
             cute.arch.mbarrier_wait(full + used % stages, used // stages & 1)
-            adds = True if cutlass.const_expr(tiles.frees) else k > 0
+            adds = True if cutlass.const_expr(form.frees) else k > 0
             _multiply(tiled_mma, acc, tCrA, tCrB, used % stages, adds)
             warpgroup.wait_group(1)
             if signals & (k > 0):  # the stage before is read

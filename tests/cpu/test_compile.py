@@ -49,7 +49,7 @@ COMPILED_WHOLE = ("bias_relu",)
 # Where accumulators leave an epilogue few registers, and elements are stored one by one
 SPILLS_OF_RAGGED_PRODUCTS = 256
 # Where folds along rows hold registers as well, on Hopper: a few values, once a tile. Forms of these epilogues that spill
-# nothing, as what they start at once is kept apart, or as accumulators' registers are free (`Tiles.frees`), took 8 to 57 %
+# nothing, as what they start at once is kept apart, or as accumulators' registers are free (`Form.frees`), took 8 to 57 %
 # longer on an H100.
 SPILLS_OF_ROW_FOLDS = {
     "dense_amax": 32, "dense_residual_squares": 24, "logits_logsumexp": 24, "linear_cross_entropy_forward": 32,

@@ -44,14 +44,9 @@ SHAPES = [
     dataclasses.replace(GELU, b_is_nk=True, N=777),  # rows of y of no whole vectors
     dataclasses.replace(GELU, name="dgelu", tiles=SQUARE),
     dataclasses.replace(GELU, tiles=dataclasses.replace(WIDE, rolled=True)),
-    dataclasses.replace(
-        GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, ahead=2, frees=True)
-    ),
+    dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, ahead=2)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, rolled=True)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, ahead=2, rolled=True, staged=2048)),
-    dataclasses.replace(
-        GELU, name="residual", tiles=dataclasses.replace(WIDE, ahead=2, rolled=True, staged=2048, frees=True)
-    ),
     dataclasses.replace(GELU, tiles=Tiles(128, 256, 64, 4, 1, 2), dtype="float16", out="float16"),
     dataclasses.replace(GELU, name="swiglu", paired="halves", tiles=Tiles(128, 256, 64, 4, 2)),
     dataclasses.replace(GELU, name="swiglu", paired="interleaved"),
@@ -71,10 +66,9 @@ def test_the_tensor_cores_are_fed_by_tma(product):
     assert not refusal(tiles, kind.name, kind.name, b_is_nk=product.b_is_nk, paired=product.paired)
     ptx, stack, remarks = compiled(product)
     slabs = tiles.tile_m // 64 // (1 if tiles.pingpong else 2)
-    products = (
-        slabs * tiles.tile_k * kind.size // 32
-    )  # of a stage; the first of a tile apart, where it frees accumulators
-    assert ptx.count("wgmma.mma_async.sync.aligned") == products * (2 if tiles.frees else 1)
+    # Of a stage, and of a tile's first one apart where accumulators are free before it
+    products = slabs * tiles.tile_k * kind.size // 32
+    assert ptx.count("wgmma.mma_async.sync.aligned") == products * (2 if tiles.staged else 1)
     assert ptx.count("cp.async.bulk.tensor") >= 1 + parts
     assert (".multicast::cluster" in ptx) == (tiles.multicast > 1)
     assert ("cp.async.cg.shared" in ptx) == (tiles.staged > 0)  # the epilogue's operands

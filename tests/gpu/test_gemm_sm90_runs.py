@@ -16,10 +16,10 @@ pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="WGMMA is Hop
 
 BASE = Product("gelu", 0, 0, 0, tiles=WIDE)
 WIDE_FP8, WHOLE_INT8 = dataclasses.replace(WIDE, tile_k=128), Tiles(128, 256, 128, 4, 2)
-FAR = dataclasses.replace(WIDE, stages=5, piece=32, ahead=2, frees=True)
+FAR = dataclasses.replace(WIDE, stages=5, piece=32, ahead=3)
 IN_A_LOOP = dataclasses.replace(WIDE, rolled=True)
 # What the epilogue reads by way of shared memory: bytes of 16 rows of 64, or 32, columns
-STAGED = dataclasses.replace(IN_A_LOOP, ahead=2, staged=16 * 64 * 2, frees=True)
+STAGED = dataclasses.replace(IN_A_LOOP, ahead=2, staged=16 * 64 * 2)
 SMALL_STAGES = dataclasses.replace(SQUARE, stages=5, rolled=True, piece=32, staged=16 * 32 * 2)
 UNSHARED = Tiles(128, 256, 64, 4, ahead=2)  # no cluster multicasts
 KINDS = [
@@ -47,7 +47,6 @@ KINDS = [
     dataclasses.replace(BASE, name="swiglu", paired="halves", tiles=SQUARE),
     dataclasses.replace(BASE, name="swiglu", paired="halves", b_is_nk=True),
     dataclasses.replace(BASE, name="sums", tiles=SQUARE, L=2),
-    dataclasses.replace(BASE, name="sums", tiles=dataclasses.replace(WIDE, frees=True), L=2),
     dataclasses.replace(BASE, name="sums", tiles=Tiles(128, 256, 64, 4, 2), b_is_nk=True),
     # K shared out: by one warpgroup a tile, by two; pairs of columns; bytes
     *(

@@ -128,7 +128,7 @@ def test_operands_in_tiles_are_read_further_ahead():
     """Into shared memory; where what is folded along rows lies in registers, into those; where rows are no whole vectors,
     as late as can be, in a loop beside fewer accumulators."""
     tiles = choose(8192, 8192, 8192, reads=2)
-    assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2, frees=True)
+    assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2)
     tiles = choose(8192, 8192, 8192, reads=2, folds=True)
     assert tiles == replace(WIDE, stages=5, piece=32, ahead=3)
     tiles = choose(8192, 8192, 8192, reads=2, ragged=True)

@@ -73,7 +73,8 @@ class Tiles:
     def shared(self, a: str, b: str) -> int:
         """Bytes of shared memory for operands of these dtypes."""
         stage = (self.tile_m * DTYPES[a].size + self.tile_n * DTYPES[b].size) * self.tile_k + 16
-        return self.stages * stage + WARPS * (ROWS * self.piece * 4 + self.ahead * self.staged)
+        operands = self.ahead * (self.staged + 2 * 8) if self.staged else 0  # and barriers
+        return self.stages * stage + WARPS * (ROWS * self.piece * 4 + operands)
 
     def row_pieces(self, N: int, paired: str = "") -> int:
         """Tiles side by side, or blocks that share them, each of which writes one partial result of a fold over a row."""
@@ -147,11 +148,11 @@ TABLE = (
 def choose(
     M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
     paired: str = "", multiprocessors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
-    folds: bool = False, keeps: bool = False, over_rows: int = 0,
+    boxes: bool = False, folds: bool = False, keeps: bool = False, over_rows: int = 0,
 ) -> Tiles | None:  # fmt: skip
     """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
     the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
-    whether their rows are no whole vectors; `folds`: whether it reduces rows; `keeps`: whether many registers
+    whether their rows are no whole vectors; `boxes`: whether TMA can copy them, whose rows are whole 16 bytes; `folds`: whether it reduces rows; `keeps`: whether many registers
     hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
@@ -162,7 +163,7 @@ def choose(
         sums = over_rows * tiles.tile_n // 8  # registers of a thread for what its columns come to
         if crowded or (sums and tiles.accumulators + sums > MOST_BESIDE_COLUMNS):
             continue
-        if reads and not ragged and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
+        if reads and boxes and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
             tiles = staged
         elif not folds and (ragged or over_rows or (tiles == WIDE and not reads)):
             tiles = replace(tiles, rolled=True)

@@ -18,7 +18,7 @@ from codegen.hopper_tiles import FLOAT8, Tiles
 from codegen.ir import DTYPES, Node, Statement, lost_axes, topological
 from codegen.names import fresh
 from codegen.ops import REDUCTIONS
-from codegen.plan import Elementwise, tile_plan
+from codegen.plan import Access, Elementwise, tile_plan
 from codegen.spec import Array, Axis, Spec
 
 
@@ -132,18 +132,18 @@ class Tile:
         L, M, N, K = (extents[name] for name in "LMNK")
         paired = "halves" if self.paired == "two" else self.paired
         read = [a for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
+        tiled = [a for a in read if a.array is not None and self._tiled(a.array)]
         # A vector of each part; parts that lie side by side come together
-        tiles = {
-            (a.array, None if a.mode == "flat" else a.part)
-            for a in read
-            if a.array is not None and self._tiled(a.array)
-        }
+        tiles = {(a.array, None if a.mode == "flat" else a.part) for a in tiled}
+        widths = [
+            DTYPES[dtypes[array.name]].size * (1 if part is not None else array.parts or 1)
+            for array, part in tiles
+            if array is not None
+        ]
+        boxes = L * M < 2**31 and all(map(self.whole, tiled)) and all(N * width % 16 == 0 for width in widths)
         return hopper_tiles.choose(
             M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
-            work=self.all_work,
-            reads=sum(
-                DTYPES[dtypes[array.name]].size * (1 if part is not None else array.parts or 1) for array, part in tiles
-            ),
+            work=self.all_work, reads=sum(widths), boxes=boxes and not ragged,
             folds=any(f.along for f in self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
             over_rows=sum(not f.along for f in self.folds),
         )  # fmt: skip
@@ -177,6 +177,13 @@ class Tile:
         """Whether an array has its own elements for each row and column."""
         return self.column in array.axes and bool(set(self.rows) & set(array.axes))
 
+    def whole(self, access: Access) -> bool:
+        """Whether an array has every element of the output, in order, so that boxes of it can be copied."""
+        tokens, groups = access.tokens, tuple(range(len(self.plan.groups)))
+        apart = "parts" not in tokens[:-2] and (access.array is None or (access.array.parts or 1) <= MOST_PARTS)
+        own = tuple(t for t in tokens if t != "parts")
+        return access.mode in ("flat", "tile") and access.index_of is None and own == groups and apart
+
     @property
     def folds_dear(self) -> bool:
         """Whether something costly is folded: folds are in float32, so it is not approximate, and its long code is run once a
@@ -185,6 +192,8 @@ class Tile:
         values = [s.value for s in self.statements if s.name in folded]
         return any(n.op in COSTS for n in topological(values))
 
+
+MOST_PARTS = 4  # side by side, so that a box of 64 columns is no wider than TMA allows, 256 elements
 
 # About how many instructions an operation takes where it may be approximate; the others take one
 COSTS = {

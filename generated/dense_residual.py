@@ -128,6 +128,7 @@ def dense_residual_launch(
         b_is_nk=False,
         paired="",
         reads=(dense_residual_columns, dense_residual_tiles),
+        whole=((mResidual, 1),),
         config=config,
         vec=vec,
         ragged=ragged,

@@ -111,6 +111,7 @@ def matmul_dgelu_launch(
         b_is_nk=True,
         paired="",
         reads=(None, matmul_dgelu_tiles),
+        whole=((mZ, 1),),
         config=config,
         vec=vec,
         ragged=ragged,

@@ -116,6 +116,7 @@ def matmul_dswiglu_pairs_launch(
         b_is_nk=True,
         paired="",
         reads=(None, matmul_dswiglu_pairs_tiles),
+        whole=((mZ, 2),),
         config=config,
         vec=vec,
         ragged=ragged,

@@ -34,6 +34,7 @@ def launch(
     rescaled: cutlass.Constexpr[tuple[Follows, ...]] = (),
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
+    whole: tuple = (),
 ):
     """acc = a @ b, and the epilogue over its tiles.
 
@@ -42,21 +43,25 @@ def launch(
     config: which main loop, and what it is told, as `gemms.Tile.launch` writes it.
     row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32:
     what each tile's rows and columns of what the epilogue returns come to.
+    whole: the tensors that have every element of the output, of those that the epilogue reads ahead, in its order, and how
+    many elements side by side they have for each.
     """
     name, options = read_config(config)
     if cutlass.const_expr(not batched):
         mA, mBs = _one(mA), tuple(_one(mB) for mB in mBs)
     columns = 1 if cutlass.const_expr(b_is_nk) else 2
-    found = []
+    found: list[Any] = []
     for mB in mBs:
         if cutlass.const_expr(paired == "halves"):
-            found += [_part(mB, columns, k) for k in range(2)]
+            found += [part(mB, columns, k) for k in range(2)]
         elif cutlass.const_expr(paired == "interleaved"):
             found.append(_joined(mB, columns))
         else:
             found.append(mB)
     bs = tuple(found)
-    loop = {"sm_80": gemm_sm80.launch, "sm_90a": gemm_sm90.launch}[name]
+    loop = gemm_sm80.launch
+    if cutlass.const_expr(name == "sm_90a"):
+        loop, options = gemm_sm90.launch, options | {"whole": whole}
     N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
     if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
         loop(
@@ -66,14 +71,15 @@ def launch(
         )  # fmt: skip
 
 
-def _part(mB: cute.Tensor, mode: int, part: int) -> cute.Tensor:
-    """One of the parts that a mode counts."""
-    rank = cute.rank(mB)
-    others = [i for i in range(rank) if i != mode]
+def part(tensor: cute.Tensor | None, mode: int, which: int) -> cute.Tensor | None:
+    """One of the parts that a mode counts; nothing of nothing."""
+    if tensor is None:
+        return None
+    others = [i for i in range(cute.rank(tensor)) if i != mode]
     layout = cute.make_layout(
-        tuple(mB.shape[i] for i in others), stride=tuple(vectors.compact_stride(mB, i) for i in others)
+        tuple(tensor.shape[i] for i in others), stride=tuple(vectors.compact_stride(tensor, i) for i in others)
     )
-    return cute.make_tensor(mB.iterator + part * vectors.compact_stride(mB, mode), layout)
+    return cute.make_tensor(tensor.iterator + which * vectors.compact_stride(tensor, mode), layout)
 
 
 def _joined(mB: cute.Tensor, mode: int) -> cute.Tensor:

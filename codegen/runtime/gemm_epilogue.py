@@ -61,8 +61,9 @@ class Form:
     ahead: int = 1  # pieces by which operands are read before they are needed; pairs of pieces, where `staged`
     rolled: bool = False  # whether a loop runs the epilogue of a piece (`may_loop`)
     staged: int = (
-        0  # bytes of shared memory for the operands of `ROWS` rows, read ahead: else registers do. Only if `rolled`
+        0  # bytes of shared memory for the operands of `ROWS` rows, read ahead: else registers do; if `rolled`
     )
+    boxes: tuple[staging.Box, ...] = ()  # of what is `staged`, as `tiles` reads it
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
     step: int = 1  # between their numbers
     barrier: int = 0  # at which they meet for that; the block's next warps at the next one
@@ -156,7 +157,7 @@ def finish(
     pieces: tuple[cutlass.Int32, cutlass.Int32],
     memory: tuple,
     form: cutlass.Constexpr[Form],
-    operands: cute.Pointer | None = None,
+    operands: tuple | None = None,
     first: tuple | None = None,
 ):
     """Run an epilogue over what a warp holds of a tile; all its lanes take part. If `staged`, `begin` has begun it.
@@ -170,7 +171,7 @@ def finish(
     extents: rows and columns of the output.
     memory: the epilogue's tensors; row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one for each fold.
     pieces: where in these what this warp's columns, and these warps' rows, come to is written.
-    operands: `staged` bytes of shared memory for each of `ahead` pieces, 16-byte aligned, this warp's own.
+    operands: what `begin` was given.
     first: what `first_columns` has read, where that was called.
     """
     tensors, row_parts, column_parts = memory
@@ -204,17 +205,17 @@ def _in_loops(
     tensors: tuple,
     rColumns: list,
     form: cutlass.Constexpr[Form],
-    operands: cute.Pointer | None,
+    operands: tuple | None,
     first: tuple | None,
 ):
     """The epilogue of each piece in a loop over its vectors: its code is run more often than it is fetched. Each vector, and
-    what was read ahead for it into shared memory, comes to registers while the one before is computed."""
+    what was read ahead for it into shared memory, comes to registers as soon as the one before is computed that far."""
     order, half = walk.order, form.stage // 2
     lane = device.unseen(cute.arch.lane_idx()) & (WARP - 1)  # or it would divide as negative numbers need it
     coming: Any = _columns(walk, 0, lane, tensors, form) if cutlass.const_expr(first is None) else first
     slots = form.ahead * walk.buffers
     if cutlass.const_expr(form.staged > 0):
-        cute.arch.cp_async_wait_group(slots - 1)
+        _await_operands(0, walk, form, operands)
     cute.arch.sync_warp()
     early, written, reading = form.early, lane, lane
     vector = own = ()
@@ -241,21 +242,12 @@ def _in_loops(
                 cute.arch.sync_warp()  # the piece before is read
             _write(acc, words, written, order[i + 1], (i + 1) % walk.buffers, walk, form)
             if cutlass.const_expr(form.staged > 0):
-                cute.arch.cp_async_wait_group(slots - 2)  # what the next piece needs is there
+                _await_operands(i + 1, walk, form, operands)
             cute.arch.sync_warp()
         j = i + 1 if more else i  # past the last piece, what is read again is not used
         here, there = (i % walk.buffers * half, i % slots), (j % walk.buffers * half, j % slots)
         for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
-            if cutlass.const_expr(early):  # the next one: in this piece or, past its end, the first of the next piece
-                inside_it = step + 1 < walk.steps
-                at = cutlass.select_(inside_it, step + 1, Int32(0))
-                buffer, slot = (
-                    cutlass.select_(inside_it, Int32(h), Int32(t)) for h, t in zip(here, there, strict=True)
-                )
-                next_vector = _read(words, reading, buffer, at, walk, acc.element_type, form)
-                own_step, first_step = _spot(i, at, lane, walk), _spot(j, Int32(0), lane, walk)
-                spot = tuple(cutlass.select_(inside_it, o, f) for o, f in zip(own_step, first_step, strict=True))
-                next_own = _own(spot, slot, at, lane, walk, tensors, form, operands)
+            if cutlass.const_expr(early):
                 values, beside = vector, own
             else:
                 values = _read(words, reading, here[0], step, walk, acc.element_type, form)
@@ -265,20 +257,27 @@ def _in_loops(
                 beside = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
             given = ((*fixed, *beside),) if cutlass.const_expr(form.reads) else ()
             found = form.run(values, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
-            if cutlass.const_expr(not early):
+            if cutlass.const_expr(early):  # the next one: in this piece or, past its end, the first of the next piece
+                inside_it = step + 1 < walk.steps
+                at = cutlass.select_(inside_it, step + 1, Int32(0))
+                buffer, slot = (
+                    cutlass.select_(inside_it, Int32(h), Int32(t)) for h, t in zip(here, there, strict=True)
+                )
+                _put(_read(words, reading, buffer, at, walk, acc.element_type, form), vector)
+                if cutlass.const_expr(form.staged > 0):
+                    own_step, first_step = _spot(i, at, lane, walk), _spot(j, Int32(0), lane, walk)
+                    spot = tuple(cutlass.select_(inside_it, o, f) for o, f in zip(own_step, first_step, strict=True))
+                    _put(_own(spot, slot, at, lane, walk, tensors, form, operands), own)
+            else:
                 inside = reduce.inside(c, limit, form.vec, form.ragged, False)
                 _fold(found, inside, 0, turn, [], rColumns, form)  # of rows, nothing is folded in a loop
-            else:
-                _put(next_vector, vector)
-                if cutlass.const_expr(form.staged > 0):
-                    _put(next_own, own)
-        if cutlass.const_expr(form.staged > 0):
-            _copy_operands(i + slots, lane, walk, tensors, form, operands)
+        if cutlass.const_expr(form.staged > 0 and i + slots < len(order)):
+            _fetch_operands(i + slots, walk, form, operands)
         if cutlass.const_expr(walk.buffers == 1 and more):
             cute.arch.sync_warp()
             _write(acc, words, written, order[i + 1], 0, walk, form)
             if cutlass.const_expr(form.staged > 0):
-                cute.arch.cp_async_wait_group(slots - 1)
+                _await_operands(i + 1, walk, form, operands)
             cute.arch.sync_warp()
             if cutlass.const_expr(early):
                 vector = _read(words, reading, 0, Int32(0), walk, acc.element_type, form)
@@ -340,16 +339,21 @@ def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
     return unsigned.typed(made, tensor.element_type)
 
 
+def piece_of(columns: int, form: Form) -> tuple[int, int]:
+    """Rows and columns of a piece, of so many columns of accumulators."""
+    width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
+    per_row = width // (form.accumulators * form.vec)
+    assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
+    return ROWS if form.rolled and not form.early else max(ROWS // 2, WARP // per_row), width
+
+
 def _walk(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> _Pieces:
     columns, slabs, count = 8 * cute.size(acc, mode=[2]), cute.size(acc, mode=[3]), form.accumulators
-    width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
-    per_row = width // (count * form.vec)
-    assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
-    rows = ROWS if form.rolled and not form.early else max(ROWS // 2, WARP // per_row)
-    (row, column, batch), (M, N) = place, extents
-    turns, own = columns // width, width // count
+    rows, width = piece_of(columns, form)
+    (row, column, batch), (M, N), own = place, extents, width // count
     return _Pieces(
-        row, column, batch, M, N, slab_step, slabs, turns, width, rows, per_row, form.vec, own, not form.early
+        row, column, batch, M, N, slab_step, slabs, columns // width, width, rows, own // form.vec, form.vec, own,
+        not form.early,
     )  # fmt: skip
 
 
@@ -416,45 +420,34 @@ def begin(
     place: tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32],
     slab_step: cutlass.Constexpr[int],
     extents: tuple[cutlass.Int32, cutlass.Int32],
-    tensors: tuple,
     form: cutlass.Constexpr[Form],
-    operands: cute.Pointer,
+    operands: tuple,
 ):
-    """Before the products of a tile, where `form.staged`: start what its first pieces need on its way. `finish` must follow,
-    with the same arguments."""
-    tensors = tuple(_compact(t) for t in tensors)
+    """Before the products of a tile, where `form.staged`: send for what its first pieces need. `finish` must follow, with the
+    same arguments. operands: a warp's own `staged` bytes of shared memory for each of `ahead` pieces, aligned as
+    `staging.ALIGNED` says, and two barriers for each, of one arrival; how many tiles it began before; which row of
+    all batches' its first is; the fetchers of `form.boxes`."""
     walk = _walk(acc, place, extents, slab_step, form)
-    lane = device.unseen(cute.arch.lane_idx()) & (WARP - 1)
-    for i in cutlass.range_constexpr(form.ahead * walk.buffers):
-        _copy_operands(i, lane, walk, tensors, form, operands)
+    for i in cutlass.range_constexpr(min(form.ahead * walk.buffers, len(walk.order))):
+        _fetch_operands(i, walk, form, operands)
 
 
-@cute.jit
-def _copy_operands(
-    i: cutlass.Constexpr[int],
-    lane: cutlass.Int32,
-    walk: cutlass.Constexpr[_Pieces],
-    tensors: tuple,
-    form: cutlass.Constexpr[Form],
-    operands: cute.Pointer,
-):
-    """Start the operands of the i-th piece on their way; past the last, nothing, which counts as a group like the others."""
-    if cutlass.const_expr(i < len(walk.order)):
-        turn, slab, part = walk.order[i]
-        c = walk.first_column(turn, lane)
-        for step in cutlass.range(walk.steps, unroll=1):
-            r, _, valid = walk.place(slab, part, step, lane, c)
-            slots = _slots(i % (form.ahead * walk.buffers), step, lane, walk, form, operands)
-            form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, slots.copy)
-    cute.arch.cp_async_commit_group()
+def _fetch_operands(i: int, walk: _Pieces, form: Form, operands: Any) -> None:
+    """Send for the operands of the i-th piece, in the place of those before that are read."""
+    memory, barriers, _, row, fetchers = operands
+    turn, slab, part = walk.order[i]
+    slot = i % (form.ahead * walk.buffers)
+    row += slab * walk.slab_step + part * walk.rows
+    cute.arch.sync_warp()
+    memory += slot * (form.staged // walk.buffers)
+    staging.fetch(form.boxes, fetchers, row, walk.column + turn * walk.columns, memory, barriers + slot)
 
 
-def _slots(
-    slot: Int32 | int, step: Int32 | int, lane: Int32, walk: _Pieces, form: Form, operands: Any
-) -> staging.Slots:
-    """Where the operands of a step of a piece lie, which is the slot-th of those that are read ahead."""
-    size = form.staged // walk.buffers
-    return staging.Slots(operands.toint() + slot * size, size, step, walk.steps, lane)
+def _await_operands(i: int, walk: _Pieces, form: Form, operands: Any) -> None:
+    """Until those of the i-th piece have come."""
+    (_, barriers, tiles, *_), slots = operands, form.ahead * walk.buffers
+    before = len(range(i % slots, len(walk.order), slots)) * tiles  # times that other tiles had its place
+    cute.arch.mbarrier_wait(barriers + i % slots, (before + i // slots) & 1)
 
 
 def _spot(i: int, step: Int32, lane: Int32, walk: _Pieces) -> tuple[Int32, Int32, Int32]:
@@ -473,7 +466,8 @@ def _own(
     where nothing was read ahead."""
     if form.staged == 0:
         return ()
-    load, (r, c, valid) = _slots(slot, step, lane, walk, form, operands).load, spot
+    start, (r, c, valid) = operands[0].toint() + slot * (form.staged // walk.buffers), spot
+    load = staging.Slots(start, form.boxes, step * WARP + lane).load
     return tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, load))  # type: ignore[misc]
 
 

@@ -14,6 +14,7 @@ What lies outside of a and b is zero to TMA, and what lies outside of the produc
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -26,7 +27,7 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from codegen.hopper_tiles import WARPS, Tiles
-from codegen.runtime import gemm_epilogue, gemm_split
+from codegen.runtime import device, gemm_epilogue, gemm_split, staging
 from codegen.runtime.device import WARP
 from codegen.runtime.gemm_epilogue import Follows, Form, may_loop
 
@@ -53,6 +54,7 @@ def launch(
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
+    whole: tuple[tuple[cute.Tensor | None, int], ...] = (),
     **config: Any,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
@@ -62,6 +64,8 @@ def launch(
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
     reads: what the epilogue reads ahead: columns and tiles of `Form`.
+    whole: the tensors that `tiles` reads by `load`, in its order, and how many elements each has side by side for a column of
+        the output; needed where `staged`, for which their rows must be whole 16 bytes.
     config: the fields of `Tiles`; `hopper_tiles.refusal` says of which products they cannot be.
 
     WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
@@ -74,6 +78,12 @@ def launch(
         rolled=tiles.rolled and may_loop(reads[1], row_ops, staged, ragged), staged=staged,
         warps=warps, step=1, barrier=MEET, threads=32 * warps,
     )  # fmt: skip
+    fetchers: tuple[staging.Fetcher, ...] = ()
+    if staged:
+        high, wide = gemm_epilogue.piece_of(tiles.tile_n, form)
+        wide //= form.accumulators
+        found = [staging.fetcher(tensor, count, high, wide) for tensor, count in whole if tensor is not None]
+        form, fetchers = replace(form, boxes=tuple(box for box, _ in found)), tuple(f for _, f in found)
     parts = len(mBs)
     assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"
     a_type, b_type = mA.element_type, mBs[0].element_type
@@ -98,13 +108,13 @@ def launch(
     N = columns // 2 if paired == "interleaved" else columns
     _launch(
         stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
-        (tensors, row_parts, column_parts), (high, wide, L), (M, N, K), tiled_mma, a_layout, b_layout, tiles, form,
+        (tensors, row_parts, column_parts), fetchers, (high, wide, L), (M, N, K), tiled_mma, a_layout, b_layout, tiles, form,
     )  # fmt: skip
 
 
 @cute.jit
 def _launch(
-    stream, load_a, tA, load_bs, tBs, memory, clusters, extents, tiled_mma, a_layout, b_layout,
+    stream, load_a, tA, load_bs, tBs, memory, fetchers, clusters, extents, tiled_mma, a_layout, b_layout,
     tiles: cutlass.Constexpr, form: cutlass.Constexpr,
 ):  # fmt: skip
     """The kernel, where there is something to do."""
@@ -116,7 +126,8 @@ def _launch(
         if cutlass.const_expr(tiles.splits == 1):
             count = cutlass.min(count, tiles.blocks // tiles.multicast)
         _kernel(
-            load_a, tA, load_bs, tBs, memory, (*clusters, divisors), extents, tiled_mma, a_layout, b_layout, tiles, form,
+            load_a, tA, load_bs, tBs, memory, fetchers, (*clusters, divisors), extents, tiled_mma, a_layout, b_layout,
+            tiles, form,
         ).launch(
             grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
             cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
@@ -140,6 +151,7 @@ def _kernel(
     load_bs: tuple,
     tBs: tuple,  # (N, K, L or 1), coordinates
     memory: tuple,  # the epilogue's tensors, row parts and column parts
+    fetchers: tuple,  # of what it reads ahead
     clusters: tuple,  # rows and columns of clusters, batches; what `_place` divides by
     extents: tuple,  # rows and columns of the output, K
     tiled_mma: cute.TiledMma,
@@ -159,9 +171,11 @@ def _kernel(
     sB = allocator.allocate_tensor(b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
     stage = allocator.allocate_tensor(Float32, cute.make_layout((form.stage, 4 * CONSUMERS)), 16)
     size = max(16, WARPS * form.ahead * form.staged)
-    operands = allocator.allocate_tensor(cutlass.Uint8, cute.make_layout((size,)), 16).iterator
+    operands = allocator.allocate_tensor(cutlass.Uint8, cute.make_layout((size,)), staging.ALIGNED).iterator
     full = allocator.allocate_array(Int64, tiles.stages)  # a stage's bytes have come
     empty = allocator.allocate_array(Int64, tiles.stages)  # all that read a stage have read it
+    pieces = 2 * form.ahead if form.staged > 0 else 0  # whose operands a warp waits for
+    here = allocator.allocate_array(Int64, max(1, WARPS * pieces))  # these have come
 
     if warp == 0:
         with cute.arch.elect_one():
@@ -169,6 +183,8 @@ def _kernel(
             for i in cutlass.range_constexpr(tiles.stages):
                 cute.arch.mbarrier_init(full + i, 1)
                 cute.arch.mbarrier_init(empty + i, readers)
+            for i in cutlass.range_constexpr(WARPS * pieces):
+                cute.arch.mbarrier_init(here + i, 1)
         cute.arch.mbarrier_init_fence()
     if cutlass.const_expr(tiles.multicast > 1):
         cute.arch.cluster_arrive_relaxed()
@@ -183,7 +199,7 @@ def _kernel(
     else:
         cute.arch.setmaxregister_increase(tiles.registers[1])
         _consume(
-            sA, sB, stage, operands, full, empty, clusters, rank, k_tiles, consumer, extents,
+            sA, sB, stage, (operands, here, fetchers), full, empty, clusters, rank, k_tiles, consumer, extents,
             memory, tiled_mma, tiles, form,
         )  # fmt: skip
 
@@ -296,7 +312,7 @@ def _consume(
     sA: cute.Tensor,
     sB: cute.Tensor,
     stage: cute.Tensor,
-    operands: cute.Pointer,
+    operands: tuple,
     full: cute.Pointer,
     empty: cute.Pointer,
     clusters: tuple,
@@ -325,7 +341,10 @@ def _consume(
     tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
     tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
     peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
-    mine = operands + warp * (form.ahead * form.staged)
+    mine, here, fetchers = operands
+    mine += cute.assume(warp * (form.ahead * form.staged), divby=staging.ALIGNED)
+    here += warp * (2 * form.ahead)
+    begun = Int32(0)  # tiles
     step = cute.arch.grid_dim()[0] // tiles.cluster
     index = cute.arch.block_idx()[0] // tiles.cluster
     used = Int32(0)  # stages so far, by both consumers
@@ -339,9 +358,12 @@ def _consume(
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
         row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
+        sent = None
         if cutlass.const_expr(form.staged > 0):
+            top = device.unseen(batch * M + row0)  # or it would be computed again for each piece
+            sent = (mine, here, begun, top, fetchers)
             if (row * tiles.tile_m < M) & (column0 < N):
-                gemm_epilogue.begin(accumulators, (row0, column0, batch), 64 * groups, (M, N), memory[0], form, mine)
+                gemm_epilogue.begin(accumulators, (row0, column0, batch), 64 * groups, (M, N), form, sent)
         first = None
         if cutlass.const_expr(tiles.splits == 1):
             first = gemm_epilogue.first_columns(
@@ -382,8 +404,9 @@ def _consume(
         if (row * tiles.tile_m < M) & (column0 < N):
             gemm_epilogue.finish(
                 share, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
-                (column, row), memory, form, mine, first,
+                (column, row), memory, form, sent, first,
             )  # fmt: skip
+            begun += 1
         if cutlass.const_expr(tiles.splits > 1):
             cute.arch.cluster_wait()  # the others have read this block's shared memory
         index += step

@@ -1,55 +1,108 @@
-"""Operands of an epilogue on their way through shared memory: cp.async brings them while the products before are handled,
-and no register holds them meanwhile. Each lane copies what it will itself read, so nobody waits for another.
+"""Operands of an epilogue on their way through shared memory: TMA brings them while the products before are handled, and no
+register holds them meanwhile. A piece of each array comes as one box, row by row; a barrier counts the bytes that have come.
 
-An epilogue reads vectors through a function like `vectors.load`: of a `Slots`, `copy` starts a vector on its way and `load`
-is that vector, once `cp.async.wait_group` says that it is there. Both must be asked for the same vectors in the same order.
+An epilogue reads vectors through a function like `vectors.load`: `Slots.load` is that for what has come. It must be asked for
+the arrays in the order in which they were sent for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32
+from cutlass import Int8, Int16, Int32, Int64, Numeric, Uint32
+from cutlass.cute.nvgpu import cpasync
 
 from codegen.runtime import tensorcore, vectors
-from codegen.runtime.device import WARP
+
+ALIGNED = 128  # bytes in shared memory to which a box is aligned
+_WORDS: dict[int, type[Numeric]] = {8: Int8, 16: Int16, 32: Int32, 64: Int64}  # what is copied has no other type
+
+
+@dataclass(frozen=True)
+class Box:
+    """What of an array comes at once: some rows, and `columns` of the output, each of so many elements side by side."""
+
+    rows: int
+    columns: int
+    parts: int
+    word: type[Numeric]
+
+    @property
+    def layout(self) -> cute.Layout:
+        return cute.make_layout((self.rows, self.columns * self.parts), stride=(self.columns * self.parts, 1))
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.rows * self.columns * self.parts * self.word.width // 8
+
+
+Fetcher: TypeAlias = tuple[cute.CopyAtom, cute.Tensor]  # TMA's copy of a box, and the coordinates that it copies from
+
+
+def fetcher(src: cute.Tensor, parts: int, rows: int, columns: int) -> tuple[Box, Fetcher]:
+    """For a tensor (..., rows, columns), or (..., rows, columns, parts), whose rows are whole 16 bytes and follow each other at
+    one distance."""
+    box = Box(rows, columns, parts, _WORDS[src.element_type.width])
+    own = cute.rank(src) - (1 if parts == 1 else 2)  # modes that count rows
+    high, whole = Int32(1), 128 // box.word.width
+    for mode in range(own):
+        high = high * src.shape[mode]
+    shape = (high, cute.assume(src.shape[own] * parts, divby=whole))
+    stride = (cute.assume(Int64(src.stride[own - 1]), divby=whole), 1)
+    words = cute.recast_ptr(src.iterator, dtype=box.word)
+    op, matrix = cpasync.CopyBulkTensorTileG2SOp(), cute.make_tensor(words, cute.make_layout(shape, stride=stride))
+    info = cpasync.make_tiled_tma_atom(op, matrix, box.layout, (rows, columns * parts))
+    return box, (info[0], info[1])
+
+
+def fetch(
+    boxes: tuple[Box, ...],
+    fetchers: tuple[Fetcher, ...],
+    row: Int32,
+    column: Int32,
+    target: cute.Pointer,
+    barrier: cute.Pointer,
+) -> None:
+    """Send for a box of each array, that begins at a row, of all that it has, and a column; zeros where it ends."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(barrier, sum(box.size for box in boxes))
+    at = 0
+    for box, (copy, coordinates) in zip(boxes, fetchers, strict=True):
+        there: Any = cute.domain_offset((row, column * box.parts), coordinates)
+        there = cute.local_tile(there, (box.rows, box.columns * box.parts), (0, 0))
+        here = cute.make_tensor(cute.recast_ptr(target + at, dtype=box.word), box.layout)
+        dst, src = cpasync.tma_partition(
+            copy, 0, cute.make_layout(1), cute.group_modes(here, 0, 2), cute.group_modes(there, 0, 2)
+        )
+        cute.copy(copy, src, dst, tma_bar_ptr=barrier)
+        at += box.size
 
 
 @dataclass
 class Slots:
-    """Where a lane's vectors lie for one step of `steps`: those of all lanes side by side."""
+    """Where a piece's operands lie, one array after the other."""
 
-    start: Int32  # an address in shared memory, a multiple of 16: of all that one piece needs
-    size: int  # bytes from there on
-    step: Int32 | int
-    steps: int
-    lane: Int32
-    used: int = 0
-
-    def copy(self, src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool) -> cute.Tensor:
-        """Start `vec` elements on their way, zeros where none are `valid`. What is returned holds nothing yet."""
-        assert not ragged, "cp.async copies whole words"
-        address = (src.iterator + place).toint()
-        for first, count in vectors.accesses(vec * src.element_type.width // 32):
-            there = cutlass.select_(valid > 0, Int32(4 * count), Int32(0))
-            tensorcore.copy_async(self._place(4 * count), address + 4 * first, 4 * count, there)
-        return cute.make_rmem_tensor((vec,), src.element_type)
+    start: Int32  # an address in shared memory
+    boxes: tuple[Box, ...]
+    vector: Int32 | int  # of those of an array, row by row
+    taken: int = 0  # arrays
 
     def load(self, src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool) -> cute.Tensor:
-        """The (vec,) registers of what `copy` brought."""
+        """The (vec,) registers of the next array's vector."""
         del place, valid, ragged
         dst = cute.make_rmem_tensor((vec,), src.element_type)
         words = cute.recast_tensor(dst, Uint32)
+        at = (
+            self.start
+            + sum(box.size for box in self.boxes[: self.taken])
+            + self.vector * (vec * src.element_type.width // 8)
+        )
+        self.taken += 1
         for first, count in vectors.accesses(cute.size(words)):
-            for i, word in enumerate(tensorcore.load_words(self._place(4 * count), count)):
+            for i, word in enumerate(tensorcore.load_words(at + 4 * first, count)):
                 words[first + i] = word
         return dst
-
-    def _place(self, width: int) -> Int32:
-        """Of the next `width` bytes of this lane."""
-        at = self.used
-        self.used += self.steps * WARP * width
-        assert self.used <= self.size, f"the operands of a piece need more than {self.size} bytes"
-        return self.start + at + (self.step * WARP + self.lane) * width

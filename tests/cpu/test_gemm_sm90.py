@@ -47,6 +47,8 @@ SHAPES = [
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, ahead=2)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, rolled=True)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, ahead=2, rolled=True, staged=2048)),
+    # of fewer pieces than are read ahead
+    dataclasses.replace(GELU, name="dgelu", tiles=dataclasses.replace(TABLE[-1], rolled=True, staged=2048)),
     dataclasses.replace(GELU, tiles=Tiles(128, 256, 64, 4, 1, 2), dtype="float16", out="float16"),
     dataclasses.replace(GELU, name="swiglu", paired="halves", tiles=Tiles(128, 256, 64, 4, 2)),
     dataclasses.replace(GELU, name="swiglu", paired="interleaved"),
@@ -71,7 +73,7 @@ def test_the_tensor_cores_are_fed_by_tma(product):
     assert ptx.count("wgmma.mma_async.sync.aligned") == products * (2 if tiles.staged else 1)
     assert ptx.count("cp.async.bulk.tensor") >= 1 + parts
     assert (".multicast::cluster" in ptx) == (tiles.multicast > 1)
-    assert ("cp.async.cg.shared" in ptx) == (tiles.staged > 0)  # the epilogue's operands
+    assert ("cp.async.bulk.tensor.2d" in ptx) == (tiles.staged > 0)  # the epilogue's operands; the factors have a batch
     assert ("ld.shared::cluster.v4" in ptx) == (tiles.splits > 1)  # the other blocks' accumulators
     assert stack <= SPILLS
     assert "bytes spill" in remarks  # the assembler spoke
@@ -109,7 +111,7 @@ def test_parts_of_pairs_come_together(tmp_path):
     )
     kernel = op.kernels[0]
     (whole,) = [v for v in variants(kernel) if not v.ragged]
-    assert "cp.async.cg.shared" in compile_kernel(kernel, whole, "sm_90a").ptx
+    assert "cp.async.bulk.tensor.2d" in compile_kernel(kernel, whole, "sm_90a").ptx
 
 
 def test_statistics_of_columns_pass_through_shared_memory():

@@ -125,12 +125,12 @@ def test_nothing_is_chosen_where_nothing_fits():
 
 
 def test_operands_in_tiles_are_read_further_ahead():
-    """Into shared memory; where what is folded along rows lies in registers, into those; where rows are no whole vectors,
-    as late as can be, in a loop beside fewer accumulators."""
-    tiles = choose(8192, 8192, 8192, reads=2)
+    """Into shared memory; where what is folded along rows lies in registers, or TMA cannot copy them, into those; where rows
+    are no whole vectors, as late as can be, in a loop beside fewer accumulators."""
+    tiles = choose(8192, 8192, 8192, reads=2, boxes=True)
     assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2)
-    tiles = choose(8192, 8192, 8192, reads=2, folds=True)
-    assert tiles == replace(WIDE, stages=5, piece=32, ahead=3)
+    for others in ({"boxes": True, "folds": True}, {"boxes": False}):
+        assert choose(8192, 8192, 8192, reads=2, **others) == replace(WIDE, stages=5, piece=32, ahead=3)
     tiles = choose(8192, 8192, 8192, reads=2, ragged=True)
     assert tiles is not None and tiles.rolled and not tiles.staged and tiles.accumulators == 128
 
@@ -138,14 +138,14 @@ def test_operands_in_tiles_are_read_further_ahead():
 @pytest.mark.parametrize("reads", [1, 2, 4, 6, 8, 16, 40])
 @pytest.mark.parametrize("paired", ["", "halves", "interleaved"])
 def test_there_is_room_for_operands(reads, paired):
-    tiles = choose(8192, 8192, 8192, reads=reads, paired=paired)
+    tiles = choose(8192, 8192, 8192, reads=reads, boxes=True, paired=paired)
     assert tiles is not None and tiles.shared("bfloat16", "bfloat16") <= SHARED
     assert tiles.staged == 0 or (tiles.staged >= 16 * tiles.piece * reads // 2 and tiles.rolled)
 
 
 def test_columns_results_leave_registers():
     """Beside one fold over rows, tiles of 256 columns; beside two, half as wide ones with as many accumulators."""
-    one, two = (choose(4096, 4096, 4096, reads=2, keeps=True, over_rows=n) for n in (1, 2))
+    one, two = (choose(4096, 4096, 4096, reads=2, boxes=True, keeps=True, over_rows=n) for n in (1, 2))
     assert one is not None and two is not None
     assert one.tile_n > 128 >= two.tile_n and two.accumulators == 128
 

@@ -18,6 +18,7 @@ How an array is reached:
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,7 @@ MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
 LEAST_VECTOR = 4  # bytes that a narrower vector has, which fits rows as they are
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
+MOST_TOGETHER = 128  # bytes of an array's rows that a thread has at once
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
@@ -106,6 +108,7 @@ class RowLaunch:
     carried: bool  # dear values stay in registers as well
     lean: bool = False  # nothing stays there but the row, not even what the compiler would keep
     resident: int = 0  # blocks that a processor has registers for, at least, unless 0
+    at_once: int = 1  # neighbouring rows that a thread has, one after the other: in memory they are vectors together
 
     @property
     def constants(self) -> dict[str, int | bool]:
@@ -121,12 +124,13 @@ class RowLaunch:
             "carried",
             "lean",
             "resident",
+            "at_once",
         )
         return {name: getattr(self, name) for name in names}
 
     @property
     def rows_a_block(self) -> int:
-        return self.threads // self.per_row
+        return self.threads // self.per_row * self.at_once
 
     def blocks(self, rows: int, columns: int) -> int:
         """Those of a row kernel."""
@@ -271,6 +275,21 @@ class Reduction:
         narrow = inner & -inner
         return narrow if inner % vec and (narrow * self.widest(dtypes) >= LEAST_VECTOR or inner < 2 * vec) else vec
 
+    @property
+    def whole_rows(self) -> bool:
+        """Whether neighbouring rows can be read and written together: all that is written, and what is read along a row, has
+        the rows' every axis, in order."""
+        values = all(a.tokens == tuple(range(self.kept)) for a in self.stores if a.mode == "row")
+        own = [a for a in (*self.loads, *self.stores) if a.mode in ("flat", "gather") and self.of_row(a)]
+        return self.kind == "row" and self.kept > 0 and not self.inner and values and all(map(self.aligned, own))
+
+    def together(self, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
+        """How many rows are whole vectors together, where a thread has room for them; else one."""
+        vec = self.width(dtypes, schedule)
+        rows = vec // math.gcd(columns, vec)
+        fits = self.whole_rows and rows * columns * self.widest(dtypes) <= MOST_TOGETHER
+        return rows if fits and "threads_per_row" not in schedule else 1
+
     def lanes(self, vec: int) -> int:
         """Neighbouring threads that a group of columns needs in one block."""
         return max([1, *(s.width // vec for s in self.inner)])
@@ -338,8 +357,8 @@ class Reduction:
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
         most = max(1, kept // width)
-        per_row = 1
-        while per_row < MAX_THREADS:
+        per_row, at_once = 1, self.together(columns, dtypes, schedule)
+        while per_row < MAX_THREADS and at_once == 1:
             # A ragged row's one vector more, which few threads have, is no reason for twice as many, where registers allow
             full = cluster == 1 and per_row < WARP
             if per_row * cluster * most >= (count if full else columns // vec):
@@ -377,6 +396,7 @@ class Reduction:
             carried and not lean,
             lean,
             resident // threads,
+            at_once,
         )
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:

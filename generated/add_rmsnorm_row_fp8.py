@@ -101,113 +101,128 @@ def add_rmsnorm_row_fp8_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rResidual = cute.make_rmem_tensor((vec, vectors), mResidual.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rResidual = cute.make_rmem_tensor((vec, vectors, at_once), mResidual.element_type)
     rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
-    rResidualOut = cute.make_rmem_tensor((vec,), mResidualOut.element_type)
-    rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
-    rScale = cute.make_rmem_tensor((1,), mScale.element_type)
+    rResidualOut = cute.make_rmem_tensor((vec, vectors, at_once), mResidualOut.element_type)
+    rQ = cute.make_rmem_tensor((vec, vectors, at_once), mQ.element_type)
+    rScale = cute.make_rmem_tensor((1, at_once), mScale.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-    reduce.meet([*sRowMean, *sRowMax], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+        access.load_rows(mResidual, first_row, rResidual)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = add_rmsnorm_row_fp8_row_mean(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rResidual[None, v].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMean, *sRowMax], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = add_rmsnorm_row_fp8_row_mean(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rResidual[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean], ("mean",), values, inside)
+        row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
+        row_mean = row_mean / cutlass.Float32(N)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            access.forget(rResidual)
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                values = add_rmsnorm_row_fp8_row_max(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rResidual[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+        row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            access.forget(rResidual)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                residual_out, q = add_rmsnorm_row_fp8_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rResidual[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), amax_min, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                rResidualOut[None, v, u].store(residual_out.to(mResidualOut.element_type))
+                rQ[None, v, u].store(device.cast(q, mQ.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rResidualOut[None, v, u], mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+                    access.store_row(rQ[None, v, u], mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            scale = add_rmsnorm_row_fp8_row(
+                cute.full((1,), amax_min, cutlass.Float32),
+                cute.full((1,), row_max, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean], ("mean",), values, inside)
-    row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(N)
+            rScale[None, u].store(scale.to(mScale.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mScale[row] = rScale[None, u][0]
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-        access.forget(rResidual)
-    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-            values = add_rmsnorm_row_fp8_row_max(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rResidual[None, v].load(), cutlass.Float32),
-                device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                cute.full((vec,), eps, cutlass.Float32),
-                cute.full((vec,), row_mean, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-        access.forget(rResidual)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-            residual_out, q = add_rmsnorm_row_fp8_chain(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rResidual[None, v].load(), cutlass.Float32),
-                device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                cute.full((vec,), eps, cutlass.Float32),
-                cute.full((vec,), amax_min, cutlass.Float32),
-                cute.full((vec,), row_mean, cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            rResidualOut.store(residual_out.to(mResidualOut.element_type))
-            rQ.store(device.cast(q, mQ.element_type))
-            access.store_row(rResidualOut, mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, v * step, columns, 1, ragged, True, per_row)
-            access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
-
-    if (row < rows) & (first_of_row):
-        scale = add_rmsnorm_row_fp8_row(
-            cute.full((1,), amax_min, cutlass.Float32),
-            cute.full((1,), row_max, cutlass.Float32),
-        )
-        rScale.store(scale.to(mScale.element_type))
-        mScale[row] = rScale[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rResidualOut, mResidualOut, first_row)
+        access.store_rows(rScale, mScale, first_row)
+        access.store_rows(rQ, mQ, first_row)
 
 
 @cute.jit
@@ -232,12 +247,13 @@ def add_rmsnorm_row_fp8_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     add_rmsnorm_row_fp8_kernel(
         mX, mResidual, mWeight, mQ, mScale, mResidualOut,
-        eps, amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

@@ -67,60 +67,72 @@ def cosine_similarity_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rY = cute.make_rmem_tensor((vec, vectors), mY.element_type)
-    rSimilarity = cute.make_rmem_tensor((1,), mSimilarity.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rSimilarity = cute.make_rmem_tensor((1, at_once), mSimilarity.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+        access.load_rows(mY, first_row, rY)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cosine_similarity_stage0(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rY[None, v].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sStage0], cluster)
+
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = cosine_similarity_stage0(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rY[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, inside)
+        row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            similarity = cosine_similarity_row(
+                cute.full((1,), eps, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
+                cute.full((1,), row_sum3, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, inside)
-    row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster)
+            rSimilarity[None, u].store(similarity.to(mSimilarity.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mSimilarity[row] = rSimilarity[None, u][0]
 
-    if (row < rows) & (first_of_row):
-        similarity = cosine_similarity_row(
-            cute.full((1,), eps, cutlass.Float32),
-            cute.full((1,), row_sum, cutlass.Float32),
-            cute.full((1,), row_sum2, cutlass.Float32),
-            cute.full((1,), row_sum3, cutlass.Float32),
-        )
-        rSimilarity.store(similarity.to(mSimilarity.element_type))
-        mSimilarity[row] = rSimilarity[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rSimilarity, mSimilarity, first_row)
 
 
 @cute.jit
@@ -141,12 +153,13 @@ def cosine_similarity_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cosine_similarity_kernel(
         mX, mY, mSimilarity,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -210,81 +223,94 @@ def cosine_similarity_backward_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDsimilarity.shape[0], mX.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mDx)
 
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rY = cute.make_rmem_tensor((vec, vectors), mY.element_type)
-    rDsimilarity = cute.make_rmem_tensor((1,), mDsimilarity.element_type)
-    rSimilarity = cute.make_rmem_tensor((1,), mSimilarity.element_type)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rDsimilarity = cute.make_rmem_tensor((1, at_once), mDsimilarity.element_type)
+    rSimilarity = cute.make_rmem_tensor((1, at_once), mSimilarity.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
-    access.load_one(mDsimilarity, (row,), row < rows, rDsimilarity)
-    access.load_one(mSimilarity, (row,), row < rows, rSimilarity)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+        access.load_rows(mY, first_row, rY)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = cosine_similarity_backward_stage0(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rY[None, v].load(), cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
-    row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, True, kept)
+        access.load_one(mDsimilarity, (row,), row < rows, rDsimilarity[None, u])
+        access.load_one(mSimilarity, (row,), row < rows, rSimilarity[None, u])
+        reduce.meet([*sStage0], cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-        access.forget(rY)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = cosine_similarity_backward_stage0(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rY[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
 
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            dx, dy = cosine_similarity_backward_chain(
-                device.cast(cute.full((vec,), rDsimilarity[0], rDsimilarity.element_type), cutlass.Float32),
-                device.cast(cute.full((vec,), rSimilarity[0], rSimilarity.element_type), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rY[None, v].load(), cutlass.Float32),
-                cute.full((vec,), eps, cutlass.Float32),
-                cute.full((vec,), row_sum, cutlass.Float32),
-                cute.full((vec,), row_sum2, cutlass.Float32),
-                approx,
-            )
-            rDx.store(dx.to(mDx.element_type))
-            rDy.store(dy.to(mDy.element_type))
-            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-            access.store_row(rDy, mDy, cute.crd2idx((row, 0), mDy.layout), column, v * step, columns, 1, ragged, True, per_row)
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            access.forget(rY)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                dx, dy = cosine_similarity_backward_chain(
+                    device.cast(cute.full((vec,), rDsimilarity[0, u], rDsimilarity.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rSimilarity[0, u], rSimilarity.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rY[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    approx,
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                rDy[None, v, u].store(dy.to(mDy.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+                    access.store_row(rDy[None, v, u], mDy, cute.crd2idx((row, 0), mDy.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row)
+        access.store_rows(rDy, mDy, first_row)
 
 
 @cute.jit
@@ -308,12 +334,13 @@ def cosine_similarity_backward_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mDsimilarity.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cosine_similarity_backward_kernel(
         mDsimilarity, mSimilarity, mX, mY, mDx, mDy,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

@@ -106,103 +106,116 @@ def cross_entropy_grad_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mDx)
     approx_terms = device.narrow(mX)
 
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rXAtLabel = cute.make_rmem_tensor((1,), mX.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rXAtLabel = cute.make_rmem_tensor((1, at_once), mX.element_type)
     rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
-    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rLoss = cute.make_rmem_tensor((1,), mLoss.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    rLoss = cute.make_rmem_tensor((1, at_once), mLoss.element_type)
     sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    access.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
-    access.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel)
-    access.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sTop], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-    rTop = reduce.accumulator(vec, "max", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rTopSeen = reduce.accumulator(1, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-        for begin in cutlass.range_constexpr(0, vectors, some):
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+        access.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel[None, u])
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        reduce.meet([*sTop], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rTop = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rTopSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = cross_entropy_grad_top(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rTop], ("max",), values, inside)
+                top = reduce.risen(rTop, rTopSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = cross_entropy_grad_row_sum(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), top, cutlass.Float32),
+                        approx_terms,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        top, row_sum = reduce.over_row([rTop, rRowSum], ("max", "sum"), sTop, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = cross_entropy_grad_top(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rTop], ("max",), values, inside)
-            top = reduce.risen(rTop, rTopSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                c = column + v * step
-                values = cross_entropy_grad_row_sum(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
+                dx = cross_entropy_grad_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    cute.full((vec,), ignore_index, cutlass.Int32),
+                    cute.full((vec,), mWeight[0], cutlass.Float32),
                     cute.full((vec,), top, cutlass.Float32),
-                    approx_terms,
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
                 )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-    top, row_sum = reduce.over_row([rTop, rRowSum], ("max", "sum"), sTop, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            dx = cross_entropy_grad_chain(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
-                cute.full((vec,), ignore_index, cutlass.Int32),
-                cute.full((vec,), mWeight[0], cutlass.Float32),
-                cute.full((vec,), top, cutlass.Float32),
-                cute.full((vec,), row_sum, cutlass.Float32),
-                approx,
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            loss = cross_entropy_grad_row(
+                device.cast(cute.full((1,), rXAtLabel[0, u], rXAtLabel.element_type), cutlass.Float32),
+                cute.full((1,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                cute.full((1,), ignore_index, cutlass.Int32),
+                cute.full((1,), top, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
             )
-            rDx.store(dx.to(mDx.element_type))
-            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+            rLoss[None, u].store(loss.to(mLoss.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mLoss[row] = rLoss[None, u][0]
 
-    if (row < rows) & (first_of_row):
-        loss = cross_entropy_grad_row(
-            device.cast(cute.full((1,), rXAtLabel[0], rXAtLabel.element_type), cutlass.Float32),
-            cute.full((1,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-            cute.full((1,), ignore_index, cutlass.Int32),
-            cute.full((1,), top, cutlass.Float32),
-            cute.full((1,), row_sum, cutlass.Float32),
-        )
-        rLoss.store(loss.to(mLoss.element_type))
-        mLoss[row] = rLoss[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rLoss, mLoss, first_row)
+        access.store_rows(rDx, mDx, first_row)
 
 
 @cute.jit
@@ -225,12 +238,13 @@ def cross_entropy_grad_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     cross_entropy_grad_kernel(
         mX, mLabel, mWeight, mLoss, mDx,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

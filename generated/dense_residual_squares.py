@@ -181,75 +181,89 @@ def dense_residual_squares_epilogue_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mAcc.shape[0], mAcc.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rAcc = cute.make_rmem_tensor((vec, vectors), mAcc.element_type)
-    rResidual = cute.make_rmem_tensor((vec, vectors), mResidual.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rSquares = cute.make_rmem_tensor((1,), mSquares.element_type)
+    rAcc = cute.make_rmem_tensor((vec, vectors, at_once), mAcc.element_type)
+    rResidual = cute.make_rmem_tensor((vec, vectors, at_once), mResidual.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rSquares = cute.make_rmem_tensor((1, at_once), mSquares.element_type)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-    reduce.meet([*sRowSum], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mAcc, first_row, rAcc)
+        access.load_rows(mResidual, first_row, rResidual)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = dense_residual_squares_epilogue_row_sum(
-                device.cast(rAcc[None, v].load(), cutlass.Float32),
-                device.cast(rResidual[None, v].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowSum], cluster)
+
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+                access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = dense_residual_squares_epilogue_row_sum(
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    device.cast(rResidual[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rAcc)
+            access.forget(rResidual)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+                access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                y = dense_residual_squares_epilogue_chain(
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    device.cast(rResidual[None, v, u].load(), cutlass.Float32),
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            squares = dense_residual_squares_epilogue_row(
+                cute.full((1,), row_sum, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            rSquares[None, u].store(squares.to(mSquares.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mSquares[row] = rSquares[None, u][0]
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rAcc)
-        access.forget(rResidual)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-            access.load_row(mResidual, cute.crd2idx((row, 0), mResidual.layout), column, step, columns, rResidual, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            y = dense_residual_squares_epilogue_chain(
-                device.cast(rAcc[None, v].load(), cutlass.Float32),
-                device.cast(rResidual[None, v].load(), cutlass.Float32),
-            )
-            rY.store(y.to(mY.element_type))
-            access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
-
-    if (row < rows) & (first_of_row):
-        squares = dense_residual_squares_epilogue_row(
-            cute.full((1,), row_sum, cutlass.Float32),
-        )
-        rSquares.store(squares.to(mSquares.element_type))
-        mSquares[row] = rSquares[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rY, mY, first_row)
+        access.store_rows(rSquares, mSquares, first_row)
 
 
 @cute.jit
@@ -270,12 +284,13 @@ def dense_residual_squares_epilogue_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mAcc.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     dense_residual_squares_epilogue_kernel(
         mAcc, mResidual, mY, mSquares,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

@@ -93,101 +93,116 @@ def dlayernorm_rows_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
-    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
-    rRowMean3OfRows = cute.make_rmem_tensor((1,), mRowMean3OfRows.element_type)
-    rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
-    rRowMean4OfRows = cute.make_rmem_tensor((1,), mRowMean4OfRows.element_type)
+    rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
+    rRowMean3OfRows = cute.make_rmem_tensor((1, at_once), mRowMean3OfRows.element_type)
+    rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
+    rRowMean4OfRows = cute.make_rmem_tensor((1, at_once), mRowMean4OfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sStage0, *sStage1], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mDy, first_row, rDy)
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-            values = dlayernorm_rows_stage0(
-                device.cast(rDy[None, v].load(), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rWeight[None, 0].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sStage0, *sStage1], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                values = dlayernorm_rows_stage0(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
+        row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster)
+        row_mean = row_mean / cutlass.Float32(N)
+        row_mean3 = row_mean3 / cutlass.Float32(N)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                values = dlayernorm_rows_stage1(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, inside)
+        row_mean2, row_mean4 = reduce.over_row([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster)
+        row_mean2 = row_mean2 / cutlass.Float32(N)
+        row_mean4 = row_mean4 / cutlass.Float32(N)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            row_mean_of_rows, row_mean3_of_rows, row_mean2_of_rows, row_mean4_of_rows = dlayernorm_rows_row(
+                cute.full((1,), row_mean, cutlass.Float32),
+                cute.full((1,), row_mean3, cutlass.Float32),
+                cute.full((1,), row_mean2, cutlass.Float32),
+                cute.full((1,), row_mean4, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
-    row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(N)
-    row_mean3 = row_mean3 / cutlass.Float32(N)
+            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+            rRowMean3OfRows[None, u].store(row_mean3_of_rows.to(mRowMean3OfRows.element_type))
+            rRowMean2OfRows[None, u].store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
+            rRowMean4OfRows[None, u].store(row_mean4_of_rows.to(mRowMean4OfRows.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowMeanOfRows[row] = rRowMeanOfRows[None, u][0]
+                mRowMean3OfRows[row] = rRowMean3OfRows[None, u][0]
+                mRowMean2OfRows[row] = rRowMean2OfRows[None, u][0]
+                mRowMean4OfRows[row] = rRowMean4OfRows[None, u][0]
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rDy)
-        access.forget(rX)
-    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-            values = dlayernorm_rows_stage1(
-                device.cast(rDy[None, v].load(), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                cute.full((vec,), row_mean, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, inside)
-    row_mean2, row_mean4 = reduce.over_row([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster)
-    row_mean2 = row_mean2 / cutlass.Float32(N)
-    row_mean4 = row_mean4 / cutlass.Float32(N)
-
-    if (row < rows) & (first_of_row):
-        row_mean_of_rows, row_mean3_of_rows, row_mean2_of_rows, row_mean4_of_rows = dlayernorm_rows_row(
-            cute.full((1,), row_mean, cutlass.Float32),
-            cute.full((1,), row_mean3, cutlass.Float32),
-            cute.full((1,), row_mean2, cutlass.Float32),
-            cute.full((1,), row_mean4, cutlass.Float32),
-        )
-        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-        rRowMean3OfRows.store(row_mean3_of_rows.to(mRowMean3OfRows.element_type))
-        rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-        rRowMean4OfRows.store(row_mean4_of_rows.to(mRowMean4OfRows.element_type))
-        mRowMeanOfRows[row] = rRowMeanOfRows[0]
-        mRowMean3OfRows[row] = rRowMean3OfRows[0]
-        mRowMean2OfRows[row] = rRowMean2OfRows[0]
-        mRowMean4OfRows[row] = rRowMean4OfRows[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row)
+        access.store_rows(rRowMean3OfRows, mRowMean3OfRows, first_row)
+        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row)
+        access.store_rows(rRowMean4OfRows, mRowMean4OfRows, first_row)
 
 
 @cute.jit
@@ -212,12 +227,13 @@ def dlayernorm_rows_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mDy.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     dlayernorm_rows_kernel(
         mDy, mX, mWeight, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -505,10 +521,11 @@ def dlayernorm_launch(
     rows_carried: cutlass.Constexpr[bool],
     rows_lean: cutlass.Constexpr[bool],
     rows_resident: cutlass.Constexpr[int],
+    rows_at_once: cutlass.Constexpr[int],
 ):
     if cutlass.const_expr(not whole):
         dlayernorm_rows_launch(
-            stream, mDy, mX, mWeight, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+            stream, mDy, mX, mWeight, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     N = mDy.shape[1]
     pieces = cluster

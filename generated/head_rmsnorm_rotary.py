@@ -79,94 +79,97 @@ def head_rmsnorm_rotary_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, S, H, D = mX.shape[0], mX.shape[1], mX.shape[2], mX.shape[4]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    iH = row % H
-    iS = (row // H) % S
-    iB = ((row // H) // S)
-    columns = cutlass.select_(row < B * S * H, D, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mY)
 
-    rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rWeight0 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rWeight1 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
-    rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
-    rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors, at_once), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
     rY0 = cute.make_rmem_tensor((vec,), mY.element_type)
     rY1 = cute.make_rmem_tensor((vec,), mY.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-        access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-        access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
-        access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iH = row % H
+        iS = (row // H) % S
+        iB = ((row // H) // S)
+        columns = cutlass.select_(row < B * S * H, D, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = head_rmsnorm_rotary_stage0(
-                device.cast(rX0[None, v].load(), cutlass.Float32),
-                device.cast(rX1[None, v].load(), cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
-    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(D)
-    row_mean2 = row_mean2 / cutlass.Float32(D)
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, kept)
+            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, kept)
+        reduce.meet([*sStage0], cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX0)
-        access.forget(rX1)
-        access.forget(rCos)
-        access.forget(rSin)
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = head_rmsnorm_rotary_stage0(
+                    device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
+        row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
+        row_mean = row_mean / cutlass.Float32(D)
+        row_mean2 = row_mean2 / cutlass.Float32(D)
 
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
-            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
-            access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
-            y0, y1 = head_rmsnorm_rotary_chain(
-                device.cast(rX0[None, v].load(), cutlass.Float32),
-                device.cast(rX1[None, v].load(), cutlass.Float32),
-                device.cast(rWeight0[None, 0].load(), cutlass.Float32),
-                device.cast(rWeight1[None, 0].load(), cutlass.Float32),
-                device.cast(rCos[None, v].load(), cutlass.Float32),
-                device.cast(rSin[None, v].load(), cutlass.Float32),
-                cute.full((vec,), eps, cutlass.Float32),
-                cute.full((vec,), row_mean, cutlass.Float32),
-                cute.full((vec,), row_mean2, cutlass.Float32),
-                approx,
-            )
-            rY0.store(y0.to(mY.element_type))
-            rY1.store(y1.to(mY.element_type))
-            access.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
-            access.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX0)
+            access.forget(rX1)
+            access.forget(rCos)
+            access.forget(rSin)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+                access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, kept)
+                access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+                access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
+                y0, y1 = head_rmsnorm_rotary_chain(
+                    device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight0[None, 0].load(), cutlass.Float32),
+                    device.cast(rWeight1[None, 0].load(), cutlass.Float32),
+                    device.cast(rCos[None, v, u].load(), cutlass.Float32),
+                    device.cast(rSin[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    approx,
+                )
+                rY0.store(y0.to(mY.element_type))
+                rY1.store(y1.to(mY.element_type))
+                access.store_row(rY0, mY, cute.crd2idx((iB, iS, iH, 0, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rY1, mY, cute.crd2idx((iB, iS, iH, 1, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
 
 
 @cute.jit
@@ -189,12 +192,13 @@ def head_rmsnorm_rotary_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     B, S, H = mX.shape[0], mX.shape[1], mX.shape[2]
-    blocks = (B * S * H // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (B * S * H // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     head_rmsnorm_rotary_kernel(
         mX, mWeight, mCos, mSin, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -257,90 +261,93 @@ def head_rmsnorm_rotary_backward_rows_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    iH = row % H
-    iS = (row // H) % S
-    iB = ((row // H) // S)
-    columns = cutlass.select_(row < B * S * H, D, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
-
-    rDy0 = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
-    rDy1 = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
-    rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDy0 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rDy1 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rWeight0 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rWeight1 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
-    rCos = cute.make_rmem_tensor((vec, vectors), mCos.element_type)
-    rSin = cute.make_rmem_tensor((vec, vectors), mSin.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors, at_once), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
     rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
     rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0, 1, ragged, False, kept)
-        access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1, 1, ragged, False, kept)
-        access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-        access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-        access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
-        access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iH = row % H
+        iS = (row // H) % S
+        iB = ((row // H) // S)
+        columns = cutlass.select_(row < B * S * H, D, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0, 1, ragged, False, kept)
-            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1, 1, ragged, False, kept)
-            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos, 1, ragged, False, kept)
-            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin, 1, ragged, False, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
-            access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
-            values = head_rmsnorm_rotary_backward_rows_stage0(
-                device.cast(rDy0[None, v].load(), cutlass.Float32),
-                device.cast(rDy1[None, v].load(), cutlass.Float32),
-                device.cast(rX0[None, v].load(), cutlass.Float32),
-                device.cast(rX1[None, v].load(), cutlass.Float32),
-                device.cast(rWeight0[None, 0].load(), cutlass.Float32),
-                device.cast(rWeight1[None, 0].load(), cutlass.Float32),
-                device.cast(rCos[None, v].load(), cutlass.Float32),
-                device.cast(rSin[None, v].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, kept)
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, kept)
+            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, kept)
+        reduce.meet([*sStage0], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+                access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, kept)
+                access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+                access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
+                values = head_rmsnorm_rotary_backward_rows_stage0(
+                    device.cast(rDy0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDy1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight0[None, 0].load(), cutlass.Float32),
+                    device.cast(rWeight1[None, 0].load(), cutlass.Float32),
+                    device.cast(rCos[None, v, u].load(), cutlass.Float32),
+                    device.cast(rSin[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
+        row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster)
+        row_mean = row_mean / cutlass.Float32(D)
+        row_mean2 = row_mean2 / cutlass.Float32(D)
+
+        if (row < B * S * H) & (first_of_row):
+            row_mean_of_rows, row_mean2_of_rows, row_sum_of_rows = head_rmsnorm_rotary_backward_rows_row(
+                cute.full((1,), row_mean, cutlass.Float32),
+                cute.full((1,), row_mean2, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
-    row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(D)
-    row_mean2 = row_mean2 / cutlass.Float32(D)
-
-    if (row < B * S * H) & (first_of_row):
-        row_mean_of_rows, row_mean2_of_rows, row_sum_of_rows = head_rmsnorm_rotary_backward_rows_row(
-            cute.full((1,), row_mean, cutlass.Float32),
-            cute.full((1,), row_mean2, cutlass.Float32),
-            cute.full((1,), row_sum, cutlass.Float32),
-        )
-        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-        rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-        mRowMeanOfRows[iB, iS, iH] = rRowMeanOfRows[0]
-        mRowMean2OfRows[iB, iS, iH] = rRowMean2OfRows[0]
-        mRowSumOfRows[iB, iS, iH] = rRowSumOfRows[0]
+            rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+            rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
+            rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            mRowMeanOfRows[iB, iS, iH] = rRowMeanOfRows[0]
+            mRowMean2OfRows[iB, iS, iH] = rRowMean2OfRows[0]
+            mRowSumOfRows[iB, iS, iH] = rRowSumOfRows[0]
 
 
 @cute.jit
@@ -366,12 +373,13 @@ def head_rmsnorm_rotary_backward_rows_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     B, S, H = mDy.shape[0], mDy.shape[1], mDy.shape[2]
-    blocks = (B * S * H // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (B * S * H // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     head_rmsnorm_rotary_backward_rows_kernel(
         mDy, mX, mWeight, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -730,10 +738,11 @@ def head_rmsnorm_rotary_backward_launch(
     rows_carried: cutlass.Constexpr[bool],
     rows_lean: cutlass.Constexpr[bool],
     rows_resident: cutlass.Constexpr[int],
+    rows_at_once: cutlass.Constexpr[int],
 ):
     if cutlass.const_expr(not whole):
         head_rmsnorm_rotary_backward_rows_launch(
-            stream, mDy, mX, mWeight, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+            stream, mDy, mX, mWeight, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     S, D = mDy.shape[1], mDy.shape[4]
     pieces = cluster

@@ -197,93 +197,107 @@ def logits_logsumexp_epilogue_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mAcc.shape[0], mAcc.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rAcc = cute.make_rmem_tensor((vec, vectors), mAcc.element_type)
-    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
-    rLogits = cute.make_rmem_tensor((vec,), mLogits.element_type)
-    rLse = cute.make_rmem_tensor((1,), mLse.element_type)
-    rPicked = cute.make_rmem_tensor((1,), mPicked.element_type)
+    rAcc = cute.make_rmem_tensor((vec, vectors, at_once), mAcc.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rLogits = cute.make_rmem_tensor((vec, vectors, at_once), mLogits.element_type)
+    rLse = cute.make_rmem_tensor((1, at_once), mLse.element_type)
+    rPicked = cute.make_rmem_tensor((1, at_once), mPicked.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-    access.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mAcc, first_row, rAcc)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-        for begin in cutlass.range_constexpr(0, vectors, some):
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        reduce.meet([*sStage0], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = logits_logsumexp_epilogue_stage0(
+                        device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(c, vec).to(cutlass.Int32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax, rRowSum2], ("max", "sum"), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = logits_logsumexp_epilogue_row_sum(
+                        device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_max, row_sum2, row_sum = reduce.over_row([rRowMax, rRowSum2, rRowSum], ("max", "sum", "sum"), sStage0, per_row, cluster, rescaled=((2, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rAcc)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = logits_logsumexp_epilogue_stage0(
-                    device.cast(rAcc[None, v].load(), cutlass.Float32),
-                    cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(c, vec).to(cutlass.Int32),
+                logits = logits_logsumexp_epilogue_chain(
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
                 )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMax, rRowSum2], ("max", "sum"), values, inside)
-            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                c = column + v * step
-                values = logits_logsumexp_epilogue_row_sum(
-                    device.cast(rAcc[None, v].load(), cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_max, row_sum2, row_sum = reduce.over_row([rRowMax, rRowSum2, rRowSum], ("max", "sum", "sum"), sStage0, per_row, cluster, rescaled=((2, 0, "exp", 1.0),))
+                rLogits[None, v, u].store(logits.to(mLogits.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rLogits[None, v, u], mLogits, cute.crd2idx((row, 0), mLogits.layout), column, v * step, columns, 1, ragged, True, per_row)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rAcc)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            logits = logits_logsumexp_epilogue_chain(
-                device.cast(rAcc[None, v].load(), cutlass.Float32),
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            lse, picked = logits_logsumexp_epilogue_row(
+                cute.full((1,), row_max, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
             )
-            rLogits.store(logits.to(mLogits.element_type))
-            access.store_row(rLogits, mLogits, cute.crd2idx((row, 0), mLogits.layout), column, v * step, columns, 1, ragged, True, per_row)
+            rLse[None, u].store(lse.to(mLse.element_type))
+            rPicked[None, u].store(picked.to(mPicked.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mLse[row] = rLse[None, u][0]
+                mPicked[row] = rPicked[None, u][0]
 
-    if (row < rows) & (first_of_row):
-        lse, picked = logits_logsumexp_epilogue_row(
-            cute.full((1,), row_max, cutlass.Float32),
-            cute.full((1,), row_sum2, cutlass.Float32),
-            cute.full((1,), row_sum, cutlass.Float32),
-        )
-        rLse.store(lse.to(mLse.element_type))
-        rPicked.store(picked.to(mPicked.element_type))
-        mLse[row] = rLse[0]
-        mPicked[row] = rPicked[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rLogits, mLogits, first_row)
+        access.store_rows(rLse, mLse, first_row)
+        access.store_rows(rPicked, mPicked, first_row)
 
 
 @cute.jit
@@ -305,12 +319,13 @@ def logits_logsumexp_epilogue_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mAcc.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     logits_logsumexp_epilogue_kernel(
         mAcc, mLabel, mLogits, mLse, mPicked,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -363,94 +378,106 @@ def logits_logsumexp_backward_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDlogits.shape[0], mDlogits.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mDacc)
 
-    rDlogits = cute.make_rmem_tensor((vec, vectors), mDlogits.element_type)
-    rAcc = cute.make_rmem_tensor((vec, vectors), mAcc.element_type)
-    rDlse = cute.make_rmem_tensor((1,), mDlse.element_type)
-    rDpicked = cute.make_rmem_tensor((1,), mDpicked.element_type)
-    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
-    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+    rDlogits = cute.make_rmem_tensor((vec, vectors, at_once), mDlogits.element_type)
+    rAcc = cute.make_rmem_tensor((vec, vectors, at_once), mAcc.element_type)
+    rDlse = cute.make_rmem_tensor((1, at_once), mDlse.element_type)
+    rDpicked = cute.make_rmem_tensor((1, at_once), mDpicked.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rDacc = cute.make_rmem_tensor((vec, vectors, at_once), mDacc.element_type)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mDlogits, cute.crd2idx((row, 0), mDlogits.layout), column, step, columns, rDlogits, 1, ragged, True, kept)
-        access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-    access.load_one(mDlse, (row,), row < rows, rDlse)
-    access.load_one(mDpicked, (row,), row < rows, rDpicked)
-    access.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sRowMax], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mDlogits, first_row, rDlogits)
+        access.load_rows(mAcc, first_row, rAcc)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-        for begin in cutlass.range_constexpr(0, vectors, some):
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDlogits, cute.crd2idx((row, 0), mDlogits.layout), column, step, columns, rDlogits[None, None, u], 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+        access.load_one(mDlse, (row,), row < rows, rDlse[None, u])
+        access.load_one(mDpicked, (row,), row < rows, rDpicked[None, u])
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        reduce.meet([*sRowMax], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = logits_logsumexp_backward_row_max(
+                        device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = logits_logsumexp_backward_row_sum(
+                        device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                        approx,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDlogits)
+            access.forget(rAcc)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDlogits, cute.crd2idx((row, 0), mDlogits.layout), column, step, columns, rDlogits[None, None, u], 1, ragged, True, kept)
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = logits_logsumexp_backward_row_max(
-                    device.cast(rAcc[None, v].load(), cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMax], ("max",), values, inside)
-            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                c = column + v * step
-                values = logits_logsumexp_backward_row_sum(
-                    device.cast(rAcc[None, v].load(), cutlass.Float32),
+                dacc = logits_logsumexp_backward_chain(
+                    device.cast(rDlogits[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rDlse[0, u], rDlse.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rDpicked[0, u], rDpicked.element_type), cutlass.Float32),
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+                rDacc[None, v, u].store(dacc.to(mDacc.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDacc[None, v, u], mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rDlogits)
-        access.forget(rAcc)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDlogits, cute.crd2idx((row, 0), mDlogits.layout), column, step, columns, rDlogits, 1, ragged, True, kept)
-            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            dacc = logits_logsumexp_backward_chain(
-                device.cast(rDlogits[None, v].load(), cutlass.Float32),
-                device.cast(cute.full((vec,), rDlse[0], rDlse.element_type), cutlass.Float32),
-                device.cast(cute.full((vec,), rDpicked[0], rDpicked.element_type), cutlass.Float32),
-                device.cast(rAcc[None, v].load(), cutlass.Float32),
-                cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
-                cute.full((vec,), row_max, cutlass.Float32),
-                cute.full((vec,), row_sum, cutlass.Float32),
-                approx,
-            )
-            rDacc.store(dacc.to(mDacc.element_type))
-            access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDacc, mDacc, first_row)
 
 
 @cute.jit
@@ -473,12 +500,13 @@ def logits_logsumexp_backward_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mDlogits.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     logits_logsumexp_backward_kernel(
         mDlogits, mDlse, mDpicked, mAcc, mLabel, mDacc,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

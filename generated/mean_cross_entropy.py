@@ -75,81 +75,94 @@ def mean_cross_entropy_rows_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx_terms = device.narrow(mX)
 
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rLabel = cute.make_rmem_tensor((1,), mLabel.element_type)
-    rPickedOfRows = cute.make_rmem_tensor((1,), mPickedOfRows.element_type)
-    rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
-    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rPickedOfRows = cute.make_rmem_tensor((1, at_once), mPickedOfRows.element_type)
+    rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    access.load_one(mLabel, (row,), row < rows, rLabel)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-    rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-        for begin in cutlass.range_constexpr(0, vectors, some):
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                c = column + v * step
-                values = mean_cross_entropy_rows_stage0(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
-                    cute.full((vec,), rLabel[0], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(c, vec).to(cutlass.Int32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
-            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                c = column + v * step
-                values = mean_cross_entropy_rows_row_sum(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    approx_terms,
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-    picked, row_max, row_sum = reduce.over_row([rPicked, rRowMax, rRowSum], ("sum", "max", "sum"), sStage0, per_row, cluster, rescaled=((2, 1, "exp", 1.0),))
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        reduce.meet([*sStage0], cluster)
 
-    if (row < rows) & (first_of_row):
-        picked_of_rows, row_max_of_rows, row_sum_of_rows = mean_cross_entropy_rows_row(
-            cute.full((1,), picked, cutlass.Float32),
-            cute.full((1,), row_max, cutlass.Float32),
-            cute.full((1,), row_sum, cutlass.Float32),
-        )
-        rPickedOfRows.store(picked_of_rows.to(mPickedOfRows.element_type))
-        rRowMaxOfRows.store(row_max_of_rows.to(mRowMaxOfRows.element_type))
-        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-        mPickedOfRows[row] = rPickedOfRows[0]
-        mRowMaxOfRows[row] = rRowMaxOfRows[0]
-        mRowSumOfRows[row] = rRowSumOfRows[0]
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = mean_cross_entropy_rows_stage0(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(c, vec).to(cutlass.Int32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = mean_cross_entropy_rows_row_sum(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                        approx_terms,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        picked, row_max, row_sum = reduce.over_row([rPicked, rRowMax, rRowSum], ("sum", "max", "sum"), sStage0, per_row, cluster, rescaled=((2, 1, "exp", 1.0),))
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            picked_of_rows, row_max_of_rows, row_sum_of_rows = mean_cross_entropy_rows_row(
+                cute.full((1,), picked, cutlass.Float32),
+                cute.full((1,), row_max, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+            )
+            rPickedOfRows[None, u].store(picked_of_rows.to(mPickedOfRows.element_type))
+            rRowMaxOfRows[None, u].store(row_max_of_rows.to(mRowMaxOfRows.element_type))
+            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mPickedOfRows[row] = rPickedOfRows[None, u][0]
+                mRowMaxOfRows[row] = rRowMaxOfRows[None, u][0]
+                mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rPickedOfRows, mPickedOfRows, first_row)
+        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
 
 
 @cute.jit
@@ -171,12 +184,13 @@ def mean_cross_entropy_rows_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     mean_cross_entropy_rows_kernel(
         mX, mLabel, mPickedOfRows, mRowMaxOfRows, mRowSumOfRows,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -427,10 +441,11 @@ def mean_cross_entropy_launch(
     rows_carried: cutlass.Constexpr[bool],
     rows_lean: cutlass.Constexpr[bool],
     rows_resident: cutlass.Constexpr[int],
+    rows_at_once: cutlass.Constexpr[int],
 ):
     if cutlass.const_expr(not whole):
         mean_cross_entropy_rows_launch(
-            stream, mX, mLabel, mPickedOfRows, mRowMaxOfRows, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+            stream, mX, mLabel, mPickedOfRows, mRowMaxOfRows, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     rows = mX.shape[0]
     blocks = mTotalMeanParts.shape[0]

@@ -74,100 +74,103 @@ def modulated_layernorm_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, S, N = mX.shape[0], mX.shape[1], mX.shape[2]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    iS = row % S
-    iB = (row // S)
-    columns = cutlass.select_(row < B * S, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mY)
 
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rScale = cute.make_rmem_tensor((vec, vectors), mScale.element_type)
-    rShift = cute.make_rmem_tensor((vec, vectors), mShift.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rScale = cute.make_rmem_tensor((vec, vectors, at_once), mScale.element_type)
+    rShift = cute.make_rmem_tensor((vec, vectors, at_once), mShift.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
-        access.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
-    reduce.meet([*sRowMean, *sRowMean2], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iS = row % S
+        iB = (row // S)
+        columns = cutlass.select_(row < B * S, N, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = modulated_layernorm_row_mean(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean], ("mean",), values, inside)
-    row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(N)
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
+            access.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift[None, None, u], 1, ragged, False, kept)
+        reduce.meet([*sRowMean, *sRowMean2], cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-        access.forget(rScale)
-        access.forget(rShift)
-    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = modulated_layernorm_row_mean2(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                cute.full((vec,), row_mean, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean2], ("mean",), values, inside)
-    row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
-    row_mean2 = row_mean2 / cutlass.Float32(N)
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = modulated_layernorm_row_mean(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean], ("mean",), values, inside)
+        row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
+        row_mean = row_mean / cutlass.Float32(N)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-        access.forget(rScale)
-        access.forget(rShift)
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            access.forget(rScale)
+            access.forget(rShift)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = modulated_layernorm_row_mean2(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2], ("mean",), values, inside)
+        row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+        row_mean2 = row_mean2 / cutlass.Float32(N)
 
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
-            access.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift, 1, ragged, False, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            y = modulated_layernorm_chain(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rScale[None, v].load(), cutlass.Float32),
-                device.cast(rShift[None, v].load(), cutlass.Float32),
-                cute.full((vec,), eps, cutlass.Float32),
-                cute.full((vec,), row_mean, cutlass.Float32),
-                cute.full((vec,), row_mean2, cutlass.Float32),
-                approx,
-            )
-            rY.store(y.to(mY.element_type))
-            access.store_row(rY, mY, cute.crd2idx((iB, iS, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            access.forget(rScale)
+            access.forget(rShift)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
+                access.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                y = modulated_layernorm_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rScale[None, v, u].load(), cutlass.Float32),
+                    device.cast(rShift[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    approx,
+                )
+                rY.store(y.to(mY.element_type))
+                access.store_row(rY, mY, cute.crd2idx((iB, iS, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
 
 @cute.jit
@@ -189,12 +192,13 @@ def modulated_layernorm_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     B, S = mX.shape[0], mX.shape[1]
-    blocks = (B * S // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (B * S // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     modulated_layernorm_kernel(
         mX, mScale, mShift, mY,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -258,26 +262,15 @@ def modulated_layernorm_backward_rows_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, S, N = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    iS = row % S
-    iB = (row // S)
-    columns = cutlass.select_(row < B * S, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rScale = cute.make_rmem_tensor((vec, vectors), mScale.element_type)
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rScale = cute.make_rmem_tensor((vec, vectors, at_once), mScale.element_type)
     rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
     rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
     rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
@@ -285,76 +278,90 @@ def modulated_layernorm_backward_rows_kernel(
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
-    reduce.meet([*sStage0, *sStage1], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iS = row % S
+        iB = (row // S)
+        columns = cutlass.select_(row < B * S, N, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = modulated_layernorm_backward_rows_stage0(
-                device.cast(rDy[None, v].load(), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rScale[None, v].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
+        reduce.meet([*sStage0, *sStage1], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = modulated_layernorm_backward_rows_stage0(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rScale[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
+        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+        row_mean = row_mean / cutlass.Float32(N)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+            access.forget(rScale)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = modulated_layernorm_backward_rows_stage1(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rScale[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
+        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+        row_mean2 = row_mean2 / cutlass.Float32(N)
+
+        if (row < B * S) & (first_of_row):
+            row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = modulated_layernorm_backward_rows_row(
+                cute.full((1,), row_mean, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
+                cute.full((1,), row_mean2, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-    row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(N)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rDy)
-        access.forget(rX)
-        access.forget(rScale)
-    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = modulated_layernorm_backward_rows_stage1(
-                device.cast(rDy[None, v].load(), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rScale[None, v].load(), cutlass.Float32),
-                cute.full((vec,), row_mean, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-    row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-    row_mean2 = row_mean2 / cutlass.Float32(N)
-
-    if (row < B * S) & (first_of_row):
-        row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = modulated_layernorm_backward_rows_row(
-            cute.full((1,), row_mean, cutlass.Float32),
-            cute.full((1,), row_sum2, cutlass.Float32),
-            cute.full((1,), row_mean2, cutlass.Float32),
-            cute.full((1,), row_sum, cutlass.Float32),
-        )
-        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-        rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-        rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-        mRowMeanOfRows[iB, iS] = rRowMeanOfRows[0]
-        mRowSum2OfRows[iB, iS] = rRowSum2OfRows[0]
-        mRowMean2OfRows[iB, iS] = rRowMean2OfRows[0]
-        mRowSumOfRows[iB, iS] = rRowSumOfRows[0]
+            rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+            rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+            rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
+            rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            mRowMeanOfRows[iB, iS] = rRowMeanOfRows[0]
+            mRowSum2OfRows[iB, iS] = rRowSum2OfRows[0]
+            mRowMean2OfRows[iB, iS] = rRowMean2OfRows[0]
+            mRowSumOfRows[iB, iS] = rRowSumOfRows[0]
 
 
 @cute.jit
@@ -379,12 +386,13 @@ def modulated_layernorm_backward_rows_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     B, S = mDy.shape[0], mDy.shape[1]
-    blocks = (B * S // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (B * S // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     modulated_layernorm_backward_rows_kernel(
         mDy, mX, mScale, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -683,10 +691,11 @@ def modulated_layernorm_backward_launch(
     rows_carried: cutlass.Constexpr[bool],
     rows_lean: cutlass.Constexpr[bool],
     rows_resident: cutlass.Constexpr[int],
+    rows_at_once: cutlass.Constexpr[int],
 ):
     if cutlass.const_expr(not whole):
         modulated_layernorm_backward_rows_launch(
-            stream, mDy, mX, mScale, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+            stream, mDy, mX, mScale, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     B, N = mDy.shape[0], mDy.shape[2]
     pieces = cluster

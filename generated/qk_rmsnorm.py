@@ -80,83 +80,96 @@ def qk_rmsnorm_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, D = mQ.shape[0], mQ.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mQOut)
 
-    rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
-    rK = cute.make_rmem_tensor((vec, vectors), mK.element_type)
+    rQ = cute.make_rmem_tensor((vec, vectors, at_once), mQ.element_type)
+    rK = cute.make_rmem_tensor((vec, vectors, at_once), mK.element_type)
     rQWeight = cute.make_rmem_tensor((vec, 1), mQWeight.element_type)
     rKWeight = cute.make_rmem_tensor((vec, 1), mKWeight.element_type)
-    rQOut = cute.make_rmem_tensor((vec,), mQOut.element_type)
-    rKOut = cute.make_rmem_tensor((vec,), mKOut.element_type)
+    rQOut = cute.make_rmem_tensor((vec, vectors, at_once), mQOut.element_type)
+    rKOut = cute.make_rmem_tensor((vec, vectors, at_once), mKOut.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-        access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mQ, first_row, rQ)
+        access.load_rows(mK, first_row, rK)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = qk_rmsnorm_stage0(
-                device.cast(rQ[None, v].load(), cutlass.Float32),
-                device.cast(rK[None, v].load(), cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
-    row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(D)
-    row_mean2 = row_mean2 / cutlass.Float32(D)
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, True, kept)
+            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sStage0], cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rQ)
-        access.forget(rK)
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, True, kept)
+                access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = qk_rmsnorm_stage0(
+                    device.cast(rQ[None, v, u].load(), cutlass.Float32),
+                    device.cast(rK[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
+        row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
+        row_mean = row_mean / cutlass.Float32(D)
+        row_mean2 = row_mean2 / cutlass.Float32(D)
 
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
-            access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
-            q_out, k_out = qk_rmsnorm_chain(
-                device.cast(rQ[None, v].load(), cutlass.Float32),
-                device.cast(rK[None, v].load(), cutlass.Float32),
-                device.cast(rQWeight[None, 0].load(), cutlass.Float32),
-                device.cast(rKWeight[None, 0].load(), cutlass.Float32),
-                cute.full((vec,), eps, cutlass.Float32),
-                cute.full((vec,), row_mean, cutlass.Float32),
-                cute.full((vec,), row_mean2, cutlass.Float32),
-                approx,
-            )
-            rQOut.store(q_out.to(mQOut.element_type))
-            rKOut.store(k_out.to(mKOut.element_type))
-            access.store_row(rQOut, mQOut, cute.crd2idx((row, 0), mQOut.layout), column, v * step, columns, 1, ragged, True, per_row)
-            access.store_row(rKOut, mKOut, cute.crd2idx((row, 0), mKOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rQ)
+            access.forget(rK)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, True, kept)
+                access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+                access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
+                q_out, k_out = qk_rmsnorm_chain(
+                    device.cast(rQ[None, v, u].load(), cutlass.Float32),
+                    device.cast(rK[None, v, u].load(), cutlass.Float32),
+                    device.cast(rQWeight[None, 0].load(), cutlass.Float32),
+                    device.cast(rKWeight[None, 0].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    approx,
+                )
+                rQOut[None, v, u].store(q_out.to(mQOut.element_type))
+                rKOut[None, v, u].store(k_out.to(mKOut.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rQOut[None, v, u], mQOut, cute.crd2idx((row, 0), mQOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+                    access.store_row(rKOut[None, v, u], mKOut, cute.crd2idx((row, 0), mKOut.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rQOut, mQOut, first_row)
+        access.store_rows(rKOut, mKOut, first_row)
 
 
 @cute.jit
@@ -180,12 +193,13 @@ def qk_rmsnorm_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mQ.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     qk_rmsnorm_kernel(
         mQ, mK, mQWeight, mKWeight, mQOut, mKOut,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -254,86 +268,103 @@ def qk_rmsnorm_backward_rows_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, D = mDqOut.shape[0], mDqOut.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
-
-    rDqOut = cute.make_rmem_tensor((vec, vectors), mDqOut.element_type)
-    rDkOut = cute.make_rmem_tensor((vec, vectors), mDkOut.element_type)
-    rQ = cute.make_rmem_tensor((vec, vectors), mQ.element_type)
-    rK = cute.make_rmem_tensor((vec, vectors), mK.element_type)
+    rDqOut = cute.make_rmem_tensor((vec, vectors, at_once), mDqOut.element_type)
+    rDkOut = cute.make_rmem_tensor((vec, vectors, at_once), mDkOut.element_type)
+    rQ = cute.make_rmem_tensor((vec, vectors, at_once), mQ.element_type)
+    rK = cute.make_rmem_tensor((vec, vectors, at_once), mK.element_type)
     rQWeight = cute.make_rmem_tensor((vec, 1), mQWeight.element_type)
     rKWeight = cute.make_rmem_tensor((vec, 1), mKWeight.element_type)
-    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
-    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
-    rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
-    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
+    rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut, 1, ragged, True, kept)
-        access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
-        access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-        access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mDqOut, first_row, rDqOut)
+        access.load_rows(mDkOut, first_row, rDkOut)
+        access.load_rows(mQ, first_row, rQ)
+        access.load_rows(mK, first_row, rK)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut, 1, ragged, True, kept)
-            access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut, 1, ragged, True, kept)
-            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ, 1, ragged, True, kept)
-            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
-            access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
-            values = qk_rmsnorm_backward_rows_stage0(
-                device.cast(rDqOut[None, v].load(), cutlass.Float32),
-                device.cast(rDkOut[None, v].load(), cutlass.Float32),
-                device.cast(rQ[None, v].load(), cutlass.Float32),
-                device.cast(rK[None, v].load(), cutlass.Float32),
-                device.cast(rQWeight[None, 0].load(), cutlass.Float32),
-                device.cast(rKWeight[None, 0].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, True, kept)
+            access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, True, kept)
+            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, True, kept)
+            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sStage0], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, True, kept)
+                access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, True, kept)
+                access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, True, kept)
+                access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+                access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
+                values = qk_rmsnorm_backward_rows_stage0(
+                    device.cast(rDqOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDkOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rQ[None, v, u].load(), cutlass.Float32),
+                    device.cast(rK[None, v, u].load(), cutlass.Float32),
+                    device.cast(rQWeight[None, 0].load(), cutlass.Float32),
+                    device.cast(rKWeight[None, 0].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
+        row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster)
+        row_mean = row_mean / cutlass.Float32(D)
+        row_mean2 = row_mean2 / cutlass.Float32(D)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            row_mean_of_rows, row_sum_of_rows, row_mean2_of_rows, row_sum2_of_rows = qk_rmsnorm_backward_rows_row(
+                cute.full((1,), row_mean, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_mean2, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
-    row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster)
-    row_mean = row_mean / cutlass.Float32(D)
-    row_mean2 = row_mean2 / cutlass.Float32(D)
+            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
+            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            rRowMean2OfRows[None, u].store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
+            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowMeanOfRows[row] = rRowMeanOfRows[None, u][0]
+                mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
+                mRowMean2OfRows[row] = rRowMean2OfRows[None, u][0]
+                mRowSum2OfRows[row] = rRowSum2OfRows[None, u][0]
 
-    if (row < rows) & (first_of_row):
-        row_mean_of_rows, row_sum_of_rows, row_mean2_of_rows, row_sum2_of_rows = qk_rmsnorm_backward_rows_row(
-            cute.full((1,), row_mean, cutlass.Float32),
-            cute.full((1,), row_sum, cutlass.Float32),
-            cute.full((1,), row_mean2, cutlass.Float32),
-            cute.full((1,), row_sum2, cutlass.Float32),
-        )
-        rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-        rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-        rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-        mRowMeanOfRows[row] = rRowMeanOfRows[0]
-        mRowSumOfRows[row] = rRowSumOfRows[0]
-        mRowMean2OfRows[row] = rRowMean2OfRows[0]
-        mRowSum2OfRows[row] = rRowSum2OfRows[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
+        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row)
+        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row)
 
 
 @cute.jit
@@ -361,12 +392,13 @@ def qk_rmsnorm_backward_rows_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mDqOut.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     qk_rmsnorm_backward_rows_kernel(
         mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mRowMeanOfRows, mRowSumOfRows, mRowMean2OfRows, mRowSum2OfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -668,10 +700,11 @@ def qk_rmsnorm_backward_launch(
     rows_carried: cutlass.Constexpr[bool],
     rows_lean: cutlass.Constexpr[bool],
     rows_resident: cutlass.Constexpr[int],
+    rows_at_once: cutlass.Constexpr[int],
 ):
     if cutlass.const_expr(not whole):
         qk_rmsnorm_backward_rows_launch(
-            stream, mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mRowMeanOfRows, mRowSumOfRows, mRowMean2OfRows, mRowSum2OfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+            stream, mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mRowMeanOfRows, mRowSumOfRows, mRowMean2OfRows, mRowSum2OfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     D = mDqOut.shape[1]
     pieces = cluster

@@ -152,58 +152,70 @@ def row_column_scale_backward_rows_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rColumnScale = cute.make_rmem_tensor((vec, 1), mColumnScale.element_type)
-    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sRowSum], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mDy, first_row, rDy)
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            access.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), c, step, columns, rColumnScale, 1, ragged, False, False)
-            values = row_column_scale_backward_rows_row_sum(
-                device.cast(rDy[None, v].load(), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                device.cast(rColumnScale[None, 0].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowSum], cluster)
+
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), c, step, columns, rColumnScale, 1, ragged, False, False)
+                values = row_column_scale_backward_rows_row_sum(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rColumnScale[None, 0].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            row_sum_of_rows = row_column_scale_backward_rows_row(
+                cute.full((1,), row_sum, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
 
-    if (row < rows) & (first_of_row):
-        row_sum_of_rows = row_column_scale_backward_rows_row(
-            cute.full((1,), row_sum, cutlass.Float32),
-        )
-        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-        mRowSumOfRows[row] = rRowSumOfRows[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
 
 
 @cute.jit
@@ -225,12 +237,13 @@ def row_column_scale_backward_rows_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mDy.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     row_column_scale_backward_rows_kernel(
         mDy, mX, mRowScale, mColumnScale, mRowSumOfRows,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -467,10 +480,11 @@ def row_column_scale_backward_launch(
     rows_carried: cutlass.Constexpr[bool],
     rows_lean: cutlass.Constexpr[bool],
     rows_resident: cutlass.Constexpr[int],
+    rows_at_once: cutlass.Constexpr[int],
 ):
     if cutlass.const_expr(not whole):
         row_column_scale_backward_rows_launch(
-            stream, mDy, mX, mRowScale, mColumnScale, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+            stream, mDy, mX, mRowScale, mColumnScale, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     N = mDy.shape[1]
     pieces = cluster

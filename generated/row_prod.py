@@ -52,51 +52,62 @@ def row_prod_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rY = cute.make_rmem_tensor((1,), mY.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((1, at_once), mY.element_type)
     sRowProd = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sRowProd], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowProd = reduce.accumulator(vec, "prod", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = row_prod_row_prod(
-                device.cast(rX[None, v].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowProd], cluster)
+
+        rRowProd = reduce.accumulator(vec, "prod", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = row_prod_row_prod(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowProd], ("prod",), values, inside)
+        row_prod, = reduce.over_row([rRowProd], ("prod",), sRowProd, per_row, cluster)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            y = row_prod_row(
+                cute.full((1,), row_prod, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowProd], ("prod",), values, inside)
-    row_prod, = reduce.over_row([rRowProd], ("prod",), sRowProd, per_row, cluster)
+            rY[None, u].store(y.to(mY.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mY[row] = rY[None, u][0]
 
-    if (row < rows) & (first_of_row):
-        y = row_prod_row(
-            cute.full((1,), row_prod, cutlass.Float32),
-        )
-        rY.store(y.to(mY.element_type))
-        mY[row] = rY[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rY, mY, first_row)
 
 
 @cute.jit
@@ -115,12 +126,13 @@ def row_prod_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     row_prod_kernel(
         mX, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -191,88 +203,99 @@ def row_prod_backward_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mX.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mDx)
 
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rDy = cute.make_rmem_tensor((1,), mDy.element_type)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     if cutlass.const_expr(carried):
         rT8Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    access.load_one(mDy, (row,), row < rows, rDy)
-    reduce.meet([*sStage0], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rT9 = reduce.accumulator(vec, "prod", cutlass.Float32)
-    rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            t8 = row_prod_backward_keep_t8(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                approx,
-            )
-            if cutlass.const_expr(carried):
-                rT8Kept[None, v].store(t8)
-            values = row_prod_backward_stage0(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                t8,
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), values, inside)
-    row_sum, row_sum2, t9, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), sStage0, per_row, cluster)
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mDy, (row,), row < rows, rDy[None, u])
+        reduce.meet([*sStage0], cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            if cutlass.const_expr(carried):
-                t8 = rT8Kept[None, v].load()
-            else:
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT9 = reduce.accumulator(vec, "prod", cutlass.Float32)
+        rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
                 t8 = row_prod_backward_keep_t8(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     approx,
                 )
-            dx = row_prod_backward_chain(
-                device.cast(cute.full((vec,), rDy[0], rDy.element_type), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                t8,
-                cute.full((vec,), row_sum, cutlass.Float32),
-                cute.full((vec,), row_sum2, cutlass.Float32),
-                cute.full((vec,), t9, cutlass.Float32),
-                cute.full((vec,), row_sum3, cutlass.Float32),
-                approx,
-            )
-            rDx.store(dx.to(mDx.element_type))
-            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+                if cutlass.const_expr(carried):
+                    rT8Kept[None, v].store(t8)
+                values = row_prod_backward_stage0(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    t8,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), values, inside)
+        row_sum, row_sum2, t9, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), sStage0, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    t8 = rT8Kept[None, v].load()
+                else:
+                    t8 = row_prod_backward_keep_t8(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        approx,
+                    )
+                dx = row_prod_backward_chain(
+                    device.cast(cute.full((vec,), rDy[0, u], rDy.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    t8,
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), t9, cutlass.Float32),
+                    cute.full((vec,), row_sum3, cutlass.Float32),
+                    approx,
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row)
 
 
 @cute.jit
@@ -292,12 +315,13 @@ def row_prod_backward_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mDy.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     row_prod_backward_kernel(
         mDy, mX, mDx,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

@@ -65,98 +65,109 @@ def scaled_softmax_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mY)
 
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
     if cutlass.const_expr(carried):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sRowMax], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-        for begin in cutlass.range_constexpr(0, vectors, some):
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMax], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = scaled_softmax_row_max(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    value = scaled_softmax_keep_value(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                        approx,
+                    )
+                    if cutlass.const_expr(carried):
+                        rValueKept[None, v].store(value)
+                    values = scaled_softmax_row_sum(
+                        value,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+        if cutlass.const_expr(carried):
+            reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = scaled_softmax_row_max(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
-                    cute.full((vec,), mScale[0], cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMax], ("max",), values, inside)
-            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                c = column + v * step
-                value = scaled_softmax_keep_value(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
-                    cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    approx,
-                )
                 if cutlass.const_expr(carried):
-                    rValueKept[None, v].store(value)
-                values = scaled_softmax_row_sum(
+                    value = rValueKept[None, v].load()
+                else:
+                    value = scaled_softmax_keep_value(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                        approx,
+                    )
+                y = scaled_softmax_chain(
                     value,
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-    if cutlass.const_expr(carried):
-        reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
-
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            if cutlass.const_expr(carried):
-                value = rValueKept[None, v].load()
-            else:
-                value = scaled_softmax_keep_value(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
-                    cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
-            y = scaled_softmax_chain(
-                value,
-                cute.full((vec,), row_sum, cutlass.Float32),
-                approx,
-            )
-            rY.store(y.to(mY.element_type))
-            access.store_row(rY, mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rY, mY, first_row)
 
 
 @cute.jit
@@ -176,12 +187,13 @@ def scaled_softmax_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     scaled_softmax_kernel(
         mX, mScale, mY,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -247,103 +259,117 @@ def scaled_softmax_backward_rows_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rDy = cute.make_rmem_tensor((vec, vectors), mDy.element_type)
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rRowMaxOfRows = cute.make_rmem_tensor((1,), mRowMaxOfRows.element_type)
-    rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
-    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
+    rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
     sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sRowMax, *sRowSum2], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mDy, first_row, rDy)
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-        for begin in cutlass.range_constexpr(0, vectors, some):
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMax, *sRowSum2], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = scaled_softmax_backward_rows_row_max(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = scaled_softmax_backward_rows_row_sum(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = scaled_softmax_backward_rows_row_max(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
-                    cute.full((vec,), mScale[0], cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMax], ("max",), values, inside)
-            row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-            for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                c = column + v * step
-                values = scaled_softmax_backward_rows_row_sum(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
+                values = scaled_softmax_backward_rows_row_sum2(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-    row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+                reduce.accumulate([rRowSum2], ("sum",), values, inside)
+        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rDy)
-        access.forget(rX)
-    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy, 1, ragged, True, kept)
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = scaled_softmax_backward_rows_row_sum2(
-                device.cast(rDy[None, v].load(), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                cute.full((vec,), mScale[0], cutlass.Float32),
-                cute.full((vec,), row_max, cutlass.Float32),
-                cute.full((vec,), row_sum, cutlass.Float32),
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            row_max_of_rows, row_sum_of_rows, row_sum2_of_rows = scaled_softmax_backward_rows_row(
+                cute.full((1,), row_max, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum2], ("sum",), values, inside)
-    row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+            rRowMaxOfRows[None, u].store(row_max_of_rows.to(mRowMaxOfRows.element_type))
+            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowMaxOfRows[row] = rRowMaxOfRows[None, u][0]
+                mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
+                mRowSum2OfRows[row] = rRowSum2OfRows[None, u][0]
 
-    if (row < rows) & (first_of_row):
-        row_max_of_rows, row_sum_of_rows, row_sum2_of_rows = scaled_softmax_backward_rows_row(
-            cute.full((1,), row_max, cutlass.Float32),
-            cute.full((1,), row_sum, cutlass.Float32),
-            cute.full((1,), row_sum2, cutlass.Float32),
-        )
-        rRowMaxOfRows.store(row_max_of_rows.to(mRowMaxOfRows.element_type))
-        rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-        rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-        mRowMaxOfRows[row] = rRowMaxOfRows[0]
-        mRowSumOfRows[row] = rRowSumOfRows[0]
-        mRowSum2OfRows[row] = rRowSum2OfRows[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
+        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row)
 
 
 @cute.jit
@@ -366,12 +392,13 @@ def scaled_softmax_backward_rows_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mDy.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     scaled_softmax_backward_rows_kernel(
         mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -642,10 +669,11 @@ def scaled_softmax_backward_launch(
     rows_carried: cutlass.Constexpr[bool],
     rows_lean: cutlass.Constexpr[bool],
     rows_resident: cutlass.Constexpr[int],
+    rows_at_once: cutlass.Constexpr[int],
 ):
     if cutlass.const_expr(not whole):
         scaled_softmax_backward_rows_launch(
-            stream, mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident,
+            stream, mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:

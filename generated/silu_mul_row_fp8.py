@@ -85,91 +85,94 @@ def silu_mul_row_fp8_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[2]
 
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-    rX0 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rX1 = cute.make_rmem_tensor((vec, vectors), mX.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rQ = cute.make_rmem_tensor((vec,), mQ.element_type)
     rScale = cute.make_rmem_tensor((1,), mScale.element_type)
     if cutlass.const_expr(carried):
         rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-        access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-    reduce.meet([*sRowMax], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            y = silu_mul_row_fp8_keep_y(
-                device.cast(rX0[None, v].load(), cutlass.Float32),
-                device.cast(rX1[None, v].load(), cutlass.Float32),
-            )
-            if cutlass.const_expr(carried):
-                rYKept[None, v].store(y)
-            values = silu_mul_row_fp8_row_max(
-                y,
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowMax], ("max",), values, inside)
-    row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+        reduce.meet([*sRowMax], cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX0)
-        access.forget(rX1)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0, 1, ragged, False, kept)
-            access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1, 1, ragged, False, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            if cutlass.const_expr(carried):
-                y = rYKept[None, v].load()
-            else:
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
                 y = silu_mul_row_fp8_keep_y(
-                    device.cast(rX0[None, v].load(), cutlass.Float32),
-                    device.cast(rX1[None, v].load(), cutlass.Float32),
+                    device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, u].load(), cutlass.Float32),
                 )
-            q = silu_mul_row_fp8_chain(
-                cute.full((vec,), amax_min, cutlass.Float32),
-                y,
-                cute.full((vec,), row_max, cutlass.Float32),
-            )
-            rQ.store(device.cast(q, mQ.element_type))
-            access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+                if cutlass.const_expr(carried):
+                    rYKept[None, v].store(y)
+                values = silu_mul_row_fp8_row_max(
+                    y,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMax], ("max",), values, inside)
+        row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster)
 
-    if (row < rows) & (first_of_row):
-        scale = silu_mul_row_fp8_row(
-            cute.full((1,), amax_min, cutlass.Float32),
-            cute.full((1,), row_max, cutlass.Float32),
-        )
-        rScale.store(scale.to(mScale.element_type))
-        mScale[row] = rScale[0]
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX0)
+            access.forget(rX1)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((row, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    y = rYKept[None, v].load()
+                else:
+                    y = silu_mul_row_fp8_keep_y(
+                        device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                        device.cast(rX1[None, v, u].load(), cutlass.Float32),
+                    )
+                q = silu_mul_row_fp8_chain(
+                    cute.full((vec,), amax_min, cutlass.Float32),
+                    y,
+                    cute.full((vec,), row_max, cutlass.Float32),
+                )
+                rQ.store(device.cast(q, mQ.element_type))
+                access.store_row(rQ, mQ, cute.crd2idx((row, 0), mQ.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row):
+            scale = silu_mul_row_fp8_row(
+                cute.full((1,), amax_min, cutlass.Float32),
+                cute.full((1,), row_max, cutlass.Float32),
+            )
+            rScale.store(scale.to(mScale.element_type))
+            mScale[row] = rScale[0]
 
 
 @cute.jit
@@ -190,12 +193,13 @@ def silu_mul_row_fp8_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     silu_mul_row_fp8_kernel(
         mX, mQ, mScale,
-        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        amax_min, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

@@ -68,80 +68,92 @@ def top1_gate_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx_terms = device.narrow(mX)
 
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rGate = cute.make_rmem_tensor((1,), mGate.element_type)
-    rExpert = cute.make_rmem_tensor((1,), mExpert.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rGate = cute.make_rmem_tensor((1, at_once), mGate.element_type)
+    rExpert = cute.make_rmem_tensor((1, at_once), mExpert.element_type)
     sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Int32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    reduce.meet([*sTop, *sStage1], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rTop = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = top1_gate_top(
-                device.cast(rX[None, v].load(), cutlass.Float32),
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sTop, *sStage1], cluster)
+
+        rTop = reduce.accumulator(vec, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = top1_gate_top(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rTop], ("max",), values, inside)
+        top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMin = reduce.accumulator(vec, "min", cutlass.Int32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = top1_gate_stage1(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    cute.full((vec,), N, cutlass.Int32),
+                    cute.full((vec,), top, cutlass.Float32),
+                    approx_terms,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, inside)
+        row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            gate, expert = top1_gate_row(
+                cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_min, cutlass.Int32),
             )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rTop], ("max",), values, inside)
-    top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
+            rGate[None, u].store(gate.to(mGate.element_type))
+            rExpert[None, u].store(device.cast(expert, mExpert.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mGate[row] = rGate[None, u][0]
+                mExpert[row] = rExpert[None, u][0]
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowMin = reduce.accumulator(vec, "min", cutlass.Int32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = top1_gate_stage1(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                reduce.count_up(c, vec).to(cutlass.Int32),
-                cute.full((vec,), N, cutlass.Int32),
-                cute.full((vec,), top, cutlass.Float32),
-                approx_terms,
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, inside)
-    row_sum, row_min = reduce.over_row([rRowSum, rRowMin], ("sum", "min"), sStage1, per_row, cluster)
-
-    if (row < rows) & (first_of_row):
-        gate, expert = top1_gate_row(
-            cute.full((1,), row_sum, cutlass.Float32),
-            cute.full((1,), row_min, cutlass.Int32),
-        )
-        rGate.store(gate.to(mGate.element_type))
-        rExpert.store(device.cast(expert, mExpert.element_type))
-        mGate[row] = rGate[0]
-        mExpert[row] = rExpert[0]
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rGate, mGate, first_row)
+        access.store_rows(rExpert, mExpert, first_row)
 
 
 @cute.jit
@@ -161,12 +173,13 @@ def top1_gate_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mX.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     top1_gate_kernel(
         mX, mGate, mExpert,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -236,107 +249,118 @@ def top1_gate_backward_kernel(
     carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
     lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDgate.shape[0], mX.shape[1]
-
-    # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-    row = bidx // cluster * (threads // per_row) + tidx // per_row
-    columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-    first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-    if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-        first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-    step = per_row * cluster * vec
-    passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
     approx = device.narrow(mDx)
 
-    rX = cute.make_rmem_tensor((vec, vectors), mX.element_type)
-    rDgate = cute.make_rmem_tensor((1,), mDgate.element_type)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDgate = cute.make_rmem_tensor((1, at_once), mDgate.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     if cutlass.const_expr(carried):
         rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTop = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
-    column = first
-    if cutlass.const_expr(kept):  # the row is read here, and stays
-        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-    access.load_one(mDgate, (row,), row < rows, rDgate)
-    reduce.meet([*sTop, *sStage1], cluster)
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        access.load_rows(mX, first_row, rX)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
-    rTop = reduce.accumulator(vec, "max", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            values = top1_gate_backward_top(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rTop], ("max",), values, inside)
-    top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mDgate, (row,), row < rows, rDgate[None, u])
+        reduce.meet([*sTop, *sStage1], cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-    rT2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            t1 = top1_gate_backward_keep_t1(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                cute.full((vec,), top, cutlass.Float32),
-                approx,
-            )
-            if cutlass.const_expr(carried):
-                rT1Kept[None, v].store(t1)
-            values = top1_gate_backward_stage1(
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                t1,
-                cute.full((vec,), top, cutlass.Float32),
-            )
-            certain = exact or (kept and reduce.within(v, vectors, ragged))
-            inside = reduce.inside(c, columns, vec, ragged, certain)
-            reduce.accumulate([rT2, rRowSum], ("sum", "sum"), values, inside)
-    t2, row_sum = reduce.over_row([rT2, rRowSum], ("sum", "sum"), sStage1, per_row, cluster)
+        rTop = reduce.accumulator(vec, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = top1_gate_backward_top(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rTop], ("max",), values, inside)
+        top, = reduce.over_row([rTop], ("max",), sTop, per_row, cluster)
 
-    if cutlass.const_expr(lean):
-        first = device.unseen(first)
-        access.forget(rX)
-
-    for p in cutlass.range(passes):
-        column = first + p * (step * vectors)
-        if cutlass.const_expr(not kept):
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX, 1, ragged, True, kept)
-        for v in cutlass.range_constexpr(vectors):
-            c = column + v * step
-            if cutlass.const_expr(carried):
-                t1 = rT1Kept[None, v].load()
-            else:
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+        rT2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
                 t1 = top1_gate_backward_keep_t1(
-                    device.cast(rX[None, v].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), top, cutlass.Float32),
                     approx,
                 )
-            dx = top1_gate_backward_chain(
-                device.cast(cute.full((vec,), rDgate[0], rDgate.element_type), cutlass.Float32),
-                device.cast(rX[None, v].load(), cutlass.Float32),
-                t1,
-                cute.full((vec,), top, cutlass.Float32),
-                cute.full((vec,), t2, cutlass.Float32),
-                cute.full((vec,), row_sum, cutlass.Float32),
-                approx,
-            )
-            rDx.store(dx.to(mDx.element_type))
-            access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+                if cutlass.const_expr(carried):
+                    rT1Kept[None, v].store(t1)
+                values = top1_gate_backward_stage1(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    t1,
+                    cute.full((vec,), top, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rT2, rRowSum], ("sum", "sum"), values, inside)
+        t2, row_sum = reduce.over_row([rT2, rRowSum], ("sum", "sum"), sStage1, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    t1 = rT1Kept[None, v].load()
+                else:
+                    t1 = top1_gate_backward_keep_t1(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), top, cutlass.Float32),
+                        approx,
+                    )
+                dx = top1_gate_backward_chain(
+                    device.cast(cute.full((vec,), rDgate[0, u], rDgate.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    t1,
+                    cute.full((vec,), top, cutlass.Float32),
+                    cute.full((vec,), t2, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row)
 
 
 @cute.jit
@@ -356,12 +380,13 @@ def top1_gate_backward_launch(
     carried: cutlass.Constexpr[bool],
     lean: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
 ):
     rows = mDgate.shape[0]
-    blocks = (rows // (threads // per_row) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     top1_gate_backward_kernel(
         mDgate, mX, mDx,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit

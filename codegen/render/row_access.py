@@ -110,9 +110,9 @@ class RowAccess(Context):
         return self.one_row(access) if access.array is not None and self.plan.of_row(access) else ""
 
     def one_row(self, access: Access) -> str:
-        """What stands for one of the rows that a thread holds: here it has no other."""
+        """What stands for one of the rows that a thread holds."""
         del access
-        return ""
+        return ", u"
 
     def fragment(self, access: Access) -> str:
         if access.array is not None and access.interleaved:
@@ -125,6 +125,13 @@ class RowAccess(Context):
             return self.fragment(access)
         modes = ["None"] * (1 if access.mode == "row" else 3 if access.interleaved else 2)
         return f"{self.fragment(access)}[{', '.join(modes)}, u]"
+
+    def written(self, access: Access, part: str = "None") -> str:
+        """The registers of an output's vector, or of a part of it; where a thread may have several rows, one of theirs."""
+        name, parts = self.fragment(access), [part] if access.interleaved else []
+        if self.plan.whole_rows:
+            return f"{name}[{', '.join([*parts, 'None', *('' if access.mode == 'row' else 'v'), 'u'])}]"
+        return f"{name}[{part}, None]" if parts and part != "None" else name
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def vector_loads(self) -> list[Access]:
@@ -153,7 +160,8 @@ class RowAccess(Context):
                 rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
                              "tensor": index, "default": None, "default_type": ""})  # fmt: skip
         for access in (*self.vector_stores(), *self.row_stores()):
-            row = self.fragment_row(access, "1," if access.mode == "row" else "vec,")
+            shape = "1," if access.mode == "row" else "vec, vectors" if self.plan.whole_rows else "vec,"
+            row = self.fragment_row(access, f"{shape}, at_once" if self.plan.whole_rows else shape)
             if all(row["name"] != other["name"] for other in rows):
                 rows.append(row)
         return rows
@@ -218,7 +226,9 @@ class RowAccess(Context):
             aligned = self.plan.shifts and self.plan.aligned(access)
             into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
             first = "c" if self.one_vector(access) else "column"
-            return row | {"text": f"access.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"}
+            rows = f"access.load_rows({tensor}, first_row, {name})"
+            text = f"access.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"
+            return row | {"text": text, "rows": rows}
         extents = ", ".join(g.name for g in self.plan.column_groups)
         if access.mode == "index":
             assert access.group is not None

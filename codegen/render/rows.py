@@ -45,6 +45,8 @@ class RowContext(RowAccess):
             "rows": self.rows_text(),
             "launch_extents": self.launch_extents(),
             "shifts": self.plan.shifts,
+            "whole_rows": self.plan.whole_rows,
+            "rows_stores": self.rows_stores(),
         }
 
     def kernel_head(self) -> dict:
@@ -229,6 +231,7 @@ class RowContext(RowAccess):
             "carried",
             "lean",
             "resident",
+            "at_once",
         )
 
     # Passes over the row
@@ -342,13 +345,18 @@ class RowContext(RowAccess):
             parts = access.array.parts if access.interleaved else 1
             aligned = self.plan.shifts and self.plan.aligned(access)
             where = f"{self.start(access)}, column, v * step, columns, {parts}, ragged, {aligned}, per_row"
-            lines[name] = f"access.store_row({name}, {tensor}, {where})"
+            lines[name] = f"access.store_row({self.written(access)}, {tensor}, {where})"
         return list(lines.values())
+
+    def rows_stores(self) -> list[str]:
+        """Stores of all rows that a thread has at once."""
+        stored = {self.fragment(a): self.tensors[a.array.name] for a in self.plan.stores if a.array is not None}
+        return [f"access.store_rows({name}, {tensor}, first_row)" for name, tensor in stored.items()]
 
     def result_line(self, access: Access) -> str:
         assert access.array is not None
-        name, tensor = self.fragment(access), self.tensors[access.array.name]
-        target = f"{name}[{access.part}, None]" if access.interleaved else name
+        tensor = self.tensors[access.array.name]
+        target = self.written(access, str(access.part))
         return f"{target}.store({self.converted(access).format(access.name, f'{tensor}.element_type')})"
 
     def row_outputs(self) -> dict | None:
@@ -362,7 +370,7 @@ class RowContext(RowAccess):
             "arguments": self.arguments(function, "1"),
             "converted": [self.result_line(a) for a in rows],
             "stores": [
-                f"{self.tensors[a.array.name]}[{self.place(a)[1:-1].rstrip(',')}] = {self.fragment(a)}[0]"
+                f"{self.tensors[a.array.name]}[{self.place(a)[1:-1].rstrip(',')}] = {self.written(a)}[0]"
                 for a in rows
                 if a.array is not None
             ],

@@ -89,6 +89,27 @@ def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
     return Int32(cutlass.select_(least < 0, Int64(0), least))
 
 
+def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor) -> None:
+    """Neighbouring whole rows of a compact tensor, from `row` on, into dst (..., rows): together they are vectors in memory.
+    Zeros past the last row."""
+    dst.fill(0)
+    rows, left = _neighbours(src, row, dst)
+    device.copy_whole_or_part(rows, cute.make_tensor(dst.iterator, rows.layout), left)
+
+
+def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32) -> None:
+    """Store neighbouring whole rows as `load_rows` loads them."""
+    rows, left = _neighbours(dst, row, src)
+    device.copy_whole_or_part(cute.make_tensor(src.iterator, rows.layout), rows, left)
+
+
+def _neighbours(tensor: cute.Tensor, row: cutlass.Int32, registers: cute.Tensor) -> tuple[cute.Tensor, cutlass.Int64]:
+    """The rows of a tensor from `row` on that fill these registers, and how many elements it has from there on."""
+    count = cute.size(registers)
+    place = Int64(row) * (count // cute.size(registers, mode=[cute.rank(registers) - 1]))
+    return device.vector(tensor, place, count), device.extent_of(tensor) - place
+
+
 def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:
     """A thread's own part of shared memory, for its vectors of `count` elements of several rows: (count, vectors, rows).
     Neighbouring threads' vectors lie side by side."""

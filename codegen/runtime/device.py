@@ -115,7 +115,7 @@ def shift_into(both: cute.Tensor, skip: cutlass.Int32, dst: cute.Tensor) -> None
 @cute.jit
 def load_elements(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
     """Copy the elements from `offset` on of a compact tensor to registers one by one; zeros outside the tensor."""
-    extent = _extent(src)
+    extent = extent_of(src)
     # Whole at the end: registers that are filled in pieces would make the loads of other vectors wait for each other
     held = cute.make_rmem_tensor((cute.size(dst),), src.element_type)
     held.fill(0)
@@ -127,7 +127,7 @@ def load_elements(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> 
 
 def whole_vectors(tensor: cute.Tensor, vec: int) -> cutlass.Int64:
     """How many of a compact tensor's elements fill aligned vectors: all but the last few."""
-    extent = _extent(tensor)
+    extent = extent_of(tensor)
     return extent - extent % vec
 
 
@@ -197,7 +197,7 @@ def misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
     return Int32(offset) & (vec - 1)
 
 
-def _extent(tensor: cute.Tensor) -> cutlass.Int64:
+def extent_of(tensor: cute.Tensor) -> cutlass.Int64:
     extent = cutlass.Int64(1)
     for length in cute.flatten(tensor.shape) if cute.rank(tensor) else ():
         extent = extent * length

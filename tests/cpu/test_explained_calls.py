@@ -34,7 +34,7 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
             extents = views.group_extents(own.plan, axes)
             if isinstance(how, RowLaunch):
                 rows_of_all = math.prod(extents[: own.plan.kept])
-                blocks = (rows_of_all // (how.threads // how.per_row) + 1) * how.cluster
+                blocks = (rows_of_all // (how.threads // how.per_row * how.at_once) + 1) * how.cluster
             elif isinstance(how, WalkLaunch):
                 tiles = -(-math.prod(extents[own.plan.kept :]) // (how.vec * how.per_row))
                 blocks = how.parts * (1 if own.plan.collapsed else how.cluster if own.plan.rows else tiles)

@@ -1,0 +1,39 @@
+"""Short rows that are no whole vectors, interpreted: a thread has several, which are whole vectors together."""
+
+import math
+
+import pytest
+
+import generated
+from codegen.reductions import RowLaunch
+from codegen.runtime.arguments import Types
+from codegen.runtime.draw import Case
+from codegen.runtime.testing import check_case
+
+OPS = (
+    "layernorm", "rmsnorm", "softmax", "rmsnorm_row_fp8", "add_rmsnorm", "row_moments", "row_any", "dsoftmax",
+    "cross_entropy", "quantize_row_int8", "embedding_rmsnorm",
+)  # fmt: skip
+APART = ("embedding_rmsnorm",)  # whose rows lie anywhere
+BYTES = {"float32": 4, "bfloat16": 2}
+COLUMNS = (3, 5, 6, 7, 10, 12, 15)
+
+
+# Every other length of each op, in turns; the dtypes in turns as well
+@pytest.mark.parametrize(("name", "columns"), [(n, c) for i, n in enumerate(OPS) for c in COLUMNS[i % 2 :: 2]])
+def test_short_rows(name, columns, monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    dtype = list(BYTES)[(OPS.index(name) // 2 + COLUMNS.index(columns) // 2) % 2]
+    op = getattr(generated, name)
+    types = Types(tuple((t, dtype if dtype in dtypes else dtypes[0]) for t, dtypes in op.spec.types))
+    params = tuple((p.name, p.default) for p in op.spec.params)
+    for rows in (0, 1, 7, 8, 9, 1000):  # fewer than a thread has, as many, and one more
+        extents = (("N", columns), *((axis, 5) for axis in op.spec.axes if axis not in ("...", "N")))
+        case = Case(types, (rows,), extents, (), params, False, 1.0, rows)
+        how = op.launch_for(types, case.axes)
+        assert isinstance(how, RowLaunch)
+        width = max(BYTES.get(types.dtype(a), 1) for a, _ in op.plan.full)
+        together = 16 // math.gcd(16, columns * width)
+        fits = together * columns * width <= 128 and name not in APART
+        assert how.at_once == (together if fits else 1)
+        check_case(op, "interpret", case)

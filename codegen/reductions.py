@@ -288,7 +288,7 @@ class Reduction:
         vec = self.width(dtypes, schedule)
         rows = vec // math.gcd(columns, vec)
         fits = self.whole_rows and rows * columns * self.widest(dtypes) <= MOST_TOGETHER
-        return rows if fits and "threads_per_row" not in schedule else 1
+        return rows if fits and not schedule.keys() & {"threads_per_row", "cluster"} else 1
 
     def lanes(self, vec: int) -> int:
         """Neighbouring threads that a group of columns needs in one block."""

@@ -198,6 +198,7 @@ def misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
 
 
 def extent_of(tensor: cute.Tensor) -> cutlass.Int64:
+    """How many elements a tensor has."""
     extent = cutlass.Int64(1)
     for length in cute.flatten(tensor.shape) if cute.rank(tensor) else ():
         extent = extent * length

@@ -141,7 +141,10 @@ def cross_entropy_smoothed_kernel(
                     inside = reduce.inside(c, columns, vec, ragged, certain)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
         row_max, picked, row_mean, row_sum = reduce.over_row([rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, per_row, cluster, rescaled=((3, 0, "exp", 1.0),))
-        row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             loss = cross_entropy_smoothed_row(

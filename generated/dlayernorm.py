@@ -151,8 +151,14 @@ def dlayernorm_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
         row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
-        row_mean3 = row_mean3 / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean3 = device.divide_by_count(row_mean3, cutlass.Float32(columns))
+        else:
+            row_mean3 = row_mean3 / cutlass.Float32(N)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -178,8 +184,14 @@ def dlayernorm_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, inside)
         row_mean2, row_mean4 = reduce.over_row([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster)
-        row_mean2 = row_mean2 / cutlass.Float32(N)
-        row_mean4 = row_mean4 / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
+        else:
+            row_mean2 = row_mean2 / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean4 = device.divide_by_count(row_mean4, cutlass.Float32(columns))
+        else:
+            row_mean4 = row_mean4 / cutlass.Float32(N)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             row_mean_of_rows, row_mean3_of_rows, row_mean2_of_rows, row_mean4_of_rows = dlayernorm_rows_row(

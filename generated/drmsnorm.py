@@ -131,8 +131,14 @@ def drmsnorm_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
         row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
-        row_mean2 = row_mean2 / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
+        else:
+            row_mean2 = row_mean2 / cutlass.Float32(N)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             row_mean_of_rows, row_mean2_of_rows = drmsnorm_rows_row(

@@ -129,7 +129,10 @@ def layernorm_int8_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -149,7 +152,10 @@ def layernorm_int8_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
         row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
-        row_mean2 = row_mean2 / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
+        else:
+            row_mean2 = row_mean2 / cutlass.Float32(N)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)

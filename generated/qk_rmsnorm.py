@@ -134,8 +134,14 @@ def qk_rmsnorm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
         row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(D)
-        row_mean2 = row_mean2 / cutlass.Float32(D)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(D)
+        if cutlass.const_expr(at_once > 1):
+            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
+        else:
+            row_mean2 = row_mean2 / cutlass.Float32(D)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -340,8 +346,14 @@ def qk_rmsnorm_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
         row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(D)
-        row_mean2 = row_mean2 / cutlass.Float32(D)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(D)
+        if cutlass.const_expr(at_once > 1):
+            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
+        else:
+            row_mean2 = row_mean2 / cutlass.Float32(D)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             row_mean_of_rows, row_sum_of_rows, row_mean2_of_rows, row_sum2_of_rows = qk_rmsnorm_backward_rows_row(

@@ -117,7 +117,10 @@ def rmsnorm_gated_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -290,7 +293,10 @@ def rmsnorm_gated_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
         row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             row_mean_of_rows, row_sum_of_rows = rmsnorm_gated_backward_rows_row(

@@ -138,7 +138,10 @@ def rmsnorm_row_int8_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)

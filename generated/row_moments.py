@@ -115,7 +115,10 @@ def row_moments_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -135,7 +138,10 @@ def row_moments_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
         row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
-        row_mean2 = row_mean2 / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
+        else:
+            row_mean2 = row_mean2 / cutlass.Float32(N)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             mean, variance = row_moments_row(

@@ -102,7 +102,10 @@ def row_rms_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        if cutlass.const_expr(at_once > 1):
+            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
+        else:
+            row_mean = row_mean / cutlass.Float32(N)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             rms = row_rms_row(

@@ -75,6 +75,7 @@ def each_call(
 def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], skipped: int = 0, **drawn: Any) -> None:
     """Check calls that Hypothesis draws, the same every time without a seed, but for the first ones."""
     made = 0
+    broken: list[BrokenReference] = []  # what says nothing of the call: no smaller one is looked for
 
     @hypothesis.settings(
         max_examples=count, deadline=None, database=None, derandomize=seed is None, print_blob=False,
@@ -84,10 +85,15 @@ def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], s
     def property_of(case: Case) -> None:
         nonlocal made
         made += 1
-        if made > skipped:
-            check(case)
+        if made > skipped and not broken:
+            try:
+                check(case)
+            except BrokenReference as error:
+                broken.append(error)
 
     (property_of if seed is None else hypothesis.seed(seed)(property_of))()
+    if broken:
+        raise broken[0]
     if made <= skipped:
         raise AssertionError(f"{op.spec.op}: no call was drawn")
 
@@ -126,6 +132,10 @@ class Report:
 
 class Disagreement(AssertionError):
     """An element outside what is allowed; the message names the op, the element and the case."""
+
+
+class BrokenReference(Disagreement):
+    """What a spec's reference raises."""
 
 
 def check_op(
@@ -200,7 +210,7 @@ def _of_reference(op: Op) -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise Disagreement(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}") from error
+        raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}") from error
 
 
 def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:

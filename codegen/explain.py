@@ -240,7 +240,7 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
     facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
     if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
         facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
-        facts |= {"rows_read": plan.rows_read(how)}
+        facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
     # blocks of a kernel that folds columns walk down as many rows as there are
     return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
 

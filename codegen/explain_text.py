@@ -105,7 +105,7 @@ def _costs(report: dict[str, Any]) -> Table:
 
 _LAUNCH = {"vector": "elements a thread", "threads": "threads", "blocks": "blocks", "ragged": "ragged"}
 _LAUNCH_OF_ROWS = {
-    "vector": "elements a vector", "vectors_a_thread": "vectors a thread", "threads_a_row": "threads a row",
+    "vector": "elements a vector", "vectors_a_thread": "vectors a thread", "rows_at_once": "rows at once", "threads_a_row": "threads a row",
     "cluster": "blocks a row", "rows_read": "times read", "threads": "threads", "blocks": "blocks", "ragged": "ragged",
 }  # fmt: skip
 

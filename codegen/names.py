@@ -19,7 +19,7 @@ KERNEL_NAMES = frozenset("""
 # Those of the kernels that reduce, which values of a chain are renamed beside.
 REDUCING_NAMES = frozenset("""
     functools gemm config acc batch tensors operands turn paced
-    tidx bidx row rows cols columns column first first_row first_of_row step passes p v c u values certain inside vec ragged threads
+    tidx bidx row rows cols columns column count first first_row first_of_row step passes p v c u values certain inside vec ragged threads
     per_row vectors cluster kept exact carried lean resident at_once staged shared_sums held whole k base part parts piece pieces pace rows_a_block total width row_count
     found there element_count once place some begin seen
 """.split())  # fmt: skip

@@ -39,7 +39,7 @@ MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
 LEAST_VECTOR = 4  # bytes that a narrower vector has, which fits rows as they are
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
-MOST_TOGETHER = 128  # bytes of an array's rows that a thread has at once
+MOST_TOGETHER = 256  # bytes of an array's rows that a thread has at once
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
@@ -287,7 +287,8 @@ class Reduction:
         """How many rows are whole vectors together, where a thread has room for them; else one."""
         vec = self.width(dtypes, schedule)
         rows = vec // math.gcd(columns, vec)
-        fits = self.whole_rows and rows * columns * self.widest(dtypes) <= MOST_TOGETHER
+        room = MOST_TOGETHER * LEAST_THREADS // max(LEAST_THREADS, schedule.get("threads", 0))  # of shared memory
+        fits = self.whole_rows and rows * columns * self.widest(dtypes) <= room
         return rows if fits and not schedule.keys() & {"threads_per_row", "cluster"} else 1
 
     def lanes(self, vec: int) -> int:

@@ -112,14 +112,16 @@ def add_layernorm_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
-        access.load_rows(mResidual, first_row, rResidual)
+        place = access.meeting_place(threads, rX, rResidual, rResidualOut, rY)
+        access.load_rows(mX, first_row, rX, place)
+        access.load_rows(mResidual, first_row, rResidual, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -148,10 +150,7 @@ def add_layernorm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
-        else:
-            row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -174,10 +173,7 @@ def add_layernorm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
         row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
-        else:
-            row_mean2 = row_mean2 / cutlass.Float32(N)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -212,8 +208,8 @@ def add_layernorm_kernel(
                     access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rResidualOut, mResidualOut, first_row)
-        access.store_rows(rY, mY, first_row)
+        access.store_rows(rResidualOut, mResidualOut, first_row, place)
+        access.store_rows(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -339,14 +335,16 @@ def add_layernorm_backward_rows_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mResidualOut, first_row, rResidualOut)
+        place = access.meeting_place(threads, rDy, rResidualOut, rRowMeanOfRows, rRowSum2OfRows, rRowMean2OfRows, rRowSumOfRows)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mResidualOut, first_row, rResidualOut, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -380,10 +378,7 @@ def add_layernorm_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
         row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
-        else:
-            row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -410,10 +405,7 @@ def add_layernorm_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
         row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
-        else:
-            row_mean2 = row_mean2 / cutlass.Float32(N)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = add_layernorm_backward_rows_row(
@@ -433,10 +425,10 @@ def add_layernorm_backward_rows_kernel(
                 mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row)
-        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
+        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
+        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
+        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit

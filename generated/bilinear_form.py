@@ -216,7 +216,8 @@ def bilinear_form_backward_rows_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rRowSumOfRows)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -261,7 +262,7 @@ def bilinear_form_backward_rows_kernel(
                 mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit

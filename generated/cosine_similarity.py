@@ -80,8 +80,9 @@ def cosine_similarity_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
-        access.load_rows(mY, first_row, rY)
+        place = access.meeting_place(threads, rX, rY, rSimilarity)
+        access.load_rows(mX, first_row, rX, place)
+        access.load_rows(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -132,7 +133,7 @@ def cosine_similarity_kernel(
                 mSimilarity[row] = rSimilarity[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rSimilarity, mSimilarity, first_row)
+        access.store_rows(rSimilarity, mSimilarity, first_row, place)
 
 
 @cute.jit
@@ -240,8 +241,9 @@ def cosine_similarity_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
-        access.load_rows(mY, first_row, rY)
+        place = access.meeting_place(threads, rX, rY, rDx, rDy)
+        access.load_rows(mX, first_row, rX, place)
+        access.load_rows(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -309,8 +311,8 @@ def cosine_similarity_backward_kernel(
                     access.store_row(rDy[None, v, u], mDy, cute.crd2idx((row, 0), mDy.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row)
-        access.store_rows(rDy, mDy, first_row)
+        access.store_rows(rDx, mDx, first_row, place)
+        access.store_rows(rDy, mDy, first_row, place)
 
 
 @cute.jit

@@ -124,7 +124,8 @@ def cross_entropy_grad_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rLoss, rDx)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -214,8 +215,8 @@ def cross_entropy_grad_kernel(
                 mLoss[row] = rLoss[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row)
-        access.store_rows(rDx, mDx, first_row)
+        access.store_rows(rLoss, mLoss, first_row, place)
+        access.store_rows(rDx, mDx, first_row, place)
 
 
 @cute.jit

@@ -87,13 +87,15 @@ def cross_entropy_smoothed_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rLoss)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -141,10 +143,7 @@ def cross_entropy_smoothed_kernel(
                     inside = reduce.inside(c, columns, vec, ragged, certain)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
         row_max, picked, row_mean, row_sum = reduce.over_row([rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, per_row, cluster, rescaled=((3, 0, "exp", 1.0),))
-        if cutlass.const_expr(at_once > 1):
-            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
-        else:
-            row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             loss = cross_entropy_smoothed_row(
@@ -159,7 +158,7 @@ def cross_entropy_smoothed_kernel(
                 mLoss[row] = rLoss[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row)
+        access.store_rows(rLoss, mLoss, first_row, place)
 
 
 @cute.jit
@@ -263,7 +262,8 @@ def cross_entropy_smoothed_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rDx)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -340,7 +340,7 @@ def cross_entropy_smoothed_backward_kernel(
                     access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row)
+        access.store_rows(rDx, mDx, first_row, place)
 
 
 @cute.jit

@@ -197,7 +197,8 @@ def dense_amax_epilogue_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mAcc, first_row, rAcc)
+        place = access.meeting_place(threads, rAcc, rY, rAmax)
+        access.load_rows(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -263,8 +264,8 @@ def dense_amax_epilogue_kernel(
                 mAmax[row] = rAmax[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row)
-        access.store_rows(rAmax, mAmax, first_row)
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rAmax, mAmax, first_row, place)
 
 
 @cute.jit

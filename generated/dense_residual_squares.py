@@ -195,8 +195,9 @@ def dense_residual_squares_epilogue_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mAcc, first_row, rAcc)
-        access.load_rows(mResidual, first_row, rResidual)
+        place = access.meeting_place(threads, rAcc, rResidual, rY, rSquares)
+        access.load_rows(mAcc, first_row, rAcc, place)
+        access.load_rows(mResidual, first_row, rResidual, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -262,8 +263,8 @@ def dense_residual_squares_epilogue_kernel(
                 mSquares[row] = rSquares[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row)
-        access.store_rows(rSquares, mSquares, first_row)
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rSquares, mSquares, first_row, place)
 
 
 @cute.jit

@@ -406,8 +406,9 @@ def dense_rms_scaled_backward_rows_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mAcc, first_row, rAcc)
+        place = access.meeting_place(threads, rDy, rAcc, rRowSumOfRows)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -457,7 +458,7 @@ def dense_rms_scaled_backward_rows_kernel(
                 mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit

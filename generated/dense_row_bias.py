@@ -336,8 +336,9 @@ def dense_row_bias_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mZ, first_row, rZ)
+        place = access.meeting_place(threads, rDy, rZ, rDacc, rDbias)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mZ, first_row, rZ, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -403,8 +404,8 @@ def dense_row_bias_backward_kernel(
                 mDbias[row] = rDbias[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDacc, mDacc, first_row)
-        access.store_rows(rDbias, mDbias, first_row)
+        access.store_rows(rDacc, mDacc, first_row, place)
+        access.store_rows(rDbias, mDbias, first_row, place)
 
 
 @cute.jit

@@ -381,8 +381,9 @@ def dense_row_scaled_residual_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mAcc, first_row, rAcc)
+        place = access.meeting_place(threads, rDy, rAcc, rDacc, rDresidual, rDscale)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -466,9 +467,9 @@ def dense_row_scaled_residual_backward_kernel(
                 mDscale[row] = rDscale[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDacc, mDacc, first_row)
-        access.store_rows(rDresidual, mDresidual, first_row)
-        access.store_rows(rDscale, mDscale, first_row)
+        access.store_rows(rDacc, mDacc, first_row, place)
+        access.store_rows(rDresidual, mDresidual, first_row, place)
+        access.store_rows(rDscale, mDscale, first_row, place)
 
 
 @cute.jit

@@ -147,8 +147,8 @@ def dgroup_norm_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, inside)
         row_mean, row_mean3 = reduce.over_row([rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(C * S)
-        row_mean3 = row_mean3 / cutlass.Float32(C * S)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(C * S))
+        row_mean3 = device.divide_by_count(row_mean3, cutlass.Float32(C * S))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -175,8 +175,8 @@ def dgroup_norm_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, inside)
         row_mean2, row_mean4 = reduce.over_row([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster)
-        row_mean2 = row_mean2 / cutlass.Float32(C * S)
-        row_mean4 = row_mean4 / cutlass.Float32(C * S)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(C * S))
+        row_mean4 = device.divide_by_count(row_mean4, cutlass.Float32(C * S))
 
         if (row < B * G) & (first_of_row):
             row_mean_of_rows, row_mean3_of_rows, row_mean2_of_rows, row_mean4_of_rows = dgroup_norm_rows_row(

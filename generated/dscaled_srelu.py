@@ -89,8 +89,9 @@ def dscaled_srelu_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rDy, rX, rDx, rDscale)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -158,8 +159,8 @@ def dscaled_srelu_kernel(
                 mDscale[row] = rDscale[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row)
-        access.store_rows(rDscale, mDscale, first_row)
+        access.store_rows(rDx, mDx, first_row, place)
+        access.store_rows(rDscale, mDscale, first_row, place)
 
 
 @cute.jit

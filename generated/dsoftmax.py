@@ -73,8 +73,9 @@ def dsoftmax_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mY, first_row, rY)
+        place = access.meeting_place(threads, rDy, rY, rDx)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -132,7 +133,7 @@ def dsoftmax_kernel(
                     access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row)
+        access.store_rows(rDx, mDx, first_row, place)
 
 
 @cute.jit

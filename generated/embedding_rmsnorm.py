@@ -118,7 +118,7 @@ def embedding_rmsnorm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -279,7 +279,7 @@ def embedding_rmsnorm_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
         row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
 
         if (row < rows) & (first_of_row):
             row_mean_of_rows, row_sum_of_rows = embedding_rmsnorm_backward_rows_row(

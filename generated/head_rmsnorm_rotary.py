@@ -133,8 +133,8 @@ def head_rmsnorm_rotary_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
         row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(D)
-        row_mean2 = row_mean2 / cutlass.Float32(D)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(D))
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(D))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -333,8 +333,8 @@ def head_rmsnorm_rotary_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
         row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(D)
-        row_mean2 = row_mean2 / cutlass.Float32(D)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(D))
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(D))
 
         if (row < B * S * H) & (first_of_row):
             row_mean_of_rows, row_mean2_of_rows, row_sum_of_rows = head_rmsnorm_rotary_backward_rows_row(

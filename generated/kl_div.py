@@ -69,8 +69,9 @@ def kl_div_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mLogP, first_row, rLogP)
-        access.load_rows(mLogTarget, first_row, rLogTarget)
+        place = access.meeting_place(threads, rLogP, rLogTarget, rLoss)
+        access.load_rows(mLogP, first_row, rLogP, place)
+        access.load_rows(mLogTarget, first_row, rLogTarget, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -116,7 +117,7 @@ def kl_div_kernel(
                 mLoss[row] = rLoss[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row)
+        access.store_rows(rLoss, mLoss, first_row, place)
 
 
 @cute.jit

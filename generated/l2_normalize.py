@@ -71,7 +71,8 @@ def l2_normalize_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rY)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -125,7 +126,7 @@ def l2_normalize_kernel(
                     access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row)
+        access.store_rows(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -223,8 +224,9 @@ def l2_normalize_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rDy, rX, rDx)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -307,7 +309,7 @@ def l2_normalize_backward_kernel(
                     access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row)
+        access.store_rows(rDx, mDx, first_row, place)
 
 
 @cute.jit

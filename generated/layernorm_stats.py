@@ -114,13 +114,15 @@ def layernorm_stats_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rMean, rRstd, rY)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -147,10 +149,7 @@ def layernorm_stats_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
-        else:
-            row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -170,10 +169,7 @@ def layernorm_stats_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
         row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
-        else:
-            row_mean2 = row_mean2 / cutlass.Float32(N)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -214,9 +210,9 @@ def layernorm_stats_kernel(
                 mRstd[row] = rRstd[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rMean, mMean, first_row)
-        access.store_rows(rRstd, mRstd, first_row)
-        access.store_rows(rY, mY, first_row)
+        access.store_rows(rMean, mMean, first_row, place)
+        access.store_rows(rRstd, mRstd, first_row, place)
+        access.store_rows(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -333,8 +329,9 @@ def layernorm_stats_backward_rows_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rDy, rX, rRowSumOfRows, rRowSum2OfRows)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -389,8 +386,8 @@ def layernorm_stats_backward_rows_kernel(
                 mRowSum2OfRows[row] = rRowSum2OfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
 
 @cute.jit

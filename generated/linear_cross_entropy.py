@@ -181,7 +181,8 @@ def linear_cross_entropy_epilogue_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mLogits, first_row, rLogits)
+        place = access.meeting_place(threads, rLogits, rLoss)
+        access.load_rows(mLogits, first_row, rLogits, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -245,7 +246,7 @@ def linear_cross_entropy_epilogue_kernel(
                 mLoss[row] = rLoss[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row)
+        access.store_rows(rLoss, mLoss, first_row, place)
 
 
 @cute.jit
@@ -432,7 +433,8 @@ def linear_cross_entropy_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mLogits, first_row, rLogits)
+        place = access.meeting_place(threads, rLogits, rDlogits)
+        access.load_rows(mLogits, first_row, rLogits, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -507,7 +509,7 @@ def linear_cross_entropy_backward_kernel(
                     access.store_row(rDlogits[None, v, u], mDlogits, cute.crd2idx((row, 0), mDlogits.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDlogits, mDlogits, first_row)
+        access.store_rows(rDlogits, mDlogits, first_row, place)
 
 
 @cute.jit

@@ -212,7 +212,8 @@ def logits_logsumexp_epilogue_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mAcc, first_row, rAcc)
+        place = access.meeting_place(threads, rAcc, rLogits, rLse, rPicked)
+        access.load_rows(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -295,9 +296,9 @@ def logits_logsumexp_epilogue_kernel(
                 mPicked[row] = rPicked[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLogits, mLogits, first_row)
-        access.store_rows(rLse, mLse, first_row)
-        access.store_rows(rPicked, mPicked, first_row)
+        access.store_rows(rLogits, mLogits, first_row, place)
+        access.store_rows(rLse, mLse, first_row, place)
+        access.store_rows(rPicked, mPicked, first_row, place)
 
 
 @cute.jit
@@ -395,8 +396,9 @@ def logits_logsumexp_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDlogits, first_row, rDlogits)
-        access.load_rows(mAcc, first_row, rAcc)
+        place = access.meeting_place(threads, rDlogits, rAcc, rDacc)
+        access.load_rows(mDlogits, first_row, rDlogits, place)
+        access.load_rows(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -477,7 +479,7 @@ def logits_logsumexp_backward_kernel(
                     access.store_row(rDacc[None, v, u], mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDacc, mDacc, first_row)
+        access.store_rows(rDacc, mDacc, first_row, place)
 
 
 @cute.jit

@@ -91,7 +91,8 @@ def mean_cross_entropy_rows_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rPickedOfRows, rRowMaxOfRows, rRowSumOfRows)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -160,9 +161,9 @@ def mean_cross_entropy_rows_kernel(
                 mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rPickedOfRows, mPickedOfRows, first_row)
-        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
+        access.store_rows(rPickedOfRows, mPickedOfRows, first_row, place)
+        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit

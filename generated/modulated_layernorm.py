@@ -122,7 +122,7 @@ def modulated_layernorm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -144,7 +144,7 @@ def modulated_layernorm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
         row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
-        row_mean2 = row_mean2 / cutlass.Float32(N)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(N))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -318,7 +318,7 @@ def modulated_layernorm_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
         row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -345,7 +345,7 @@ def modulated_layernorm_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
         row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        row_mean2 = row_mean2 / cutlass.Float32(N)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(N))
 
         if (row < B * S) & (first_of_row):
             row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = modulated_layernorm_backward_rows_row(

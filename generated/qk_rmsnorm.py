@@ -97,14 +97,16 @@ def qk_rmsnorm_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mQ, first_row, rQ)
-        access.load_rows(mK, first_row, rK)
+        place = access.meeting_place(threads, rQ, rK, rQOut, rKOut)
+        access.load_rows(mQ, first_row, rQ, place)
+        access.load_rows(mK, first_row, rK, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
         columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else D
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
@@ -134,14 +136,8 @@ def qk_rmsnorm_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, inside)
         row_mean, row_mean2 = reduce.over_row([rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
-        else:
-            row_mean = row_mean / cutlass.Float32(D)
-        if cutlass.const_expr(at_once > 1):
-            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
-        else:
-            row_mean2 = row_mean2 / cutlass.Float32(D)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -174,8 +170,8 @@ def qk_rmsnorm_kernel(
                     access.store_row(rKOut[None, v, u], mKOut, cute.crd2idx((row, 0), mKOut.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rQOut, mQOut, first_row)
-        access.store_rows(rKOut, mKOut, first_row)
+        access.store_rows(rQOut, mQOut, first_row, place)
+        access.store_rows(rKOut, mKOut, first_row, place)
 
 
 @cute.jit
@@ -294,16 +290,18 @@ def qk_rmsnorm_backward_rows_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDqOut, first_row, rDqOut)
-        access.load_rows(mDkOut, first_row, rDkOut)
-        access.load_rows(mQ, first_row, rQ)
-        access.load_rows(mK, first_row, rK)
+        place = access.meeting_place(threads, rDqOut, rDkOut, rQ, rK, rRowMeanOfRows, rRowSumOfRows, rRowMean2OfRows, rRowSum2OfRows)
+        access.load_rows(mDqOut, first_row, rDqOut, place)
+        access.load_rows(mDkOut, first_row, rDkOut, place)
+        access.load_rows(mQ, first_row, rQ, place)
+        access.load_rows(mK, first_row, rK, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
         columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else D
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
@@ -346,14 +344,8 @@ def qk_rmsnorm_backward_rows_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
         row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
-        else:
-            row_mean = row_mean / cutlass.Float32(D)
-        if cutlass.const_expr(at_once > 1):
-            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
-        else:
-            row_mean2 = row_mean2 / cutlass.Float32(D)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             row_mean_of_rows, row_sum_of_rows, row_mean2_of_rows, row_sum2_of_rows = qk_rmsnorm_backward_rows_row(
@@ -373,10 +365,10 @@ def qk_rmsnorm_backward_rows_kernel(
                 mRowSum2OfRows[row] = rRowSum2OfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
-        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row)
+        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
+        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
 
 @cute.jit

@@ -89,7 +89,8 @@ def quantize_group_fp8_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rScale, rQ)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -152,8 +153,8 @@ def quantize_group_fp8_kernel(
                 mScale[row] = rScale[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rScale, mScale, first_row)
-        access.store_rows(rQ, mQ, first_row)
+        access.store_rows(rScale, mScale, first_row, place)
+        access.store_rows(rQ, mQ, first_row, place)
 
 
 @cute.jit

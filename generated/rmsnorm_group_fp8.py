@@ -123,7 +123,7 @@ def rmsnorm_group_fp8_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = row_mean / cutlass.Float32(B * G)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(B * G))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)

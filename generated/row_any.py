@@ -62,7 +62,8 @@ def row_any_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rY)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -105,7 +106,7 @@ def row_any_kernel(
                 mY[row] = rY[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row)
+        access.store_rows(rY, mY, first_row, place)
 
 
 @cute.jit

@@ -67,8 +67,9 @@ def row_dot_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
-        access.load_rows(mY, first_row, rY)
+        place = access.meeting_place(threads, rX, rY, rDot)
+        access.load_rows(mX, first_row, rX, place)
+        access.load_rows(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -114,7 +115,7 @@ def row_dot_kernel(
                 mDot[row] = rDot[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDot, mDot, first_row)
+        access.store_rows(rDot, mDot, first_row, place)
 
 
 @cute.jit

@@ -82,13 +82,15 @@ def row_moments_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rMean, rVariance)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -115,10 +117,7 @@ def row_moments_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean], ("mean",), values, inside)
         row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean = device.divide_by_count(row_mean, cutlass.Float32(columns))
-        else:
-            row_mean = row_mean / cutlass.Float32(N)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -138,10 +137,7 @@ def row_moments_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, certain)
                 reduce.accumulate([rRowMean2], ("mean",), values, inside)
         row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
-        if cutlass.const_expr(at_once > 1):
-            row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(columns))
-        else:
-            row_mean2 = row_mean2 / cutlass.Float32(N)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             mean, variance = row_moments_row(
@@ -155,8 +151,8 @@ def row_moments_kernel(
                 mVariance[row] = rVariance[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rMean, mMean, first_row)
-        access.store_rows(rVariance, mVariance, first_row)
+        access.store_rows(rMean, mMean, first_row, place)
+        access.store_rows(rVariance, mVariance, first_row, place)
 
 
 @cute.jit

@@ -165,8 +165,9 @@ def row_scale_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rDy, rX, rDx, rDscale)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -232,8 +233,8 @@ def row_scale_backward_kernel(
                 mDscale[row] = rDscale[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row)
-        access.store_rows(rDscale, mDscale, first_row)
+        access.store_rows(rDx, mDx, first_row, place)
+        access.store_rows(rDscale, mDscale, first_row, place)
 
 
 @cute.jit

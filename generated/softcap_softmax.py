@@ -83,7 +83,8 @@ def softcap_softmax_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rY)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -171,7 +172,7 @@ def softcap_softmax_kernel(
                     access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row)
+        access.store_rows(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -279,8 +280,9 @@ def softcap_softmax_backward_rows_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mDy, first_row, rDy)
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rDy, rX, rRowMaxOfRows, rRowSumOfRows, rRowSum2OfRows)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -371,9 +373,9 @@ def softcap_softmax_backward_rows_kernel(
                 mRowSum2OfRows[row] = rRowSum2OfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row)
+        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
+        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
 
 @cute.jit

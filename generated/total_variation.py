@@ -67,8 +67,9 @@ def total_variation_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mP, first_row, rP)
-        access.load_rows(mQ, first_row, rQ)
+        place = access.meeting_place(threads, rP, rQ, rLoss)
+        access.load_rows(mP, first_row, rP, place)
+        access.load_rows(mQ, first_row, rQ, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -114,7 +115,7 @@ def total_variation_kernel(
                 mLoss[row] = rLoss[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row)
+        access.store_rows(rLoss, mLoss, first_row, place)
 
 
 @cute.jit

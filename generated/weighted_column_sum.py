@@ -218,7 +218,8 @@ def weighted_column_sum_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        access.load_rows(mX, first_row, rX)
+        place = access.meeting_place(threads, rX, rDx, rDweight)
+        access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
         row = first_row + u
@@ -281,8 +282,8 @@ def weighted_column_sum_backward_kernel(
                 mDweight[row] = rDweight[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row)
-        access.store_rows(rDweight, mDweight, first_row)
+        access.store_rows(rDx, mDx, first_row, place)
+        access.store_rows(rDweight, mDweight, first_row, place)
 
 
 @cute.jit

@@ -226,7 +226,7 @@ class RowAccess(Context):
             aligned = self.plan.shifts and self.plan.aligned(access)
             into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
             first = "c" if self.one_vector(access) else "column"
-            rows = f"access.load_rows({tensor}, first_row, {name})"
+            rows = f"access.load_rows({tensor}, first_row, {name}, place)"
             text = f"access.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"
             return row | {"text": text, "rows": rows}
         extents = ", ".join(g.name for g in self.plan.column_groups)

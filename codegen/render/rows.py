@@ -46,6 +46,7 @@ class RowContext(RowAccess):
             "launch_extents": self.launch_extents(),
             "shifts": self.plan.shifts,
             "whole_rows": self.plan.whole_rows,
+            "rows_registers": self.rows_registers(),
             "rows_stores": self.rows_stores(),
         }
 
@@ -348,10 +349,15 @@ class RowContext(RowAccess):
             lines[name] = f"access.store_row({self.written(access)}, {tensor}, {where})"
         return list(lines.values())
 
+    def rows_registers(self) -> str:
+        """The registers that hold all rows that a thread has at once."""
+        own = [a for a in (*self.vector_loads(), *self.plan.stores) if a.array is not None and self.plan.of_row(a)]
+        return ", ".join(dict.fromkeys(map(self.fragment, own)))
+
     def rows_stores(self) -> list[str]:
         """Stores of all rows that a thread has at once."""
         stored = {self.fragment(a): self.tensors[a.array.name] for a in self.plan.stores if a.array is not None}
-        return [f"access.store_rows({name}, {tensor}, first_row)" for name, tensor in stored.items()]
+        return [f"access.store_rows({name}, {tensor}, first_row, place)" for name, tensor in stored.items()]
 
     def result_line(self, access: Access) -> str:
         assert access.array is not None

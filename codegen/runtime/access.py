@@ -5,6 +5,8 @@ What lies beyond a row's end is never accessed; registers hold zeros there.
 
 from __future__ import annotations
 
+import math
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Numeric, Uint32
@@ -89,25 +91,72 @@ def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
     return Int32(cutlass.select_(least < 0, Int64(0), least))
 
 
-def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor) -> None:
+def meeting_place(threads: int, *registers: cute.Tensor) -> cute.Pointer:
+    """Shared memory in which the lanes of each warp hand each other what any of these registers hold."""
+    size = max(cute.size(r) * r.element_type.width // 8 for r in registers)
+    tidx, _, _ = cute.arch.thread_idx()
+    whole = SmemAllocator().allocate_tensor(cutlass.Uint8, cute.make_layout((threads * size,)), 16)
+    return whole.iterator + cute.assume(tidx // WARP * (WARP * size), divby=16)
+
+
+@cute.jit
+def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cute.Pointer):
     """Neighbouring whole rows of a compact tensor, from `row` on, into dst (..., rows): together they are vectors in memory.
-    Zeros past the last row."""
+    Zeros past the last row. A warp reads its lanes' rows together, neighbouring vectors by neighbouring lanes, and hands them
+    on in its part of shared memory."""
+    start, left, vec = _neighbours(src, row, dst)
+    lane, count = cute.arch.lane_idx(), cute.size(dst)
+    held = cute.make_tensor(dst.iterator, cute.make_layout((vec, count // vec)))
     dst.fill(0)
-    rows, left = _neighbours(src, row, dst)
-    device.copy_whole_or_part(rows, cute.make_tensor(dst.iterator, rows.layout), left)
+    if left >= WARP * count:
+        shared = cute.recast_ptr(place, dtype=src.element_type)
+        for i in cutlass.range_constexpr(count // vec):
+            cute.autovec_copy(device.vector(src, start + (i * WARP + lane) * vec, vec), held[None, i])
+        if cutlass.const_expr(count > vec):
+            cute.arch.sync_warp()  # what lay there is read
+            for i in cutlass.range_constexpr(count // vec):
+                cute.autovec_copy(held[None, i], _at(shared, (i * WARP + lane) * vec, vec))
+            cute.arch.sync_warp()
+            for i in cutlass.range_constexpr(count // vec):
+                cute.autovec_copy(_at(shared, lane * count + i * vec, vec), held[None, i])
+    else:
+        rows = cute.make_tensor(dst.iterator, cute.make_layout((count,)))
+        device.copy_whole_or_part(device.vector(src, start + lane * count, count), rows, left - lane * count)
 
 
-def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32) -> None:
+@cute.jit
+def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cute.Pointer):
     """Store neighbouring whole rows as `load_rows` loads them."""
-    rows, left = _neighbours(dst, row, src)
-    device.copy_whole_or_part(cute.make_tensor(src.iterator, rows.layout), rows, left)
+    start, left, vec = _neighbours(dst, row, src)
+    lane, count = cute.arch.lane_idx(), cute.size(src)
+    held = cute.make_tensor(src.iterator, cute.make_layout((vec, count // vec)))
+    if left >= WARP * count:
+        shared = cute.recast_ptr(place, dtype=dst.element_type)
+        if cutlass.const_expr(count > vec):
+            cute.arch.sync_warp()
+            for i in cutlass.range_constexpr(count // vec):
+                cute.autovec_copy(held[None, i], _at(shared, lane * count + i * vec, vec))
+            cute.arch.sync_warp()
+            for i in cutlass.range_constexpr(count // vec):
+                cute.autovec_copy(_at(shared, (i * WARP + lane) * vec, vec), held[None, i])
+        for i in cutlass.range_constexpr(count // vec):
+            cute.autovec_copy(held[None, i], device.vector(dst, start + (i * WARP + lane) * vec, vec))
+    else:
+        rows = cute.make_tensor(src.iterator, cute.make_layout((count,)))
+        device.copy_whole_or_part(rows, device.vector(dst, start + lane * count, count), left - lane * count)
 
 
-def _neighbours(tensor: cute.Tensor, row: cutlass.Int32, registers: cute.Tensor) -> tuple[cute.Tensor, cutlass.Int64]:
-    """The rows of a tensor from `row` on that fill these registers, and how many elements it has from there on."""
+def _neighbours(tensor: cute.Tensor, row: Int32, registers: cute.Tensor) -> tuple[Int64, Int64, int]:
+    """Of a warp's rows, a lane's from `row` on, which fill its registers: where they begin in a tensor, how many elements it has
+    from there on, and of how many each access is."""
     count = cute.size(registers)
-    place = Int64(row) * (count // cute.size(registers, mode=[cute.rank(registers) - 1]))
-    return device.vector(tensor, place, count), device.extent_of(tensor) - place
+    rows = cute.size(registers, mode=[cute.rank(registers) - 1])
+    first = Int64(row - cute.arch.lane_idx() * rows) * (count // rows)
+    return first, device.extent_of(tensor) - first, math.gcd(count, 128 // tensor.element_type.width)
+
+
+def _at(base: cute.Pointer, place: Int32, vec: int) -> cute.Tensor:
+    return cute.make_tensor(base + cute.assume(place, divby=vec), cute.make_layout((vec,)))
 
 
 def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:

@@ -34,6 +34,6 @@ def test_short_rows(name, columns, monkeypatch):
         assert isinstance(how, RowLaunch)
         width = max(BYTES.get(types.dtype(a), 1) for a, _ in op.plan.full)
         together = 16 // math.gcd(16, columns * width)
-        fits = together * columns * width <= 128 and name not in APART
+        fits = together * columns * width <= 256 and name not in APART
         assert how.at_once == (together if fits else 1)
         check_case(op, "interpret", case)

@@ -21,7 +21,7 @@ CASES = {
     "int8": ({"r": "int8[..., N]"}, "x @ w + r", lambda p, r: p + r),
     "bool": ({"r": "bool[..., N]", "s": "float32[..., N]"}, "where(r, x @ w, s)", lambda p, r, s: np.where(r, p, s)),
     "left out": ({"r": "float32[..., N] = 0", "s": "bfloat16[..., N] = 1"}, "(x @ w) * s + r", lambda p, s: p * s),
-    "all there": ({"r": "float32[..., N] = 0", "s": "bfloat16[..., N]"}, "(x @ w) * s + r", lambda p, r, s: p * s + r),
+    "all there": ({"s": "bfloat16[..., N]", "r": "float32[..., N] = 0"}, "(x @ w) * s + r", lambda p, r, s: p * s + r),
 }
 
 
@@ -43,7 +43,15 @@ def test_operands_of_every_layout(name, tmp_path):
         f"op: made\nsummary: Made here.\ninputs: {{{inputs}}}\noutputs: {{y: 'bfloat16[..., N]'}}\nchain: y = {chain}\nreference: y = 0\n",
     )
     given = {k: v for k, v in others.items() if not (name == "left out" and v.endswith("= 0"))}
-    for M, K, N in [(1, 16, 8), (7, 64, 16), (13, 64, 24), (129, 256, 264), (300, 512, 392), (257, 72, 200), (8, 0, 16)]:
+    for M, K, N in [
+        (1, 16, 8),
+        (7, 64, 16),
+        (13, 64, 24),
+        (129, 256, 264),
+        (300, 512, 392),
+        (257, 72, 200),
+        (8, 0, 16),
+    ]:
         x, w = drawn("bfloat16", (M, K), 0), drawn("bfloat16", (K, N), 1)
         arrays = {}
         for seed, (key, text) in enumerate(given.items(), 2):
@@ -65,4 +73,6 @@ def test_boxes_of_batches(tmp_path):
     for M, K, N in [(1, 16, 8), (13, 64, 24), (130, 256, 264)]:
         x, w, r = (drawn("bfloat16", s, i) for i, s in enumerate([(5, M, K), (5, K, N), (5, M, N)]))
         want = np.asarray(x, np.float64) @ np.asarray(w, np.float64) + np.asarray(r, np.float64)
-        np.testing.assert_allclose(np.asarray(op(x, w, r, implementation="cute"), np.float64), want, rtol=2.0**-8, atol=0.02)
+        np.testing.assert_allclose(
+            np.asarray(op(x, w, r, implementation="cute"), np.float64), want, rtol=2.0**-8, atol=0.02
+        )

@@ -97,7 +97,7 @@ class Carried:
 class RowLaunch:
     """What a call adds to the plan of a row kernel. `vectors` a thread, `per_row` threads, `cluster` blocks a row."""
 
-    vec: int
+    vec: int  # where a thread has several rows, a row
     ragged: bool
     threads: int
     per_row: int
@@ -351,6 +351,9 @@ class Reduction:
         columns = extents.columns
         if columns is None:
             return self._read_again(vec, ragged, width, schedule)
+        if (at_once := self.together(columns, dtypes, schedule)) > 1:
+            threads, carried = max(LEAST_THREADS, schedule.get("threads", 0)), bool(self.carried)
+            return RowLaunch(columns, False, threads, 1, 1, 1, True, True, carried, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, KEPT, 1
         if clusters(arch) and row > ALONE_ROW:
@@ -358,8 +361,8 @@ class Reduction:
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
         most = max(1, kept // width)
-        per_row, at_once = 1, self.together(columns, dtypes, schedule)
-        while per_row < MAX_THREADS and at_once == 1:
+        per_row = 1
+        while per_row < MAX_THREADS:
             # A ragged row's one vector more, which few threads have, is no reason for twice as many, where registers allow
             full = cluster == 1 and per_row < WARP
             if per_row * cluster * most >= (count if full else columns // vec):
@@ -397,7 +400,6 @@ class Reduction:
             carried and not lean,
             lean,
             resident // threads,
-            at_once,
         )
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:

@@ -106,22 +106,25 @@ def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cut
     on in its part of shared memory."""
     start, left, vec = _neighbours(src, row, dst)
     lane, count = cute.arch.lane_idx(), cute.size(dst)
-    held = cute.make_tensor(dst.iterator, cute.make_layout((vec, count // vec)))
-    dst.fill(0)
+    found, pieces = cute.make_tensor(dst.iterator, cute.make_layout((count,))), _pieces(src, count, vec)
     if left >= WARP * count:
         shared = cute.recast_ptr(place, dtype=src.element_type)
         for i in cutlass.range_constexpr(count // vec):
-            cute.autovec_copy(device.vector(src, start + (i * WARP + lane) * vec, vec), held[None, i])
+            cute.autovec_copy(device.vector(src, start + (i * WARP + lane) * vec, vec), pieces[i])
         if cutlass.const_expr(count > vec):
             cute.arch.sync_warp()  # what lay there is read
             for i in cutlass.range_constexpr(count // vec):
-                cute.autovec_copy(held[None, i], _at(shared, (i * WARP + lane) * vec, vec))
+                cute.autovec_copy(pieces[i], _at(shared, (i * WARP + lane) * vec, vec))
             cute.arch.sync_warp()
             for i in cutlass.range_constexpr(count // vec):
-                cute.autovec_copy(_at(shared, lane * count + i * vec, vec), held[None, i])
+                cute.autovec_copy(_at(shared, lane * count + i * vec, vec), pieces[i])
+        _regroup(pieces, [found])
     else:
-        rows = cute.make_tensor(dst.iterator, cute.make_layout((count,)))
-        device.copy_whole_or_part(device.vector(src, start + lane * count, count), rows, left - lane * count)
+        own = device.unseen(Int32(left)) - lane * count
+        for k in cutlass.range(count, unroll_full=True):
+            found[k] = src.element_type(0)
+            if k < own:
+                found[k] = (src.iterator + (start + lane * count + k)).load()
 
 
 @cute.jit
@@ -129,21 +132,37 @@ def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cu
     """Store neighbouring whole rows as `load_rows` loads them."""
     start, left, vec = _neighbours(dst, row, src)
     lane, count = cute.arch.lane_idx(), cute.size(src)
-    held = cute.make_tensor(src.iterator, cute.make_layout((vec, count // vec)))
+    held, pieces = cute.make_tensor(src.iterator, cute.make_layout((count,))), _pieces(dst, count, vec)
     if left >= WARP * count:
         shared = cute.recast_ptr(place, dtype=dst.element_type)
+        _regroup([held], pieces)
         if cutlass.const_expr(count > vec):
             cute.arch.sync_warp()
             for i in cutlass.range_constexpr(count // vec):
-                cute.autovec_copy(held[None, i], _at(shared, lane * count + i * vec, vec))
+                cute.autovec_copy(pieces[i], _at(shared, lane * count + i * vec, vec))
             cute.arch.sync_warp()
             for i in cutlass.range_constexpr(count // vec):
-                cute.autovec_copy(_at(shared, (i * WARP + lane) * vec, vec), held[None, i])
+                cute.autovec_copy(_at(shared, (i * WARP + lane) * vec, vec), pieces[i])
         for i in cutlass.range_constexpr(count // vec):
-            cute.autovec_copy(held[None, i], device.vector(dst, start + (i * WARP + lane) * vec, vec))
+            cute.autovec_copy(pieces[i], device.vector(dst, start + (i * WARP + lane) * vec, vec))
     else:
-        rows = cute.make_tensor(src.iterator, cute.make_layout((count,)))
-        device.copy_whole_or_part(rows, device.vector(dst, start + lane * count, count), left - lane * count)
+        own = device.unseen(Int32(left)) - lane * count
+        for k in cutlass.range(count, unroll_full=True):
+            if k < own:
+                (dst.iterator + (start + lane * count + k)).store(held[k])
+
+
+def _regroup(sources: list[cute.Tensor], targets: list[cute.Tensor]) -> None:
+    """The elements of some registers to others, which are grouped otherwise: one by one, or they would lie in memory."""
+    values = [source[i] for source in sources for i in range(cute.size(source))]
+    for target in targets:
+        for i in range(cute.size(target)):
+            target[i] = values.pop(0)
+
+
+def _pieces(tensor: cute.Tensor, count: int, vec: int) -> list[cute.Tensor]:
+    """Registers for `count` elements of a tensor, in vectors."""
+    return [cute.make_rmem_tensor((vec,), tensor.element_type) for _ in range(count // vec)]
 
 
 def _neighbours(tensor: cute.Tensor, row: Int32, registers: cute.Tensor) -> tuple[Int64, Int64, int]:

@@ -204,7 +204,8 @@ def over_vector(running: cute.Tensor, op: str) -> Vector:
     """A thread's own values folded, in pairs."""
     values = [cute.full((1,), running[i], running.element_type) for i in range(cute.size(running))]
     while len(values) > 1:
-        values = [combine(op, values[i], values[i + 1]) for i in range(0, len(values), 2)]
+        odd = values[len(values) & ~1 :]
+        values = [combine(op, values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)] + odd
     return values[0]
 
 

@@ -2,11 +2,14 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import generated
 from codegen.reductions import RowLaunch
 from codegen.runtime.arguments import Types
+from codegen.runtime.compile import compile_call
 from codegen.runtime.draw import Case
 from codegen.runtime.testing import check_case
 
@@ -37,3 +40,14 @@ def test_short_rows(name, columns, monkeypatch):
         fits = together * columns * width <= 256 and name not in APART
         assert how.at_once == (together if fits else 1)
         check_case(op, "interpret", case)
+
+
+@pytest.mark.parametrize("columns", [3, 10, 15])
+@pytest.mark.parametrize("name", ["layernorm", "softmax", "row_moments"])
+def test_rows_of_a_thread_are_in_registers(name, columns):
+    """And what it accesses are whole vectors, but for the last rows."""
+    op = getattr(generated, name)
+    x = jax.ShapeDtypeStruct((1000, columns), jnp.bfloat16)
+    key, operands = op.bind((x,), {"implementation": "cute"})
+    compiled = compile_call(op, op._kernel_call(key, operands), "sm_90a")
+    assert compiled.stack == 0 and "ld.global.v4.b32" in compiled.ptx and "st.global.v4.b32" in compiled.ptx

@@ -6,6 +6,7 @@ What lies beyond a row's end is never accessed; registers hold zeros there.
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import cutlass
 import cutlass.cute as cute
@@ -248,52 +249,63 @@ def gather_row(
     the extents of the axes that make a column, and `modes` says which of these each mode of the tensor is. It lacks the
     innermost one, or has it without its neighbours."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in modes) else 1  # columns that a value serves
     dst.fill(0)
+    places = _places(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
-        if cutlass.const_expr(not ragged and len(extents) - 1 not in modes):  # one value serves a vector
-            c = first + v * step
-            if c < columns:
-                column = _coordinates(c, extents)
-                value = src[tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))]
-                for i in cutlass.range_constexpr(vec):
-                    dst[i, v] = value
-        else:
-            _gather_vector(src, place, modes, extents, first + v * step, columns, dst[None, v])
-
-
-@cute.jit
-def _gather_vector(
-    src: cute.Tensor,
-    place: cute.Coord,
-    modes: cutlass.Constexpr[tuple[int | None, ...]],
-    extents: tuple[cutlass.Int32, ...],
-    first: cutlass.Int32,
-    columns: cutlass.Int32,
-    dst: cute.Tensor,
-):
-    """One vector of `gather_row`, element by element."""
-    for i in cutlass.range(cute.size(dst), unroll_full=True):
-        c = first + i
-        if c < columns:
-            column = _coordinates(c, extents)
-            dst[i] = src[tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))]
+        for i in cutlass.range_constexpr(0, vec, each):
+            if first + v * step + i < columns:
+                value = src[_in_row(place, modes, places[v][i // each])]
+                for k in cutlass.range_constexpr(each):
+                    dst[i + k, v] = value
 
 
 def load_index(
     mode: int, extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, step: int, dst: cute.Tensor
 ) -> None:
     """The coordinate along one of several axes that make a column."""
-    for v in range(cute.size(dst, mode=[1])):
-        for i in range(cute.size(dst, mode=[0])):
-            dst[i, v] = _coordinates(first + v * step + i, extents)[mode]
+    vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    places = _places(first, step, vectors, vec, 1, extents)
+    for v in range(vectors):
+        for i in range(vec):
+            dst[i, v] = places[v][i][mode]
 
 
-def _coordinates(column: cutlass.Int32, extents: tuple[cutlass.Int32, ...]) -> list[cutlass.Int32]:
-    found = []
-    for extent in reversed(extents):
-        found.append(column % extent)
-        column = column // extent
-    return found[::-1]
+Places: TypeAlias = tuple[Int32, ...]  # coordinates along the axes that make a column
+
+
+def _places(
+    first: Int32, step: int, vectors: int, vec: int, each: int, extents: tuple[Int32, ...]
+) -> list[list[Places]]:
+    """The coordinates of each vector's every `each`-th column, `step` columns apart. Only the first are found by division."""
+    found: list[list[Places]] = []
+    hop, at = _coordinates(Int32(step), extents), _coordinates(first, extents)
+    for v in range(vectors):
+        at = _further(at, hop, extents) if v else at
+        own = [at]
+        for _ in range(0, vec - each, each):
+            own.append(device.next_coordinates(own[-1], extents[1:]))
+        found.append(own)
+    return found
+
+
+def _coordinates(column: Int32, extents: tuple[Int32, ...]) -> Places:
+    """Along the axes that make a column. The first is within its extent where the column is."""
+    found, rest = [], Uint32(column)
+    for extent in reversed(extents[1:]):
+        found.append(Int32(rest % Uint32(extent)))
+        rest = rest // Uint32(extent)
+    return Int32(rest), *reversed(found)
+
+
+def _further(place: Places, hop: Places, extents: tuple[Int32, ...]) -> Places:
+    """The coordinates of a column as far on as `hop` is from the first."""
+    found, carry = [], Int32(0)
+    for at, by, extent in reversed(list(zip(place[1:], hop[1:], extents[1:], strict=True))):
+        value = at + by + carry
+        found.append(cutlass.select_(value >= extent, value - extent, value))
+        carry = Int32(value >= extent)
+    return place[0] + hop[0] + carry, *reversed(found)
 
 
 @cute.jit
@@ -359,11 +371,9 @@ def scatter_row(
     for i in cutlass.range_constexpr(0, vec, min(vec, width)):
         c = first + i
         if (c >= 0) & (c < columns) & (c % width == 0):
-            where = _placed(place, modes, c, extents)
-            dst[where] = src[i]
+            dst[_in_row(place, modes, _coordinates(c, extents))] = src[i]
 
 
-def _placed(place: cute.Coord, modes: tuple[int | None, ...], column: cutlass.Int32, extents: tuple) -> cute.Coord:
+def _in_row(place: cute.Coord, modes: tuple[int | None, ...], column: Places) -> cute.Coord:
     """A row's coordinates with those of a column."""
-    found = _coordinates(column, extents)
-    return tuple(p if m is None else found[m] for p, m in zip(place, modes, strict=True))
+    return tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))

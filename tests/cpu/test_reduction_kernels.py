@@ -243,3 +243,19 @@ def test_what_rows_have_is_stored_where_there_are_no_columns(n, tmp_path):
     c, z = op(jnp.ones((3, n)), jnp.arange(3.0), implementation="interpret")
     np.testing.assert_array_equal(c, np.full(n, 3.0))
     np.testing.assert_array_equal(z, [0, 2, 4])
+
+
+@pytest.mark.parametrize("extents", [(3, 5, 8), (3, 5, 7), (16, 9, 40), (2, 3, 1000), (1, 1, 1), (7, 64, 3)])
+def test_coordinates_along_three_axes(extents, tmp_path):
+    """Of a thread's vectors, far apart, and of the columns within one; where rows are whole vectors, and where not."""
+    inputs = "x: float32[..., A, B, C]; w: float32[B]; u: float32[A, C]; q: float32[A, B]"
+    chain = "y = (x - mean(x, axis=(A, B, C))) * w + u * index(B) + 2 * q * index(A) + index(C)"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[..., A, B, C]", chain))
+    A, B, C = extents
+    draw = np.random.default_rng(A + B + C).standard_normal
+    x, w, u, q = (draw(shape).astype("float32") for shape in ((2, A, B, C), (B,), (A, C), (A, B)))
+    a, b, c = np.arange(A)[:, None, None], np.arange(B)[:, None], np.arange(C)
+    wide = x.astype("float64")
+    want = (wide - wide.mean((1, 2, 3), keepdims=True)) * w[:, None] + u[:, None] * b + 2 * q[:, :, None] * a + c
+    found = op(x, w, u, q, implementation="interpret")
+    np.testing.assert_allclose(np.asarray(found), want, rtol=1e-5, atol=1e-4)

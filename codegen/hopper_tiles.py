@@ -46,7 +46,7 @@ class Tiles:
     blocks: int = 132  # at most: the multiprocessors
     piece: int = 64  # columns of accumulators that pass through shared memory at once
     ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
-    rolled: bool = False  # whether a loop runs the epilogue of a piece, where one may (`may_loop`)
+    rolled: bool = False  # whether a loop runs the epilogue of a piece, unless it folds along rows
     staged: int = 0  # bytes of `ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
     splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
 
@@ -152,20 +152,21 @@ def choose(
 ) -> Tiles | None:  # fmt: skip
     """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
     the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
-    whether their rows are no whole vectors; `boxes`: whether TMA can copy them, whose rows are whole 16 bytes; `folds`: whether it reduces rows; `keeps`: whether many registers
+    whether their rows are no whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces rows; `keeps`: whether many registers
     hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
     found: dict[Tiles, float] = {}
     for row in TABLE:
         tiles = row
-        crowded = (keeps and tiles == WIDE) or (reads and ragged and tiles.accumulators > MOST_BESIDE_OTHERS)
+        late = reads and (ragged or not (boxes or folds))  # what the epilogue reads comes when it is needed
+        crowded = (keeps and tiles == WIDE) or (late and tiles.accumulators > MOST_BESIDE_OTHERS)
         sums = over_rows * tiles.tile_n // 8  # registers of a thread for what its columns come to
         if crowded or (sums and tiles.accumulators + sums > MOST_BESIDE_COLUMNS):
             continue
         if reads and boxes and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
             tiles = staged
-        elif not folds and (ragged or over_rows or (tiles == WIDE and not reads)):
+        elif not folds and (ragged or over_rows or late or (tiles == WIDE and not reads)):
             tiles = replace(tiles, rolled=True)
         elif reads and tiles == WIDE:
             tiles = replace(tiles, stages=5, piece=32, ahead=3)

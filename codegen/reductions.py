@@ -97,7 +97,7 @@ class Carried:
 class RowLaunch:
     """What a call adds to the plan of a row kernel. `vectors` a thread, `per_row` threads, `cluster` blocks a row."""
 
-    vec: int  # where a thread has several rows, a row
+    vec: int  # a whole row, where a thread has several; then it may hold columns of several groups
     ragged: bool
     threads: int
     per_row: int
@@ -287,7 +287,9 @@ class Reduction:
         """How many rows are whole vectors together, where a thread has room for them; else one."""
         vec = self.width(dtypes, schedule)
         rows = vec // math.gcd(columns, vec)
-        room = MOST_TOGETHER * LEAST_THREADS // max(LEAST_THREADS, schedule.get("threads", 0))  # of shared memory
+        room = (
+            MOST_TOGETHER * LEAST_THREADS // max(LEAST_THREADS, schedule.get("threads", 0))
+        )  # a block hands on 32 KiB
         fits = self.whole_rows and rows * columns * self.widest(dtypes) <= room
         return rows if fits and not schedule.keys() & {"threads_per_row", "cluster"} else 1
 
@@ -352,7 +354,7 @@ class Reduction:
         if columns is None:
             return self._read_again(vec, ragged, width, schedule)
         if (at_once := self.together(columns, dtypes, schedule)) > 1:
-            threads, carried = max(LEAST_THREADS, schedule.get("threads", 0)), bool(self.carried)
+            threads, carried = schedule.get("threads", LEAST_THREADS), bool(self.carried)
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, carried, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, KEPT, 1

@@ -132,7 +132,8 @@ class Tile:
         L, M, N, K = (extents[name] for name in "LMNK")
         paired = "halves" if self.paired == "two" else self.paired
         read = [a for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
-        tiled = [a for a in read if a.array is not None and self._tiled(a.array)]
+        vectors = [a for a in read if a.mode in ("flat", "tile") and a.index_of is None]
+        tiled = [a for a in vectors if a.array is not None and self._tiled(a.array)]
         # A vector of each part; parts that lie side by side come together
         tiles = {(a.array, None if a.mode == "flat" else a.part) for a in tiled}
         widths = [
@@ -140,7 +141,11 @@ class Tile:
             for array, part in tiles
             if array is not None
         ]
-        boxes = L * M < 2**31 and all(map(self.whole, tiled)) and all(N * width % 16 == 0 for width in widths)
+        boxes = (
+            max(L * M, N * MOST_PARTS) < 2**31
+            and all(map(self.whole, tiled))
+            and all(N * width % 16 == 0 for width in widths)
+        )
         return hopper_tiles.choose(
             M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
             work=self.all_work, reads=sum(widths), boxes=boxes and not ragged,
@@ -178,11 +183,13 @@ class Tile:
         return self.column in array.axes and bool(set(self.rows) & set(array.axes))
 
     def whole(self, access: Access) -> bool:
-        """Whether an array has every element of the output, in order, so that boxes of it can be copied."""
-        tokens, groups = access.tokens, tuple(range(len(self.plan.groups)))
-        apart = "parts" not in tokens[:-2] and (access.array is None or (access.array.parts or 1) <= MOST_PARTS)
+        """Whether what is read in vectors has every element of the output, or of each batch, in order: boxes of it can be copied."""
+        tokens, count = access.tokens, len(self.plan.groups)
         own = tuple(t for t in tokens if t != "parts")
-        return access.mode in ("flat", "tile") and access.index_of is None and own == groups and apart
+        parts = access.array.parts if access.array is not None and tokens[-1] == "parts" else None
+        batch = [i for i, g in enumerate(self.plan.groups) if set(g.axes) <= set(self.batch)]
+        ordered = batch == list(range(len(batch))) and own in (tuple(range(count)), tuple(range(len(batch), count)))
+        return ordered and "parts" not in tokens[:-2] and (parts or 1) <= MOST_PARTS
 
     @property
     def folds_dear(self) -> bool:

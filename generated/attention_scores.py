@@ -113,6 +113,7 @@ def attention_scores_launch(
         b_is_nk=True,
         paired="",
         reads=(None, attention_scores_tiles),
+        whole=((mBias, 1, False),),
         config=config,
         vec=vec,
         ragged=ragged,

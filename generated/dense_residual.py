@@ -128,7 +128,7 @@ def dense_residual_launch(
         b_is_nk=False,
         paired="",
         reads=(dense_residual_columns, dense_residual_tiles),
-        whole=((mResidual, 1),),
+        whole=((mResidual, 1, True),),
         config=config,
         vec=vec,
         ragged=ragged,

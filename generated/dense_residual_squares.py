@@ -118,7 +118,7 @@ def dense_residual_squares_launch(
         b_is_nk=False,
         paired="",
         reads=(None, dense_residual_squares_tiles),
-        whole=((mResidual, 1),),
+        whole=((mResidual, 1, True),),
         config=config,
         vec=vec,
         ragged=ragged,

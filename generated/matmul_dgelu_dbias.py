@@ -119,7 +119,7 @@ def matmul_dgelu_dbias_launch(
         b_is_nk=True,
         paired="",
         reads=(None, matmul_dgelu_dbias_tiles),
-        whole=((mZ, 1),),
+        whole=((mZ, 1, True),),
         config=config,
         vec=vec,
         ragged=ragged,

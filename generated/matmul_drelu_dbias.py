@@ -115,7 +115,7 @@ def matmul_drelu_dbias_launch(
         b_is_nk=True,
         paired="",
         reads=(None, matmul_drelu_dbias_tiles),
-        whole=((mY, 1),),
+        whole=((mY, 1, True),),
         config=config,
         vec=vec,
         ragged=ragged,

@@ -103,7 +103,7 @@ def matmul_dsilu_launch(
         b_is_nk=True,
         paired="",
         reads=(None, matmul_dsilu_tiles),
-        whole=((mZ, 1),),
+        whole=((mZ, 1, True),),
         config=config,
         vec=vec,
         ragged=ragged,

@@ -116,7 +116,7 @@ def matmul_dswiglu_pairs_launch(
         b_is_nk=True,
         paired="",
         reads=(None, matmul_dswiglu_pairs_tiles),
-        whole=((mZ, 2),),
+        whole=((mZ, 2, True),),
         config=config,
         vec=vec,
         ragged=ragged,

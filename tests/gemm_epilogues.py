@@ -174,7 +174,7 @@ def with_one_launch(
     """One operand of the epilogue: a bias, or a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), whole=((mX, 1),) if READS[name][1] else (), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        reads=READS.get(name, (None, None)), whole=((mX, 1, True),) if READS.get(name, (None, None))[1] else (), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
         piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
     )  # fmt: skip
@@ -191,7 +191,7 @@ def with_two_launch(
     """Two operands of the epilogue: a bias and a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), whole=((mZ, 1),), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        reads=READS.get(name, (None, None)), whole=((mZ, 1, True),), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
         cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
         piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
     )  # fmt: skip

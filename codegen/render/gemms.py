@@ -81,7 +81,7 @@ class TileContext(ElementwiseContext):
             "op": self.name,
             "epilogue": self.epilogue_text(),
             "reads": f"({', '.join(readers)})",
-            "whole": self.whole(),
+            "whole": self.whole_tensors(),
             "static_params": [{"name": p.constant, "kind": p.kind} for p in self.static],
             "byte_tensors": self.byte_tensors(),
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
@@ -98,7 +98,7 @@ class TileContext(ElementwiseContext):
             "stores": self.writes(),
         }
 
-    def whole(self) -> str:
+    def whole_tensors(self) -> str:
         """What the launcher passes on of the tensors that `tiles` reads in vectors, if boxes of all of them can be copied."""
         taken = [a for a in self.reads() if not self.fixed(a) and a.mode in ("flat", "tile") and not a.index_of]
         if not taken or not all(map(self.tile_plan.whole, taken)):
@@ -109,7 +109,7 @@ class TileContext(ElementwiseContext):
             tensor, parts = self.tensors[access.array.name], access.array.parts or 1
             if parts > 1 and access.mode == "tile":
                 tensor, parts = f"gemm.part({tensor}, {access.tokens.index('parts')}, {access.part})", 1
-            words.append(f"({tensor}, {parts}),")
+            words.append(f"({tensor}, {parts}, {0 in access.tokens}),")
         return f"({' '.join(words)})"
 
     def epilogue_text(self) -> str:

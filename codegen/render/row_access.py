@@ -236,9 +236,8 @@ class RowAccess(Context):
             return row | {"text": f"access.load_index({mode}, ({extents},), column, step, {name})"}
         assert access.array is not None
         tensor, where = self.tensors[access.array.name], self.columns_of(access)
-        return row | {
-            "text": f"access.gather_row({tensor}, {where}, column, step, columns, {self.registers(access)}, ragged)"
-        }
+        into = f"{self.registers(access)}, {'ragged or at_once > 1' if self.plan.whole_rows else 'ragged'}"
+        return row | {"text": f"access.gather_row({tensor}, {where}, column, step, columns, {into})"}
 
     def once(self, access: Access) -> str:
         """Whether a row's vectors are read but once."""

@@ -43,8 +43,8 @@ def launch(
     config: which main loop, and what it is told, as `gemms.Tile.launch` writes it.
     row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32:
     what each tile's rows and columns of what the epilogue returns come to.
-    whole: the tensors that have every element of the output, of those that the epilogue reads ahead, in its order, and how
-    many elements side by side they have for each.
+    whole: the tensors that have every element of the output, or of a batch of it, of those that the epilogue reads ahead, in
+    its order: how many elements side by side they have for each, and whether each batch has its own.
     """
     name, options = read_config(config)
     if cutlass.const_expr(not batched):

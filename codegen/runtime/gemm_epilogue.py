@@ -31,12 +31,6 @@ PIECE = 64  # columns that pass through shared memory at once, at most
 STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
 
 
-def may_loop(tiles: Callable[..., tuple] | None, row_ops: tuple[str, ...], staged: int, ragged: bool) -> bool:
-    """Whether a loop may run an epilogue: nothing that is folded along rows, or read ahead for each vector, lies in registers.
-    Ragged vectors are read when they are needed: element by element they would fill more registers than there are."""
-    return (tiles is None or staged > 0 or ragged) and not row_ops
-
-
 @dataclass(frozen=True)
 class Form:
     """An epilogue, what it takes and gives, and how a tile's warps share its columns.
@@ -59,7 +53,7 @@ class Form:
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
     ahead: int = 1  # pieces by which operands are read before they are needed; pairs of pieces, where `staged`
-    rolled: bool = False  # whether a loop runs the epilogue of a piece (`may_loop`)
+    rolled: bool = False  # whether a loop runs the epilogue of a piece: nothing may be folded along rows
     staged: int = (
         0  # bytes of shared memory for the operands of `ROWS` rows, read ahead: else registers do; if `rolled`
     )
@@ -437,10 +431,11 @@ def _fetch_operands(i: int, walk: _Pieces, form: Form, operands: Any) -> None:
     memory, barriers, _, row, fetchers = operands
     turn, slab, part = walk.order[i]
     slot = i % (form.ahead * walk.buffers)
-    row += slab * walk.slab_step + part * walk.rows
+    further = slab * walk.slab_step + part * walk.rows
+    rows = (row + further, walk.row + further)
     cute.arch.sync_warp()
     memory += slot * (form.staged // walk.buffers)
-    staging.fetch(form.boxes, fetchers, row, walk.column + turn * walk.columns, memory, barriers + slot)
+    staging.fetch(form.boxes, fetchers, rows, walk.column + turn * walk.columns, memory, barriers + slot)
 
 
 def _await_operands(i: int, walk: _Pieces, form: Form, operands: Any) -> None:

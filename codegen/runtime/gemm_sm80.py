@@ -21,7 +21,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.runtime import device, gemm_epilogue, tensorcore
 from codegen.runtime.device import WARP
-from codegen.runtime.gemm_epilogue import Follows, Form, may_loop
+from codegen.runtime.gemm_epilogue import Follows, Form
 from codegen.runtime.tensorcore import STEP
 
 
@@ -142,7 +142,7 @@ def launch(
     tiling = Tiling(tile_m, tile_n, tile_k, warps_m, warps_n, stages, group, precise)
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mA.element_type.width == 8,
-        rolled=may_loop(reads[1], row_ops, 0, False), warps=warps_m, step=1, barrier=1, threads=tiling.threads,
+        rolled=reads[1] is None and not row_ops, warps=warps_m, step=1, barrier=1, threads=tiling.threads,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
     tiling.check(mA.element_type.width // 8, len(mBs))

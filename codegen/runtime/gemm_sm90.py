@@ -29,7 +29,7 @@ from cutlass.utils import hopper_helpers
 from codegen.hopper_tiles import WARPS, Tiles
 from codegen.runtime import device, gemm_epilogue, gemm_split, staging
 from codegen.runtime.device import WARP
-from codegen.runtime.gemm_epilogue import Follows, Form, may_loop
+from codegen.runtime.gemm_epilogue import Follows, Form
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block
@@ -54,7 +54,7 @@ def launch(
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
-    whole: tuple[tuple[cute.Tensor | None, int], ...] = (),
+    whole: tuple[tuple[cute.Tensor | None, int, bool], ...] = (),
     **config: Any,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
@@ -64,8 +64,8 @@ def launch(
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
     reads: what the epilogue reads ahead: columns and tiles of `Form`.
-    whole: the tensors that `tiles` reads by `load`, in its order, and how many elements each has side by side for a column of
-        the output; needed where `staged`, for which their rows must be whole 16 bytes.
+    whole: the tensors that `tiles` reads by `load`, in its order, how many elements each has side by side for a column of the
+        output, and whether each batch has its own; needed where `staged`, for which their rows must be whole 16 bytes.
     config: the fields of `Tiles`; `hopper_tiles.refusal` says of which products they cannot be.
 
     WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
@@ -75,14 +75,14 @@ def launch(
     warps = 4 if tiles.pingpong else 4 * CONSUMERS  # that share a tile
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
-        rolled=tiles.rolled and may_loop(reads[1], row_ops, staged, ragged), staged=staged,
+        rolled=tiles.rolled and not row_ops, staged=staged,
         warps=warps, step=1, barrier=MEET, threads=32 * warps,
     )  # fmt: skip
     fetchers: tuple[staging.Fetcher, ...] = ()
     if staged:
         high, wide = gemm_epilogue.piece_of(tiles.tile_n, form)
         wide //= form.accumulators
-        found = [staging.fetcher(tensor, count, high, wide) for tensor, count in whole if tensor is not None]
+        found = [staging.fetcher(t, count, batched, high, wide) for t, count, batched in whole if t is not None]
         form, fetchers = replace(form, boxes=tuple(box for box, _ in found)), tuple(f for _, f in found)
     parts = len(mBs)
     assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"

@@ -29,6 +29,7 @@ class Box:
     columns: int
     parts: int
     word: type[Numeric]
+    batched: bool  # else all batches share the array
 
     @property
     def layout(self) -> cute.Layout:
@@ -43,10 +44,10 @@ class Box:
 Fetcher: TypeAlias = tuple[cute.CopyAtom, cute.Tensor]  # TMA's copy of a box, and the coordinates that it copies from
 
 
-def fetcher(src: cute.Tensor, parts: int, rows: int, columns: int) -> tuple[Box, Fetcher]:
+def fetcher(src: cute.Tensor, parts: int, batched: bool, rows: int, columns: int) -> tuple[Box, Fetcher]:
     """For a tensor (..., rows, columns), or (..., rows, columns, parts), whose rows are whole 16 bytes and follow each other at
     one distance."""
-    box = Box(rows, columns, parts, _WORDS[src.element_type.width])
+    box = Box(rows, columns, parts, _WORDS[src.element_type.width], batched)
     own = cute.rank(src) - (1 if parts == 1 else 2)  # modes that count rows
     high, whole = Int32(1), 128 // box.word.width
     for mode in range(own):
@@ -62,17 +63,18 @@ def fetcher(src: cute.Tensor, parts: int, rows: int, columns: int) -> tuple[Box,
 def fetch(
     boxes: tuple[Box, ...],
     fetchers: tuple[Fetcher, ...],
-    row: Int32,
+    rows: tuple[Int32, Int32],
     column: Int32,
     target: cute.Pointer,
     barrier: cute.Pointer,
 ) -> None:
-    """Send for a box of each array, that begins at a row, of all that it has, and a column; zeros where it ends."""
+    """Send for a box of each array, that begins at a column and at one of two rows, of all batches' or of a batch's; zeros
+    where the array ends."""
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(barrier, sum(box.size for box in boxes))
     at = 0
     for box, (copy, coordinates) in zip(boxes, fetchers, strict=True):
-        there: Any = cute.domain_offset((row, column * box.parts), coordinates)
+        there: Any = cute.domain_offset((rows[0 if box.batched else 1], column * box.parts), coordinates)
         there = cute.local_tile(there, (box.rows, box.columns * box.parts), (0, 0))
         here = cute.make_tensor(cute.recast_ptr(target + at, dtype=box.word), box.layout)
         dst, src = cpasync.tma_partition(

@@ -76,6 +76,7 @@ def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], s
     """Check calls that Hypothesis draws, the same every time without a seed, but for the first ones."""
     made = 0
     broken: list[BrokenReference] = []  # what says nothing of the call: no smaller one is looked for
+    failed: list[Case] = []
 
     @hypothesis.settings(
         max_examples=count, deadline=None, database=None, derandomize=seed is None, print_blob=False,
@@ -89,7 +90,11 @@ def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], s
             try:
                 check(case)
             except BrokenReference as error:
-                broken.append(error)
+                if not failed:  # else Hypothesis looks for a smaller call that fails as the first one did
+                    broken.append(error)
+            except Exception:
+                failed.append(case)
+                raise
 
     (property_of if seed is None else hypothesis.seed(seed)(property_of))()
     if broken:

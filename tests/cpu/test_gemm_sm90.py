@@ -45,7 +45,7 @@ SHAPES = [
     dataclasses.replace(GELU, name="dgelu", tiles=SQUARE),
     dataclasses.replace(GELU, tiles=dataclasses.replace(WIDE, rolled=True)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, ahead=2)),
-    dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, rolled=True)),
+    dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(SQUARE, rolled=True)),  # read in the loop
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, ahead=2, rolled=True, staged=2048)),
     # of fewer pieces than are read ahead
     dataclasses.replace(GELU, name="dgelu", tiles=dataclasses.replace(TABLE[-1], rolled=True, staged=2048)),

@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import generated
@@ -12,6 +13,8 @@ from codegen.runtime.arguments import Types
 from codegen.runtime.compile import compile_call
 from codegen.runtime.draw import Case
 from codegen.runtime.testing import check_case
+from tests.cpu.test_reductions import spec_text
+from tests.making import make_op
 
 OPS = (
     "layernorm", "rmsnorm", "softmax", "rmsnorm_row_fp8", "add_rmsnorm", "row_moments", "row_any", "dsoftmax",
@@ -51,3 +54,16 @@ def test_rows_of_a_thread_are_in_registers(name, columns):
     key, operands = op.bind((x,), {"implementation": "cute"})
     compiled = compile_call(op, op._kernel_call(key, operands), "sm_90a")
     assert compiled.stack == 0 and "ld.global.v4.b32" in compiled.ptx and "st.global.v4.b32" in compiled.ptx
+
+
+@pytest.mark.parametrize("extents", [(2, 3), (3, 5), (5, 1), (7, 2), (4, 4)])
+def test_columns_of_two_axes(extents, tmp_path):
+    """What all rows share may lack the inner axis: a row is no vector of one value of it."""
+    inputs = "x: float32[..., C, S]; w: float32[C]; v: float32[S]"
+    chain = "y = (x - mean(x, axis=(C, S))) * w + v * index(C) + index(S)"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[..., C, S]", chain))
+    draw = np.random.default_rng(sum(extents)).standard_normal
+    x, w, v = (draw(shape).astype("float32") for shape in ((300, *extents), extents[:1], extents[1:]))
+    c, s = np.arange(extents[0])[:, None], np.arange(extents[1])
+    want = (x - x.mean((1, 2), keepdims=True)) * w[:, None] + v * c + s
+    np.testing.assert_allclose(np.asarray(op(x, w, v, implementation="interpret")), want, rtol=1e-5, atol=1e-5)

@@ -125,14 +125,14 @@ def test_nothing_is_chosen_where_nothing_fits():
 
 
 def test_operands_in_tiles_are_read_further_ahead():
-    """Into shared memory; where what is folded along rows lies in registers, or TMA cannot copy them, into those; where rows
-    are no whole vectors, as late as can be, in a loop beside fewer accumulators."""
+    """Into shared memory; where what is folded along rows lies in registers, into those; where TMA cannot copy them, as late
+    as can be, in a loop beside fewer accumulators."""
     tiles = choose(8192, 8192, 8192, reads=2, boxes=True)
     assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2)
-    for others in ({"boxes": True, "folds": True}, {"boxes": False}):
-        assert choose(8192, 8192, 8192, reads=2, **others) == replace(WIDE, stages=5, piece=32, ahead=3)
-    tiles = choose(8192, 8192, 8192, reads=2, ragged=True)
-    assert tiles is not None and tiles.rolled and not tiles.staged and tiles.accumulators == 128
+    assert choose(8192, 8192, 8192, reads=2, boxes=True, folds=True) == replace(WIDE, stages=5, piece=32, ahead=3)
+    for ragged in (False, True):
+        tiles = choose(8192, 8192, 8192, reads=2, ragged=ragged)
+        assert tiles is not None and tiles.rolled and not tiles.staged and tiles.accumulators == 128
 
 
 @pytest.mark.parametrize("reads", [1, 2, 4, 6, 8, 16, 40])

@@ -373,3 +373,31 @@ def test_special_rows_drawn():
         seen |= {"far"} if ((abs(center - 300) < 3) & (spread < 4)).any() else set()
         seen |= {"finite"} if np.isfinite(x).all(-1).any() else set()
     assert seen == {"-inf", "nan", "zero", "one inf", "far", "finite"}
+
+
+def test_a_wrong_result_is_told_though_smaller_calls_break_the_reference():
+    """Hypothesis meets these while it looks for a smaller wrong one."""
+    seen = []
+
+    def check(case: draw.Case) -> None:
+        columns = dict(case.extents)["N"]
+        seen.append(columns)
+        if columns > 30:
+            raise testing.Disagreement(f"wrong with {columns} columns")
+        if 2 <= columns and max(seen) > 30:
+            raise testing.BrokenReference("no reference")
+
+    with pytest.raises(testing.Disagreement, match="wrong with 31 columns"):
+        testing.each_call(make_jnp_op(SOFTMAX), [], 60, check)
+
+
+def test_a_reference_that_raises_is_told_at_once():
+    calls = []
+
+    def check(case: draw.Case) -> None:
+        calls.append(case)
+        raise testing.BrokenReference("no reference")
+
+    with pytest.raises(testing.BrokenReference, match="no reference"):
+        testing.each_call(make_jnp_op(SOFTMAX), [], 60, check)
+    assert len(calls) == 1

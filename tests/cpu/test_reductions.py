@@ -384,7 +384,7 @@ def test_a_wrong_result_is_told_though_smaller_calls_break_the_reference():
         seen.append(columns)
         if columns > 30:
             raise testing.Disagreement(f"wrong with {columns} columns")
-        if 2 <= columns and max(seen) > 30:
+        if columns >= 2 and max(seen) > 30:
             raise testing.BrokenReference("no reference")
 
     with pytest.raises(testing.Disagreement, match="wrong with 31 columns"):

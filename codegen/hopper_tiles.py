@@ -152,8 +152,8 @@ def choose(
 ) -> Tiles | None:  # fmt: skip
     """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
     the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
-    whether their rows are no whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces rows; `keeps`: whether many registers
-    hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
+    whether their rows are no whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces rows; `keeps`:
+    whether many registers hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
     found: dict[Tiles, float] = {}

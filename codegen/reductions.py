@@ -287,9 +287,8 @@ class Reduction:
         """How many rows are whole vectors together, where a thread has room for them; else one."""
         vec = self.width(dtypes, schedule)
         rows = vec // math.gcd(columns, vec)
-        room = (
-            MOST_TOGETHER * LEAST_THREADS // max(LEAST_THREADS, schedule.get("threads", 0))
-        )  # a block hands on 32 KiB
+        # So that what a block hands on stays within 32 KiB of shared memory
+        room = MOST_TOGETHER * LEAST_THREADS // max(LEAST_THREADS, schedule.get("threads", 0))
         fits = self.whole_rows and rows * columns * self.widest(dtypes) <= room
         return rows if fits and not schedule.keys() & {"threads_per_row", "cluster"} else 1
 

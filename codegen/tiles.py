@@ -131,9 +131,7 @@ class Tile:
         factor = dtypes["a"]
         L, M, N, K = (extents[name] for name in "LMNK")
         paired = "halves" if self.paired == "two" else self.paired
-        read = [a for a in self.plan.loads if a.array is not None and a.array.name not in self.accs]
-        vectors = [a for a in read if a.mode in ("flat", "tile") and a.index_of is None]
-        tiled = [a for a in vectors if a.array is not None and self._tiled(a.array)]
+        tiled = [a for a in self.plan.loads if self.tiled(a)]
         # A vector of each part; parts that lie side by side come together
         tiles = {(a.array, None if a.mode == "flat" else a.part) for a in tiled}
         widths = [
@@ -178,8 +176,11 @@ class Tile:
         )  # fmt: skip
         return found or "no tiles leave room for what the epilogue folds"
 
-    def _tiled(self, array: Array) -> bool:
-        """Whether an array has its own elements for each row and column."""
+    def tiled(self, access: Access) -> bool:
+        """Whether the epilogue reads vectors of an array that has its own elements for each row and column."""
+        array, vectors = access.array, access.mode in ("flat", "tile") and access.index_of is None
+        if array is None or array.name in self.accs or not vectors:
+            return False
         return self.column in array.axes and bool(set(self.rows) & set(array.axes))
 
     def whole(self, access: Access) -> bool:

@@ -100,11 +100,11 @@ class TileContext(ElementwiseContext):
 
     def whole_tensors(self) -> str:
         """What the launcher passes on of the tensors that `tiles` reads in vectors, if boxes of all of them can be copied."""
-        taken = [a for a in self.reads() if not self.fixed(a) and a.mode in ("flat", "tile") and not a.index_of]
-        if not taken or not all(map(self.tile_plan.whole, taken)):
+        tiled = [a for a in self.reads() if self.tile_plan.tiled(a)]
+        if not tiled or not all(map(self.tile_plan.whole, tiled)):
             return ""
         words = []
-        for access in taken:
+        for access in tiled:
             assert access.array is not None
             tensor, parts = self.tensors[access.array.name], access.array.parts or 1
             if parts > 1 and access.mode == "tile":

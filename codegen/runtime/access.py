@@ -109,16 +109,9 @@ def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cut
     lane, count = cute.arch.lane_idx(), cute.size(dst)
     found, pieces = cute.make_tensor(dst.iterator, cute.make_layout((count,))), _pieces(src, count, vec)
     if left >= WARP * count:
-        shared = cute.recast_ptr(place, dtype=src.element_type)
         for i in cutlass.range_constexpr(count // vec):
             cute.autovec_copy(device.vector(src, start + (i * WARP + lane) * vec, vec), pieces[i])
-        if cutlass.const_expr(count > vec):
-            cute.arch.sync_warp()  # what lay there is read
-            for i in cutlass.range_constexpr(count // vec):
-                cute.autovec_copy(pieces[i], _at(shared, (i * WARP + lane) * vec, vec))
-            cute.arch.sync_warp()
-            for i in cutlass.range_constexpr(count // vec):
-                cute.autovec_copy(_at(shared, lane * count + i * vec, vec), pieces[i])
+        _hand_on(pieces, place, (vec, WARP * vec), (count, vec))
         _regroup(pieces, [found])
     else:
         own = device.unseen(Int32(left)) - lane * count
@@ -135,15 +128,8 @@ def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cu
     lane, count = cute.arch.lane_idx(), cute.size(src)
     held, pieces = cute.make_tensor(src.iterator, cute.make_layout((count,))), _pieces(dst, count, vec)
     if left >= WARP * count:
-        shared = cute.recast_ptr(place, dtype=dst.element_type)
         _regroup([held], pieces)
-        if cutlass.const_expr(count > vec):
-            cute.arch.sync_warp()
-            for i in cutlass.range_constexpr(count // vec):
-                cute.autovec_copy(pieces[i], _at(shared, lane * count + i * vec, vec))
-            cute.arch.sync_warp()
-            for i in cutlass.range_constexpr(count // vec):
-                cute.autovec_copy(_at(shared, (i * WARP + lane) * vec, vec), pieces[i])
+        _hand_on(pieces, place, (count, vec), (vec, WARP * vec))
         for i in cutlass.range_constexpr(count // vec):
             cute.autovec_copy(pieces[i], device.vector(dst, start + (i * WARP + lane) * vec, vec))
     else:
@@ -151,6 +137,27 @@ def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cu
         for k in cutlass.range(count, unroll_full=True):
             if k < own:
                 (dst.iterator + (start + lane * count + k)).store(held[k])
+
+
+def _hand_on(pieces: list[cute.Tensor], place: cute.Pointer, out: tuple[int, int], back: tuple[int, int]) -> None:
+    """Each lane's vectors to shared memory and others back: how many elements lie there between those of neighbouring lanes,
+    and between a lane's own. A lane that has one alone has the same one."""
+    if len(pieces) == 1:
+        return
+    lane, vec = cute.arch.lane_idx(), cute.size(pieces[0])
+    shared = cute.recast_ptr(place, dtype=pieces[0].element_type)
+
+    def there(i: int, apart: tuple[int, int]) -> cute.Tensor:
+        return cute.make_tensor(
+            shared + cute.assume(lane * apart[0] + i * apart[1], divby=vec), cute.make_layout((vec,))
+        )
+
+    cute.arch.sync_warp()  # what lay there is read
+    for i, piece in enumerate(pieces):
+        cute.autovec_copy(piece, there(i, out))
+    cute.arch.sync_warp()
+    for i, piece in enumerate(pieces):
+        cute.autovec_copy(there(i, back), piece)
 
 
 def _regroup(sources: list[cute.Tensor], targets: list[cute.Tensor]) -> None:
@@ -173,10 +180,6 @@ def _neighbours(tensor: cute.Tensor, row: Int32, registers: cute.Tensor) -> tupl
     rows = cute.size(registers, mode=[cute.rank(registers) - 1])
     first = Int64(row - cute.arch.lane_idx() * rows) * (count // rows)
     return first, device.extent_of(tensor) - first, math.gcd(count, 128 // tensor.element_type.width)
-
-
-def _at(base: cute.Pointer, place: Int32, vec: int) -> cute.Tensor:
-    return cute.make_tensor(base + cute.assume(place, divby=vec), cute.make_layout((vec,)))
 
 
 def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:

@@ -244,13 +244,13 @@ def _produce(
     a_mask = both if cutlass.const_expr(tiles.cluster_n > 1) else None
     b_mask = both if cutlass.const_expr(tiles.cluster_m > 1) else None
     gA = cute.local_tile(tA, (tiles.tile_m, tiles.tile_k), (None, None, None))
-    a_copy = _partition(load_a, gA, sA, rank, tiles.cluster_n)  # (box, stages) and (box, tiles, K tiles, L)
+    a_copy = staging.partition(load_a, gA, sA, rank, tiles.cluster_n)  # (box, stages) and (box, tiles, K tiles, L)
     b_copies = []
     for i in cutlass.range_constexpr(len(tBs)):
         cpasync.prefetch_descriptor(load_bs[i])
         gB = cute.local_tile(tBs[i], (part_n, tiles.tile_k), (None, None, None))
         sPart = cute.local_tile(sB, (part_n, tiles.tile_k), (i, 0, None))
-        b_copies.append(_partition(load_bs[i], gB, sPart, rank, tiles.cluster_m))
+        b_copies.append(staging.partition(load_bs[i], gB, sPart, rank, tiles.cluster_m))
     b_batches = cute.size(tBs[0], mode=[2])
     size = (tiles.tile_m * sA.element_type.width + tiles.tile_n * sB.element_type.width) * tiles.tile_k // 8
 
@@ -277,16 +277,6 @@ def _produce(
     for _ in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
         filled += 1
-
-
-def _partition(
-    load: cute.CopyAtom, gX: cute.Tensor, sX: cute.Tensor, rank: cutlass.Int32, sharers: int
-) -> tuple[cute.Tensor, cute.Tensor]:
-    """What this block loads of each box, in shared and in global memory."""
-    rank = rank if sharers > 1 else 0
-    layout = cute.make_layout(sharers)
-    found: Any = cpasync.tma_partition(load, rank, layout, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
-    return found
 
 
 @cute.jit

@@ -77,11 +77,19 @@ def fetch(
         there: Any = cute.domain_offset((rows[0 if box.batched else 1], column * box.parts), coordinates)
         there = cute.local_tile(there, (box.rows, box.columns * box.parts), (0, 0))
         here = cute.make_tensor(cute.recast_ptr(target + at, dtype=box.word), box.layout)
-        dst, src = cpasync.tma_partition(
-            copy, 0, cute.make_layout(1), cute.group_modes(here, 0, 2), cute.group_modes(there, 0, 2)
-        )
+        dst, src = partition(copy, there, here, 0, 1)
         cute.copy(copy, src, dst, tma_bar_ptr=barrier)
         at += box.size
+
+
+def partition(
+    load: cute.CopyAtom, gX: cute.Tensor, sX: cute.Tensor, rank: Int32 | int, sharers: int
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """What this block loads of each box, in shared and in global memory."""
+    rank = rank if sharers > 1 else 0
+    layout = cute.make_layout(sharers)
+    found: Any = cpasync.tma_partition(load, rank, layout, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
+    return found
 
 
 @dataclass

@@ -121,9 +121,9 @@ def divisibility(plan: Plan, array: Array, how: Launch | RowLaunch | WalkLaunch 
 def alignment(plan: Plan, array: Array, dtype: str) -> int:
     """The bytes the compiler may assume an array's address is a multiple of: XLA's 256 where vectors are accessed; where
     elements are read, no more than theirs, or neighbouring loads become one that reads past the array's end."""
-    vectors = any(a.array == array and a.mode in ("flat", "tile") for a in (*plan.loads, *plan.stores))
-    vectors = vectors or any(a.array == array for a in plan.stores)
-    return 256 if vectors else DTYPES[dtype].size
+    read = any(a.array == array and a.mode in ("flat", "tile") for a in plan.loads)
+    written = any(a.array == array for a in plan.stores)
+    return 256 if read or written else DTYPES[dtype].size
 
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:

@@ -16,6 +16,7 @@ import numpy as np
 from cutlass import BFloat16, Boolean, Float32, Float64, Int16, Int32, Int64, Numeric, Uint8, Uint32, Uint64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
+from cutlass._mlir.dialects import vector as mlir_vector
 
 WARP = 32  # threads
 Vector: TypeAlias = Any  # cute.TensorSSA
@@ -532,11 +533,10 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
 def _widened(x: Vector) -> Vector:
     """bfloat16 to float32, an even number of them: each is the upper half of a float32. An instruction an element, where the
     compiler's own conversion of every second one, which is an upper half already, takes two."""
-    words = x.bitcast(Int32)
-    held = cute.make_rmem_tensor((2, cute.size(words.shape)), Float32)
-    held[0, None].store((words * 0x10000).bitcast(Float32))
-    held[1, None].store((words & -0x10000).bitcast(Float32))
-    return cute.make_tensor(held.iterator, cute.make_layout(x.shape)).load()
+    words, count = x.bitcast(Int32), cute.size(x.shape)
+    order = [half * (count // 2) + i for i in range(count // 2) for half in (0, 1)]
+    both = mlir_vector.shuffle((words * 0x10000).ir_value(), (words & -0x10000).ir_value(), order)
+    return cute.TensorSSA(both, x.shape, Int32).bitcast(Float32)
 
 
 def negative_zero(dtype: type[Numeric]) -> Numeric:

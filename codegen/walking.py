@@ -160,8 +160,9 @@ def whole(
             continue
         at_once, staged, shared_sums, lean = how or (1, False, False, True)
         slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
-        full = shares(apart, slots, 1)
-        parts = max(1, min(full, -(-(rows or 2**31) // (threads // per_row))))
+        handfuls = -(-(rows or 2**31) // (threads // per_row))
+        full = shares(apart, slots, 1) if apart == 1 or rows is None else least_steps(apart, slots, handfuls)
+        parts = max(1, min(full, handfuls))
         uneven = arch is not None and arch.startswith(UNEVEN)
         # All run at once, no others wait for one that pauses, and it has sent for no more than its next row
         paced = uneven and staged and at_once == 2 and cluster == 1 and resident > 1 and full * apart <= slots
@@ -239,6 +240,16 @@ def shares(pieces: int, slots: int, waves: int) -> int:
     found = range(least, max(least, 4 * waves * slots // pieces) + 1)
     good = (parts for parts in found if filled(parts * pieces, slots) > 0.95)
     return next(good, max(found, key=lambda parts: filled(parts * pieces, slots)))
+
+
+def least_steps(pieces: int, slots: int, rows: int) -> int:
+    """How many parts of `rows`, each for all `pieces`, take the fewest steps while `slots` blocks run at once: a step a row of
+    a part, and half a one to begin."""
+
+    def steps(parts: int) -> float:
+        return -(-parts * pieces // slots) * (-(-rows // parts) + 0.5)
+
+    return min(range(1, max(1, min(rows, 4 * slots)) + 1), key=steps)
 
 
 def filled(blocks: int, slots: int) -> float:

@@ -36,6 +36,7 @@ from codegen.spec import Array, Spec
 GROUPS, CALLS = 5, 25
 BEYOND_CACHE = 384 * 2**20  # three times the largest L2 today
 MOST_SETS = 64
+WHOLE = 128  # words: a copy of odd numbers of them is no kernel at memory's speed
 
 Call = Callable[[int], Any]  # queues the call of this number, and returns what it will give
 
@@ -110,9 +111,10 @@ def _group(call: Call, calls: int, clock: Callable[[], float]) -> float:
 
 
 def bench_op(
-    op: Op, binding: Binding, shape: Shape, groups: int = GROUPS, calls: int = CALLS, implementation: str = "cute"
+    op: Op, binding: Binding, shape: Shape, groups: int = GROUPS, calls: int = CALLS, implementation: str | None = None
 ) -> Measurement:
-    """Time one op, or the generated backward of one, at one shape. `implementation` is what stands for ours."""
+    """Time one op, or the generated backward of one, at one shape. `implementation` is what stands for ours: unless one is
+    named, what a call takes that names none."""
     count = fused_bytes(binding, shape, op.statements)
     with _wide_types(binding):
         origin = op.origin if isinstance(op, Backward) else op
@@ -126,7 +128,8 @@ def bench_op(
             precision = multiplied_in(op, binding)
             xla = jax.jit(lambda arrays: op.reference(**arrays, **static, precision=precision))
             sets = others = made
-        halves = [jax.random.bits(jax.random.key(i), (max(1, count // 8),), "uint32") for i in range(len(sets))]
+        words = max(1, count // 8 // WHOLE * WHOLE)
+        halves = [jax.random.bits(jax.random.key(i), (words,), "uint32") for i in range(len(sets))]
         copy = jax.jit(lambda words: words ^ 1)  # a kernel: 1% faster on an H100 than the memcpy that jnp.copy becomes
         times = measure(
             {

@@ -219,12 +219,15 @@ def launched(op: Op) -> Op:
 def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
     """The launch of a call with these dtypes and extents, on an architecture without clusters if none is given."""
     op = launched(op)
-    rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
+    return op.plan.launch(dtypes, _extents(op, shape), overrides(op.spec, arch), arch)
+
+
+def _extents(op: Op, shape: Shape) -> Extents:
+    rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
     apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
-    extents = Extents(inner, rows * columns, columns, rows // max(apart, 1), apart)
-    return op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
+    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart)
 
 
 def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int:
@@ -241,6 +244,8 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
     if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
         facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
         facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
+        dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
+        facts |= {"left_to_xla": plan.left_to_xla(how, dtypes, _extents(op, shape))}
     # blocks of a kernel that folds columns walk down as many rows as there are
     return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
 

@@ -36,11 +36,19 @@ def _facts(report: dict[str, Any]) -> Table:
         "kernels": f"{kernels['fused']}; one for each operation would be {kernels['unfused']}",
         "saved": f"{', '.join(saved['names']) or 'nothing'} ({saved['why']})",
         "ragged": report["ragged"],
+        "left to XLA": _left_to_xla(report),
     }
     for name, text in rows.items():
         if text:
             table.add_row(f"[bold]{name}[/bold]", escape(text))
     return table
+
+
+def _left_to_xla(report: dict[str, Any]) -> str:
+    """Why a call of this shape that asks for no implementation takes XLA's form, where it does."""
+    costs = [(cost, cost["launch_in_clusters"] or cost["launch"]) for cost in report["costs"]]
+    found = [(_types_text(cost["types"]), launch.get("left_to_xla")) for cost, launch in costs]
+    return "; ".join(f"{types}: {why}" for types, why in found if why)
 
 
 def _backward(made: dict[str, Any]) -> Table:

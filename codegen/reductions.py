@@ -52,6 +52,8 @@ MOST_COMPUTED = (
     24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
 )
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
+BUSY = 64  # blocks that share few rows: fewer leave most of a GPU idle
+PIECE = 768 * 1024  # bytes of a row for each of them, from which on kernels that split rows further are faster
 
 
 @dataclass(frozen=True)
@@ -325,6 +327,18 @@ class Reduction:
         if isinstance(how, RowLaunch):
             return 1 if how.kept else self.passes
         return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.sweeps))
+
+    def left_to_xla(self, how: RowLaunch | WalkLaunch, dtypes: Mapping[str, str], extents: Extents) -> str:
+        """Why XLA's form is faster, which splits long rows further than a cluster does; "" where it is not."""
+        reading = how.first if isinstance(how, WalkLaunch) else how
+        rows, columns, apart = extents.rows, extents.columns, extents.apart
+        if reading is None or reading.kept or rows is None or columns is None or apart is None:
+            return ""
+        rows, size = rows * apart, columns * self.column_bytes(dtypes)
+        if rows * reading.cluster >= BUSY or size < reading.cluster * PIECE:
+            return ""
+        words = "one row" if rows == 1 else f"{rows} rows"
+        return f"{words} of {size / 1e6:.3g} MB would leave most of a GPU idle"
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """How many rows there are, and columns; where everything is reduced, one row of all."""

@@ -29,7 +29,7 @@ from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.ir import DTYPES
 from codegen.plan import Launch, overrides
-from codegen.reductions import RowLaunch, WalkLaunch
+from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.runtime import aliases, arguments, batching, interpreted, kernels, partition, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
@@ -283,7 +283,9 @@ class Op(Generic[P, R]):
                 )
                 return choose(cute, xla, *operands, refuse=refuse)
             axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
-            if self._refused(key.types, axes) is not None:
+            try:
+                self.default_launch(key.types, axes)
+            except Mistake:
                 return xla(*operands)
             return choose(cute, xla, *operands)
 
@@ -469,11 +471,17 @@ class Op(Generic[P, R]):
         return problem
 
     def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
-        """The launch of the kernel that a call takes which asks for no implementation. Raises `Mistake` where there is none."""
+        """The launch of the kernel that a call takes which asks for no implementation. Raises `Mistake` where there is none, or
+        where XLA's form is the faster way."""
         problem = views.fits(self.plan, axes)
         if problem:
             raise Mistake(problem)
-        return self.launch_for(types, axes)
+        how = self.launch_for(types, axes)
+        if isinstance(self.plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
+            dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
+            if slower := self.plan.left_to_xla(how, dtypes, views.known_extents(self.plan, axes)):
+                raise Mistake(f"{slower}; XLA's form is faster, implementation='cute' runs the kernel")
+        return how
 
     def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
         """The launch for these types and extents."""

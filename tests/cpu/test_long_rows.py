@@ -1,9 +1,13 @@
 """Rows that clusters of blocks share, and no rows at all, interpreted: property tests without a GPU draw others."""
 
+import functools
+
+import jax
 import pytest
 from making import make_op
 
 import generated
+from codegen.errors import Mistake
 from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime.arguments import Types
 from codegen.runtime.draw import Case
@@ -38,7 +42,7 @@ WALKED = [
     ("drmsnorm", "sm_90a", "bfloat16", 3, 32_769, (4, 1, False, True)),
     ("drmsnorm", "sm_90a", "bfloat16", 2, 65_536, (4, 2, True, True)),
     ("drmsnorm", "sm_90a", "bfloat16", 2, 262_144, (8, 1, False, True)),
-    ("drmsnorm", "sm_90a", "float32", 2, 262_144, (0, 2, False, False)),
+    ("drmsnorm", "sm_90a", "float32", 1, 262_144, (0, 2, False, False)),
     ("drmsnorm", "sm_80", "bfloat16", 11, 32_768, (0, 2, False, False)),
     ("drmsnorm", "sm_80", "bfloat16", 3, 32_772, (0, 2, False, False)),  # the first kernel has narrower vectors
     ("dlayernorm", "sm_80", "bfloat16", 3, 40_001, (0, 2, False, False)),
@@ -88,6 +92,29 @@ def test_statistics_that_are_no_floats_come_from_a_kernel_before(tmp_path, monke
     assert isinstance(how, WalkLaunch)
     assert not how.whole
     check_case(op, "interpret", case)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "kernel"),
+    [(1, 2**20, True), (1, 2**23, False), (7, 2**23, False), (8, 2**23, True), ((2, 3), 2**23, False)],
+)
+def test_few_rows_that_are_too_long_are_left_to_xla(rows, columns, kernel, monkeypatch):
+    """But where the kernel is asked for."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    shape = (*(rows if isinstance(rows, tuple) else (rows,)), columns)
+    x, w = jax.ShapeDtypeStruct(shape, "bfloat16"), jax.ShapeDtypeStruct((columns,), "bfloat16")
+    for op, *args in ((generated.softmax, x), (generated.rmsnorm, x, w), (generated.drmsnorm, x, x, w)):
+        for implementation in (None, "cute"):
+            call = functools.partial(op, implementation=implementation)
+            found = "codegen_op" in str(jax.make_jaxpr(call)(*args))
+            assert found == (kernel or implementation == "cute"), op
+
+
+def test_why_few_rows_are_left_to_xla():
+    types = Types((("T", "bfloat16"),))
+    axes = Case(types, (1,), (("N", 2**23),), (), (), False, 1.0, 0).axes
+    with pytest.raises(Mistake, match=r"^one row of 16.8 MB would leave most of a GPU idle; XLA's form is faster"):
+        generated.softmax.default_launch(types, axes)
 
 
 # Ops on several axes of rows, one of which has no extent: a block runs, whose row has no place

@@ -44,8 +44,22 @@ if GPU:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 else:
     os.environ["JAX_PLATFORMS"] = "cpu"
-# Sharded arrays are tested on eight devices that the CPU stands for: decided here, before JAX starts
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# What XLA compiles for a CPU runs once or twice, on little: code that is made in a third of the time does
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+
+def has_flags(flags: str) -> bool:
+    """Whether XLA knows them: it aborts where it does not."""
+    start = [sys.executable, "-c", "from jaxlib import xla_client; xla_client.make_cpu_client()"]
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    return subprocess.run(start, env=environment, capture_output=True, check=False).returncode == 0
+
+
+given = os.environ.get("XLA_FLAGS", "")
+if "device_count" not in given:  # as it is in the processes of pytest-xdist
+    # Sharded arrays are tested on eight devices that the CPU stands for: decided here, before JAX starts
+    quick = [QUICK] if not GPU and has_flags(QUICK) else []
+    os.environ["XLA_FLAGS"] = " ".join([*quick, given, "--xla_force_host_platform_device_count=8"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

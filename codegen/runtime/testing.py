@@ -152,7 +152,7 @@ def check_op(
     run: Callable[..., Any] | None = None,
 ) -> Report:
     """Run random calls of an op and compare each element with the reference: so many of them, or one of every dtype and
-    some more; without a GPU, of the jnp form, one of a dtype.
+    some more; without a GPU, where each call is a kernel to compile and to interpret, one of a dtype.
 
     `seed` varies the calls (they are the same every time without one); `run` replaces the op's own call. Raises
     `Disagreement` with the smallest failing call.
@@ -165,9 +165,7 @@ def check_op(
     if examples is not None:
         _draw(op, examples, seed, check)
     else:
-        every = list(enumerate(covering(op.spec)))
-        # of the jnp form, a call that the kernel is held to, too: what is expected is computed once
-        bound = every if MORE or implementation != "xla" else [pair for pair in every if pair[1] == one_of(op)]
+        bound = [pair for pair in enumerate(covering(op.spec)) if MORE or pair[1] == one_of(op)]
         each_call(op, bound, round(MORE * SHARES.get(op.plan.kind, 2 / 3)), check)
     return made
 

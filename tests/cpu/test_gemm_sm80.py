@@ -22,8 +22,8 @@ def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     return interpreted.run(case.call(case.arch), [*inputs, *outputs], list(inputs.values()), list(outputs.values()))
 
 
-# Every other one, whole extents and odd ones in turns: a GPU runs them all
-@pytest.mark.parametrize("case", [c for i, c in enumerate(gemm_cases.CASES) if i % 4 in (0, 3)], ids=str)
+# Every third one, whole extents and odd ones in turns: a GPU runs them all
+@pytest.mark.parametrize("case", gemm_cases.CASES[::3], ids=str)
 def test_products(case):
     operands = case.operands(np.random.default_rng(0))
     case.check(run(case, operands), operands)
@@ -119,7 +119,6 @@ KERNELS = [
     LARGE, dataclasses.replace(LARGE, b_is_nk=False), dataclasses.replace(LARGE, tile=Tile(128, 256, 64, 2, 4, 3)),
     dataclasses.replace(LARGE, launcher="swiglu", paired="halves"),
     dataclasses.replace(LARGE, launcher="statistics"),
-    dataclasses.replace(LARGE, dtype="float32", out="float32", tile=Tile(128, 128, 32, 2, 2, 3, 2)),
     dataclasses.replace(LARGE, dtype="float32", out="float32", tile=Tile(64, 64, 32, 2, 2, 3, 2), precise=True),
     dataclasses.replace(LARGE, dtype="int8", out="float32", b_is_nk=False, tile=Tile(128, 128, 128, 2, 2, 3, 2)),
     dataclasses.replace(LARGE, N=4097, K=4097, b_is_nk=False),

@@ -159,7 +159,7 @@ def rows(f: Format, count: int):
     return st.lists(st.tuples(*[drawn(f)] * count), min_size=1, max_size=40)
 
 
-EXAMPLES = settings(max_examples=25)
+EXAMPLES = settings(max_examples=15)
 
 
 def columns(table) -> list[list[int]]:

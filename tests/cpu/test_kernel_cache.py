@@ -25,14 +25,14 @@ from tests.making import make_op
 
 COUNTING = """
 import json, sys
-import jax, jax.numpy as jnp
+import jax, jax.numpy as jnp, numpy as np
 import cutlass.jax.compile as compiling
 counted, original = [], compiling.cutlass.cute.compile
 compiling.cutlass.cute.compile = lambda *a, **k: counted.append(1) or original(*a, **k)
 import generated
 
 def interpret(op, *shapes, **static):
-    inputs = [jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(shapes)]
+    inputs = [jnp.asarray(np.random.default_rng(0).standard_normal(s), jnp.bfloat16) for s in shapes]
     return op(*inputs, **static, implementation="interpret")
 
 def export(op, *shapes):
@@ -94,7 +94,6 @@ def test_a_second_process_compiles_nothing(tmp_path):
     second, again, same = process(SOME, tmp_path / "cache")
     assert second == 0
     assert (again, same) == (total, modules)  # to the byte: JAX's own cache knows them again
-    assert process(SOME, tmp_path / "other")[0] == 5
     assert process(SOME, tmp_path / "none", CODEGEN_CACHE_LIMIT="0")[0] == 5
     assert not (tmp_path / "none").exists()
 

@@ -21,7 +21,7 @@ REDUCING_NAMES = frozenset("""
     functools gemm config acc batch tensors operands turn paced
     tidx bidx row rows cols columns column count first first_row first_of_row step passes p v c u values certain inside vec ragged threads
     per_row vectors cluster kept exact carried lean resident at_once staged shared_sums held whole k base part parts piece pieces pace rows_a_block total width row_count
-    found there element_count once place some begin seen
+    found there element_count once place some begin seen beside
 """.split())  # fmt: skip
 # Modules that only some generated files import.
 IMPORTED_NAMES = frozenset("functools gemm vectors".split())

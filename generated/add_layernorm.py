@@ -714,9 +714,10 @@ def add_layernorm_backward_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnSumParts)
+    c = bidx * beside + tidx % beside
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
@@ -796,7 +797,8 @@ def add_layernorm_backward_launch(
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
             use_pdl=paced,
         )
-    blocks = (N + 31) // 32
+    beside = partials.columns_beside(mColumnSumParts)
+    blocks = (N + beside - 1) // beside
     if blocks > 0:
         add_layernorm_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,

@@ -225,9 +225,10 @@ def bias_gelu_tanh_backward_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnSumParts)
+    c = bidx * beside + tidx % beside
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rDbias = cute.make_rmem_tensor((1,), mDbias.element_type)
     if there:
         dbias = bias_gelu_tanh_backward_columns(
@@ -267,7 +268,8 @@ def bias_gelu_tanh_backward_launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
         )
-    blocks = (N + 31) // 32
+    beside = partials.columns_beside(mColumnSumParts)
+    blocks = (N + beside - 1) // beside
     if blocks > 0:
         bias_gelu_tanh_backward_finish(
             mDbias, mColumnSumParts,

@@ -119,9 +119,10 @@ def column_moments_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnMeanParts)
+    c = bidx * beside + tidx % beside
     column_mean, column_mean2 = partials.over_parts([mColumnMeanParts, mColumnMean2Parts], ("mean", "mean"), c)
-    there = (tidx < 32) & (c < mColumnMeanParts.shape[1])
+    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
     column_mean2 = column_mean2 / cutlass.Float32(row_count)
     rMean = cute.make_rmem_tensor((1,), mMean.element_type)
@@ -166,7 +167,8 @@ def column_moments_launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
         )
-    blocks = (N + 31) // 32
+    beside = partials.columns_beside(mColumnMeanParts)
+    blocks = (N + beside - 1) // beside
     if blocks > 0:
         column_moments_finish(
             mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts,

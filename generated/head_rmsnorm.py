@@ -497,9 +497,10 @@ def head_rmsnorm_backward_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnSumParts)
+    c = bidx * beside + tidx % beside
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rDweight = cute.make_rmem_tensor((1,), mDweight.element_type)
     if there:
         dweight = head_rmsnorm_backward_columns(
@@ -569,7 +570,8 @@ def head_rmsnorm_backward_launch(
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
             use_pdl=paced,
         )
-    blocks = (D + 31) // 32
+    beside = partials.columns_beside(mColumnSumParts)
+    blocks = (D + beside - 1) // beside
     if blocks > 0:
         head_rmsnorm_backward_finish(
             mDweight, mColumnSumParts,

@@ -674,11 +674,12 @@ def head_rmsnorm_rotary_backward_finish_S_D(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnSum3Parts)
+    c = bidx * beside + tidx % beside
     iD = c % D
     iS = (c // D)
     column_sum3, column_sum4 = partials.over_parts([mColumnSum3Parts, mColumnSum4Parts], ("sum", "sum"), c)
-    there = (tidx < 32) & (c < mColumnSum3Parts.shape[1])
+    there = (tidx < beside) & (c < mColumnSum3Parts.shape[1])
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
     if there:
@@ -766,7 +767,8 @@ def head_rmsnorm_rotary_backward_launch(
             mDweight, mColumnSumParts, mColumnSum2Parts,
             S, D,
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
-    blocks = (S * D + 31) // 32
+    beside = partials.columns_beside(mColumnSum3Parts)
+    blocks = (S * D + beside - 1) // beside
     if blocks > 0:
         head_rmsnorm_rotary_backward_finish_S_D(
             mDcos, mDsin, mColumnSum3Parts, mColumnSum4Parts,

@@ -113,11 +113,12 @@ def mean_pool_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnMeanParts)
+    c = bidx * beside + tidx % beside
     iD = c % D
     iRows = (c // D)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < 32) & (c < mColumnMeanParts.shape[1])
+    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
     rY = cute.make_rmem_tensor((1,), mY.element_type)
     if there:
@@ -155,7 +156,8 @@ def mean_pool_launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
         )
-    blocks = (rows * D + 31) // 32
+    beside = partials.columns_beside(mColumnMeanParts)
+    blocks = (rows * D + beside - 1) // beside
     if blocks > 0:
         mean_pool_finish(
             mY, mColumnMeanParts,

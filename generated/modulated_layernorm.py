@@ -631,11 +631,12 @@ def modulated_layernorm_backward_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnSumParts)
+    c = bidx * beside + tidx % beside
     iN = c % N
     iB = (c // N)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rDscale = cute.make_rmem_tensor((1,), mDscale.element_type)
     rDshift = cute.make_rmem_tensor((1,), mDshift.element_type)
     if there:
@@ -713,7 +714,8 @@ def modulated_layernorm_backward_launch(
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
             use_pdl=paced,
         )
-    blocks = (B * N + 31) // 32
+    beside = partials.columns_beside(mColumnSumParts)
+    blocks = (B * N + beside - 1) // beside
     if blocks > 0:
         modulated_layernorm_backward_finish(
             mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,

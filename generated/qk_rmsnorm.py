@@ -642,9 +642,10 @@ def qk_rmsnorm_backward_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnSumParts)
+    c = bidx * beside + tidx % beside
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rDqWeight = cute.make_rmem_tensor((1,), mDqWeight.element_type)
     rDkWeight = cute.make_rmem_tensor((1,), mDkWeight.element_type)
     if there:
@@ -726,7 +727,8 @@ def qk_rmsnorm_backward_launch(
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
             use_pdl=paced,
         )
-    blocks = (D + 31) // 32
+    beside = partials.columns_beside(mColumnSumParts)
+    blocks = (D + beside - 1) // beside
     if blocks > 0:
         qk_rmsnorm_backward_finish(
             mDqWeight, mDkWeight, mColumnSumParts, mColumnSum2Parts,

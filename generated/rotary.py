@@ -280,11 +280,12 @@ def rotary_backward_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnSumParts)
+    c = bidx * beside + tidx % beside
     iD = c % D
     iS = (c // D)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rDcos = cute.make_rmem_tensor((1,), mDcos.element_type)
     rDsin = cute.make_rmem_tensor((1,), mDsin.element_type)
     if there:
@@ -331,7 +332,8 @@ def rotary_backward_launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
         )
-    blocks = (S * D + 31) // 32
+    beside = partials.columns_beside(mColumnSumParts)
+    blocks = (S * D + beside - 1) // beside
     if blocks > 0:
         rotary_backward_finish(
             mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,

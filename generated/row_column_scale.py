@@ -431,9 +431,10 @@ def row_column_scale_backward_finish(
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx * 32 + tidx % 32
+    beside = partials.columns_beside(mColumnSumParts)
+    c = bidx * beside + tidx % beside
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < 32) & (c < mColumnSumParts.shape[1])
+    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rDcolumnScale = cute.make_rmem_tensor((1,), mDcolumnScale.element_type)
     if there:
         dcolumn_scale = row_column_scale_backward_columns(
@@ -504,7 +505,8 @@ def row_column_scale_backward_launch(
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
             use_pdl=paced,
         )
-    blocks = (N + 31) // 32
+    beside = partials.columns_beside(mColumnSumParts)
+    blocks = (N + beside - 1) // beside
     if blocks > 0:
         row_column_scale_backward_finish(
             mDcolumnScale, mColumnSumParts,

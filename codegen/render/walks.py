@@ -367,6 +367,7 @@ class WalkContext(RowContext):
             "each": "each" in constants,
             "numbers": numbers,
             "folds": folds,
+            "parts": self.tensors_of_columns(finish),
             "count": f"{self.tensors_of_columns(finish)}.shape[1]",
             "settings": lines,
             "fragments": [self.fragment_row(a, "1,") | {"shape": "(1,)"} for a in (*inputs, *stores)],
@@ -388,7 +389,7 @@ class WalkContext(RowContext):
 
     def finish_grid(self, finish: Finish) -> str:
         if finish.kept == self.plan.spread:
-            return f"({self.spread_text()} + 31) // 32"
+            return f"({self.spread_text()} + beside - 1) // beside"
         return " * ".join(self.groups[i].name for i in finish.kept) or "1"
 
     def count(self, everything: bool) -> str:

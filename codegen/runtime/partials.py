@@ -5,6 +5,7 @@ what all blocks' do. Every fold has a fixed order: two runs agree to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -13,7 +14,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from cutlass.memory import SmemAllocator
 
-from codegen.runtime.device import WARP, vector
+from codegen.runtime.device import WARP, Vector, vector
 from codegen.runtime.reduce import combine, identity, over_row, result, shared
 from codegen.walking import COUNTER
 
@@ -172,27 +173,44 @@ def fold_every(
                 held[k].store(combine(ops[k], held[k].load(), value))
 
 
+FEW = 8  # parts of a column that one thread folds alone
+
+
+def columns_beside(parts: cute.Tensor) -> cutlass.Int32:
+    """Columns that a block of 256 threads finishes: 32, whose parts 8 warps share, or where these are few, one a thread."""
+    return cutlass.select_(parts.shape[0] > FEW, Int32(WARP), Int32(256))
+
+
 @cute.jit
 def over_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]], column: cutlass.Int32):
-    """All parts of a column folded, of each statistic, by the 8 warps of a block: the first one gets the results. Each of
-    `parts` is (parts, columns)."""
+    """All parts of a column folded, of each statistic, by a thread, or by the 8 warps of a block, of which the first one gets
+    the results (`columns_beside`), in one order. Each of `parts` is (parts, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
     warp, lane, warps = tidx // WARP, tidx % WARP, 8
     held = _nothing(parts, ops)
-    if column < parts[0].shape[1]:
-        fold_every(held, ops, lambda k, part: parts[k][part, column], warp, parts[0].shape[0], warps)
     layout = cute.make_layout((warps, WARP), stride=(WARP, 1))
     buffers = [SmemAllocator().allocate_tensor(p.element_type, layout, 16) for p in parts]
-    for k in cutlass.range_constexpr(len(ops)):
-        buffers[k][warp, lane] = held[k][0]
-    cute.arch.sync_threads()
-    found = []
-    for k in cutlass.range_constexpr(len(ops)):
-        value = cute.full((1,), buffers[k][0, lane], parts[k].element_type)
-        for other in cutlass.range_constexpr(1, warps):
-            value = combine(ops[k], value, cute.full((1,), buffers[k][other, lane], parts[k].element_type))
-        found.append(result(ops[k], value)[0])
-    return found
+    if parts[0].shape[0] <= FEW:
+        if column < parts[0].shape[1]:
+            for part in cutlass.range(parts[0].shape[0]):
+                for k in cutlass.range_constexpr(len(ops)):
+                    held[k].store(combine(ops[k], held[k].load(), _one(parts[k], (part, column))))
+    else:
+        if column < parts[0].shape[1]:
+            fold_every(held, ops, lambda k, part: parts[k][part, column], warp, parts[0].shape[0], warps)
+        for k in cutlass.range_constexpr(len(ops)):
+            buffers[k][warp, lane] = held[k][0]
+        cute.arch.sync_threads()
+        for k in cutlass.range_constexpr(len(ops)):
+            held[k].store(_one(buffers[k], (0, lane)))
+            for other in cutlass.range_constexpr(1, warps):
+                held[k].store(combine(ops[k], held[k].load(), _one(buffers[k], (other, lane))))
+    return [result(op, h.load())[0] for op, h in zip(ops, held, strict=True)]
+
+
+def _one(values: cute.Tensor, place: tuple[Any, Any]) -> Vector:
+    """One of them, as a vector."""
+    return cute.full((1,), values[place], values.element_type)
 
 
 @cute.jit

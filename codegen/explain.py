@@ -244,6 +244,7 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
     if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
         facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
         facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
+    if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
         dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
         facts |= {"left_to_xla": plan.left_to_xla(how, dtypes, _extents(op, shape))}
     # blocks of a kernel that folds columns walk down as many rows as there are

@@ -103,11 +103,24 @@ def test_few_rows_that_are_too_long_are_left_to_xla(rows, columns, kernel, monke
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     shape = (*(rows if isinstance(rows, tuple) else (rows,)), columns)
     x, w = jax.ShapeDtypeStruct(shape, "bfloat16"), jax.ShapeDtypeStruct((columns,), "bfloat16")
-    for op, *args in ((generated.softmax, x), (generated.rmsnorm, x, w), (generated.drmsnorm, x, x, w)):
+    for op, *args in ((generated.softmax, x), (generated.rmsnorm, x, w), (generated.dsoftmax, x, x)):
         for implementation in (None, "cute"):
             call = functools.partial(op, implementation=implementation)
             found = "codegen_op" in str(jax.make_jaxpr(call)(*args))
             assert found == (kernel or implementation == "cute"), op
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "kernel"), [("column_sum", 63, False), ("column_sum", 64, True), ("dgelu_dbias", 7, False), ("dgelu_dbias", 8, True), ("drmsnorm", 7, False), ("drmsnorm", 8, True)]
+)  # fmt: skip
+def test_few_rows_of_many_columns_are_left_to_xla(name, rows, kernel):
+    """Those that blocks have side by side are not, where they write along them what XLA takes kernels of their own for."""
+    op = getattr(generated, name)
+    for columns in (2**20, 2**16):
+        arrays = [
+            jax.ShapeDtypeStruct((rows, columns) if "..." in a.axes else (columns,), "bfloat16") for a in op.spec.inputs
+        ]
+        assert ("codegen_op" in str(jax.make_jaxpr(op)(*arrays))) == (kernel or columns == 2**16)
 
 
 def test_why_few_rows_are_left_to_xla():
@@ -115,6 +128,8 @@ def test_why_few_rows_are_left_to_xla():
     axes = Case(types, (1,), (("N", 2**23),), (), (), False, 1.0, 0).axes
     with pytest.raises(Mistake, match=r"^one row of 16.8 MB would leave most of a GPU idle; XLA's form is faster"):
         generated.softmax.default_launch(types, axes)
+    with pytest.raises(Mistake, match=r"^one row of 8388608 columns would be little for each block to do; XLA's form"):
+        generated.column_sum.default_launch(types, axes)
 
 
 # Ops on several axes of rows, one of which has no extent: a block runs, whose row has no place

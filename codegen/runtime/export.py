@@ -168,14 +168,14 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
     wide = any(DTYPES[types.dtype(a)].size == 8 for a in spec.arrays)
     with jax.enable_x64(wide), _environment(wanted.arch):
         axes = _axes(wanted)
-        how = _launch(op, types, axes)
+        how, left = _launch(op, types, axes), op.left_to_xla(types, axes)
         arguments = _arguments(spec, wanted, axes)
         with _open_extents(op, wanted):
             made = _exported(op, wanted, arguments)
             data = bytes(made.serialize(vjp_order=int(wanted.vjp)))
             forward = _kernels(made)
             backward = _kernels(made.vjp()) - forward if wanted.vjp else set()
-    assert forward, f"the artifact of {spec.op} holds no kernel"
+    assert bool(forward) != bool(left), f"the artifact of {spec.op} holds {len(forward)} kernels"
     names, constraints = _open(wanted)
     outputs = {a.name: (types.dtype(a), _words(views.user_shape(a, axes))) for a in spec.outputs}
     inputs = {name: (str(x.dtype), _words(x.shape)) for name, x in arguments.items()}
@@ -190,7 +190,8 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
         "outputs": [{"name": n, "dtype": dtype, "shape": shape} for n, (dtype, shape) in outputs.items()],
         "symbolic": names,
         "constraints": constraints,
-        "launch": how.constants,
+        "launch": {} if left else how.constants,
+        "left_to_xla": left,
         "kernels": len(forward),
         "vjp": wanted.vjp,
         "vjp_kernels": len(backward),
@@ -207,6 +208,8 @@ def as_text(report: Mapping[str, Any], path: Path) -> str:
         lines += [f"  {arrow}{a['name']}: {a['dtype']}[{', '.join(a['shape'])}]" for a in arrays]
     if report["constraints"]:
         lines.append(f"  where {', '.join(report['constraints'])}")
+    if report["left_to_xla"]:
+        lines.append(f"  as XLA's form, which is faster: {report['left_to_xla']}")
     if report["vjp"]:
         lines.append(f"  with its VJP, {'a kernel too' if report['vjp_kernels'] else 'which is left to XLA'}")
     return "\n".join(lines)

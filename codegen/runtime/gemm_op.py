@@ -127,6 +127,11 @@ class GemmOp(Op[P, R]):
                 return how
         return self.epilogue.default_launch(types, axes)
 
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        """Of its epilogue, where that is a kernel of its own."""
+        one_kernel = isinstance(self.default_launch(types, axes), GemmLaunch)
+        return "" if one_kernel else self.epilogue.left_to_xla(types, axes)
+
     def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
         """What the launcher is called with: the factors, the epilogue's operands, its outputs. What is interpreted takes the
         main loop that every architecture has."""

@@ -283,9 +283,7 @@ class Op(Generic[P, R]):
                 )
                 return choose(cute, xla, *operands, refuse=refuse)
             axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
-            try:
-                self.default_launch(key.types, axes)
-            except Mistake:
+            if self._refused(key.types, axes) is not None or self.left_to_xla(key.types, axes):
                 return xla(*operands)
             return choose(cute, xla, *operands)
 
@@ -471,17 +469,19 @@ class Op(Generic[P, R]):
         return problem
 
     def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
-        """The launch of the kernel that a call takes which asks for no implementation. Raises `Mistake` where there is none, or
-        where XLA's form is the faster way."""
+        """The launch of the kernel that a call takes which asks for no implementation. Raises `Mistake` where there is none."""
         problem = views.fits(self.plan, axes)
         if problem:
             raise Mistake(problem)
-        how = self.launch_for(types, axes)
-        if isinstance(self.plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
-            dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
-            if slower := self.plan.left_to_xla(how, dtypes, views.known_extents(self.plan, axes)):
-                raise Mistake(f"{slower}; XLA's form is faster, implementation='cute' runs the kernel")
-        return how
+        return self.launch_for(types, axes)
+
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        """Why such a call takes XLA's form although there is a kernel, or ""."""
+        how = self.default_launch(types, axes)
+        if not isinstance(self.plan, Reduction) or not isinstance(how, RowLaunch | WalkLaunch):
+            return ""
+        dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
+        return self.plan.left_to_xla(how, dtypes, views.known_extents(self.plan, axes))
 
     def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
         """The launch for these types and extents."""

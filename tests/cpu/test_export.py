@@ -220,6 +220,15 @@ def test_a_contraction_may_be_xla_s_before_a_kernel_of_its_epilogue(tmp_path):
         assert report["kernels"] == 1 and ("tile_m" in str(report["launch"])) == in_one
 
 
+def test_what_is_left_to_xla_is_exported_as_its_form(tmp_path, monkeypatch, capsys):
+    words = ("--arch", "sm_90a", "--types", "T=bfloat16", "--shape", "...=1,N=8388608")
+    report, held = made(monkeypatch, capsys, tmp_path / "a", "softmax", *words)
+    assert report["left_to_xla"] == "one row of 16.8 MB would leave most of a GPU idle"
+    assert (report["kernels"], report["launch"], objects(held.mlir_module())) == (0, {}, [])
+    run(monkeypatch, "softmax", *words, "--out", tmp_path / "b")
+    assert "  as XLA's form, which is faster: one row of 16.8 MB" in capsys.readouterr().out
+
+
 def test_interpreting_is_not_exporting(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CODEGEN_INTERPRET", "1")
     words = ("--arch", "sm_90a", "--types", "T=bfloat16", "--shape", "...=rows,N=64")

@@ -46,7 +46,8 @@ def _facts(report: dict[str, Any]) -> Table:
 
 def _left_to_xla(report: dict[str, Any]) -> str:
     """Why a call of this shape that asks for no implementation takes XLA's form, where it does."""
-    costs = [(cost, cost["launch_in_clusters"] or cost["launch"]) for cost in report["costs"]]
+    apart = [cost for cost in report["costs"] if not (cost["main_loop"] or {}).get("one_kernel")]
+    costs = [(cost, cost["launch_in_clusters"] or cost["launch"]) for cost in apart]
     found = [(_types_text(cost["types"]), launch.get("left_to_xla")) for cost, launch in costs]
     return "; ".join(f"{types}: {why}" for types, why in found if why)
 

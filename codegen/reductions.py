@@ -335,12 +335,13 @@ class Reduction:
         """Why XLA's form is faster, "" where it is not: it splits long rows further than a cluster does, and folds a few rows of
         many columns in fewer blocks."""
         rows, columns = extents.rows, extents.columns
-        if rows is None or columns is None or self.collapsed:
+        if not rows or columns is None or self.collapsed or self.apart:
             return ""
         words = "one row" if rows == 1 else f"{rows} rows"
         if isinstance(how, WalkLaunch):
             written = any(a.mode == "flat" for a in self.stores if a.name not in self.late)
-            if how.whole or columns < MANY or rows >= (FEW if written else SOME):
+            of_columns = all(s.keeps == self.spread for s in self.columns)
+            if how.whole or not of_columns or columns < MANY or rows >= (FEW if written else SOME):
                 return ""
             return f"{words} of {columns} columns would be little for each block to do"
         size = columns * self.column_bytes(dtypes)

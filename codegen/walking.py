@@ -160,13 +160,15 @@ def whole(
             continue
         at_once, staged, shared_sums, lean = how or (1, False, False, True)
         slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
+        full = shares(apart, slots, 1)
         handfuls = -(-(rows or 2**31) // (threads // per_row))
-        full = shares(apart, slots, 1) if apart == 1 or rows is None else least_steps(apart, slots, handfuls)
         parts = max(1, min(full, handfuls))
         uneven = arch is not None and arch.startswith(UNEVEN)
         # All run at once, no others wait for one that pauses, and it has sent for no more than its next row
         paced = uneven and staged and at_once == 2 and cluster == 1 and resident > 1 and full * apart <= slots
         long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))
+        if apart > 1 and rows is not None and not paced:  # nothing but this may depend on how many rows there are
+            parts = least_steps(apart, slots, handfuls)
         launch = WalkLaunch(
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, parts, lean, resident, staged,
             shared_sums, paced=paced, long=long,
@@ -228,8 +230,9 @@ def tiles(
     handfuls = -(-(rows or 2**31) // (threads // per_row * at_once))
     resident = max(1, RESIDENT // threads)
     slots = resident * processors(arch)
-    parts = max(1, min(shares(pieces, slots, waves), handfuls))
-    resident = resident if parts * pieces <= slots else 0  # all at once; else a block that is done makes room
+    full = shares(pieces, slots, waves)
+    parts = max(1, min(full, handfuls))
+    resident = resident if full * pieces <= slots else 0  # all at once; else a block that is done makes room
     return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts, resident=resident)
 
 

@@ -252,7 +252,7 @@ def add_rmsnorm_fp8(
       weight: T[N].
       scale: float32[].
       eps: float, compiled in. Added to the mean square under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: float8_e4m3fn[..., N].

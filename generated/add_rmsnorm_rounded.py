@@ -664,7 +664,7 @@ def add_rmsnorm_rounded(
       residual: bfloat16[..., N].
       weight: bfloat16[N].
       eps: float, compiled in. Added to the mean square under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: bfloat16[..., N].

@@ -310,7 +310,7 @@ def alibi_bias(
     Args:
       x: T[B, H, Q, K].
       slope: float32[H].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, H, Q, K].

@@ -386,7 +386,7 @@ def attention_scores(
       k: T[B, P, D].
       bias: T[S, P]; 0.0 where it is left out or None.
       scale: float, compiled in.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       scores: T[B, S, P].

@@ -313,7 +313,7 @@ def axpby(
       y: T[..., N].
       alpha: float, may be traced. The factor of x.
       beta: float, may be traced. The factor of y.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       z: T[..., N].

@@ -474,7 +474,7 @@ def batched_dense_gelu(
       x: T[E, M, K].
       w: T[E, K, N].
       bias: T[E, N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[E, M, N].

@@ -146,7 +146,7 @@ def bias_gelu_fp8(
       x: T[..., N].
       bias: T[N].
       scale: float32[].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: float8_e4m3fn[..., N].

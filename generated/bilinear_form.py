@@ -586,7 +586,7 @@ def bilinear_form(
       left: float32[...].
       x: T[..., N].
       right: float32[N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: float32[].

@@ -144,7 +144,7 @@ def bool_logic(
       a: bool[..., N].
       b: bool[..., N].
       c: bool[N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: bool[..., N].

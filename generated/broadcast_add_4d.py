@@ -283,7 +283,7 @@ def broadcast_add_4d(
     Args:
       x: T[B, S, H, D].
       bias: T[S, D].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, S, H, D].

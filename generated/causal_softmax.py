@@ -779,7 +779,7 @@ def causal_softmax(
     Args:
       x: T[..., Q, K].
       scale: float, may be traced. What the logits are multiplied by.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., Q, K].

@@ -316,7 +316,7 @@ def channel_affine(
       x: T[B, C, S].
       scale: float32[C].
       shift: float32[C].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, C, S].

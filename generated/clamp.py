@@ -299,7 +299,7 @@ def clamp(
       x: T[..., N].
       lo: float, may be traced. The least value.
       hi: float, may be traced. The greatest value.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

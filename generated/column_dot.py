@@ -287,7 +287,7 @@ def column_dot(
     Args:
       x: T[..., N].
       y: T[..., N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dot: float32[N].

@@ -235,7 +235,7 @@ def complex_mul_pairs(
     Args:
       a: T[..., (N 2)].
       b: T[..., (N 2)].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., (N 2)].

@@ -386,7 +386,7 @@ def cosine_similarity(
       x: T[..., N].
       y: T[..., N].
       eps: float, compiled in. The least norm to divide by.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       similarity: float32[...].

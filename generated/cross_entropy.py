@@ -364,7 +364,7 @@ def cross_entropy(
       x: T[..., N].
       label: int32[...].
       ignore_index: int, compiled in. Rows with this label do not count.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       loss: float32[...].

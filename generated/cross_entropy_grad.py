@@ -306,7 +306,7 @@ def cross_entropy_grad(
       label: int32[...].
       ignore_index: int, compiled in. Rows with this label do not count.
       weight: float, may be traced. The factor of the gradient, usually 1 / rows.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       loss: float32[...].

@@ -406,7 +406,7 @@ def cross_entropy_smoothed(
       x: T[..., N].
       label: int32[...].
       smoothing: float, compiled in. The share of the target that is spread evenly.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       loss: float32[...].

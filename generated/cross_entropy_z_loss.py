@@ -708,7 +708,7 @@ def cross_entropy_z_loss(
       label: int32[...].
       ignore_index: int, compiled in. Rows with this label do not count.
       z_weight: float, may be traced. The factor of the squared logsumexp.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       loss: float32[...].

@@ -229,7 +229,7 @@ def dbias_gelu(
       dy: T[..., N].
       x: T[..., N].
       bias: T[N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dx: T[..., N].

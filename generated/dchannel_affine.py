@@ -245,7 +245,7 @@ def dchannel_affine(
       dy: T[B, C, S].
       x: T[B, C, S].
       scale: float32[C].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dx: T[B, C, S].

@@ -364,7 +364,7 @@ def dense(
       x: T[..., K].
       w: T[K, N].
       bias: T[N]; 0.0 where it is left out or None.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -241,7 +241,7 @@ def dense_relu_fp8(
       w: T[K, N].
       scale: float32[].
       bias: T[N]; 0.0 where it is left out or None.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: float8_e4m3fn[..., N].

@@ -810,7 +810,7 @@ def dense_rms_scaled(
       w: T[K, N].
       rstd: float32[...].
       weight: T[N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

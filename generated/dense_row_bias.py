@@ -470,7 +470,7 @@ def dense_row_bias(
       x: T[..., K].
       w: T[K, N].
       bias: T[...].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

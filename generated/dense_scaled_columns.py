@@ -635,7 +635,7 @@ def dense_scaled_columns(
       alpha: float32[N].
       beta: float32[N].
       bias: T[N]; 0.0 where it is left out or None.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

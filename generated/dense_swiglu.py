@@ -373,7 +373,7 @@ def dense_swiglu(
     Args:
       x: T[..., K].
       w: T[(2 N), K].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

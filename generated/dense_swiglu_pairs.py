@@ -341,7 +341,7 @@ def dense_swiglu_pairs(
     Args:
       x: T[..., K].
       w: T[K, (N 2)].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

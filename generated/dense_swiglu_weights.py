@@ -359,7 +359,7 @@ def dense_swiglu_weights(
       x: T[..., K].
       wg: T[K, N].
       wu: T[K, N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

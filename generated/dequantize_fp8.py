@@ -123,7 +123,7 @@ def dequantize_fp8(
     Args:
       q: Q[..., N].
       scale: float32[].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: float32[..., N].

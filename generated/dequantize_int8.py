@@ -259,7 +259,7 @@ def dequantize_int8(
     Args:
       q: int8[..., N].
       scale: float32[...].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: bfloat16[..., N].

@@ -249,7 +249,7 @@ def dgelu_dbias_group_fp8(
       dy: T[..., (B G=128)].
       x: T[..., (B G=128)].
       amax_min: float, compiled in. The least magnitude that a scale is made for.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: float8_e5m2[..., (B G=128)].

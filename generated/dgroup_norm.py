@@ -605,7 +605,7 @@ def dgroup_norm(
       x: T[B, G, C, S].
       weight: T[G, C].
       eps: float, compiled in. Added to the variance under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dx: T[B, G, C, S].

@@ -241,7 +241,7 @@ def dropout_apply(
       mask: bool[..., N].
       residual: T[..., N].
       keep_prob: float, compiled in.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -201,7 +201,7 @@ def dscaled_softmax(
       dy: T[..., N].
       y: T[..., N].
       scale: float, may be traced. What the logits were multiplied by.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dx: T[..., N].

@@ -273,7 +273,7 @@ def dscaled_swiglu(
       dy: T[..., N].
       x: T[..., (2 N)].
       scale: float32[...].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dx: T[..., (2 N)].

@@ -312,7 +312,7 @@ def dswiglu(
     Args:
       dy: T[..., N].
       x: T[..., (2 N)].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dx: T[..., (2 N)].

@@ -261,7 +261,7 @@ def dswiglu_pairs(
     Args:
       dy: T[..., N].
       x: T[..., (N 2)].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dx: T[..., (N 2)].

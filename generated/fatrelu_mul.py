@@ -254,7 +254,7 @@ def fatrelu_mul(
     Args:
       x: T[..., (2 N)].
       threshold: float, may be traced. A gate at or below this counts as 0.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

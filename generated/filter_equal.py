@@ -128,7 +128,7 @@ def filter_equal(
       x: T[..., N].
       value: float, may be traced. The value to replace.
       replacement: float, may be traced. What takes its place.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

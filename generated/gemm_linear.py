@@ -638,7 +638,7 @@ def gemm_linear(
       bias: T[N]; 0.0 where it is left out or None.
       alpha: float, may be traced.
       beta: float, may be traced.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -794,7 +794,7 @@ def group_norm(
       weight: T[G, C]; 1.0 where it is left out or None.
       bias: T[G, C]; 0.0 where it is left out or None.
       eps: float, compiled in. Added to the variance under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, G, C, S].

@@ -608,7 +608,7 @@ def head_rmsnorm(
       x: T[..., H, D].
       weight: T[D].
       eps: float, compiled in. Added to the mean square under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., H, D].

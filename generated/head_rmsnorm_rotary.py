@@ -822,7 +822,7 @@ def head_rmsnorm_rotary(
       cos: float32[S, D].
       sin: float32[S, D].
       eps: float, compiled in. Added to the mean square under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, S, H, (2 D)].

@@ -778,7 +778,7 @@ def instance_norm(
       weight: T[C]; 1.0 where it is left out or None.
       bias: T[C]; 0.0 where it is left out or None.
       eps: float, compiled in. Added to the variance under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, C, S].

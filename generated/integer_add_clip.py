@@ -138,7 +138,7 @@ def integer_add_clip(
       b: T[..., N].
       lo: int, may be traced. The least value.
       hi: int, may be traced. The greatest value.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

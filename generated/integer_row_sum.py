@@ -167,7 +167,7 @@ def integer_row_sum(
 
     Args:
       x: I[..., N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: int32[...].

@@ -287,7 +287,7 @@ def kl_div(
     Args:
       log_p: T[..., N].
       log_target: T[..., N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       loss: float32[...].

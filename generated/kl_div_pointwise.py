@@ -221,7 +221,7 @@ def kl_div_pointwise(
     Args:
       log_p: T[..., N].
       log_target: T[..., N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       loss: float32[..., N].

@@ -372,7 +372,7 @@ def l2_normalize(
     Args:
       x: T[..., N].
       eps: float, compiled in. The least norm to divide by.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -675,7 +675,7 @@ def label_log_prob(
       x: T[..., N].
       label: int32[...].
       temperature: float, may be traced. What the logits are divided by.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: float32[...].

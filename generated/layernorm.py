@@ -786,7 +786,7 @@ def layernorm(
       weight: T[N]; 1.0 where it is left out or None.
       bias: T[N]; 0.0 where it is left out or None.
       eps: float, compiled in. Added to the variance under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -254,7 +254,7 @@ def layernorm_int8(
       bias: T[N].
       scale: float32[].
       eps: float, compiled in. Added to the variance under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: int8[..., N].

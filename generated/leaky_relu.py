@@ -201,7 +201,7 @@ def leaky_relu(
     Args:
       x: T[..., N].
       negative_slope: float, compiled in.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -271,7 +271,7 @@ def leaky_relu_dynamic(
     Args:
       x: T[..., N].
       slope: float, may be traced. The slope for negative values.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -546,7 +546,7 @@ def logits_logsumexp(
       x: T[..., K].
       w: T[N, K].
       label: int32[...].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       logits: T[..., N].

@@ -269,7 +269,7 @@ def lower_bound(
     Args:
       x: T[..., N].
       bound: float, may be traced. The least value.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

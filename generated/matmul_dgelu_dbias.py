@@ -316,7 +316,7 @@ def matmul_dgelu_dbias(
       dy: T[..., K].
       w: T[N, K].
       z: T[..., N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dz: T[..., N].

@@ -309,7 +309,7 @@ def matmul_drelu_dbias(
       dy: T[..., K].
       w: T[N, K].
       y: T[..., N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dz: T[..., N].

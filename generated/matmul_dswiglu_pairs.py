@@ -235,7 +235,7 @@ def matmul_dswiglu_pairs(
       dy: T[..., K].
       w: T[N, K].
       z: T[..., (N 2)].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       dz: T[..., (N 2)].

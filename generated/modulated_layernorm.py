@@ -761,7 +761,7 @@ def modulated_layernorm(
       scale: T[B, N].
       shift: T[B, N].
       eps: float, compiled in. Added to the variance under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, S, N].

@@ -775,7 +775,7 @@ def qk_rmsnorm(
       q_weight: T[D].
       k_weight: T[D].
       eps: float, compiled in. Added to the mean square under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q_out: T[..., H, D].

@@ -214,7 +214,7 @@ def quantize_fp8_amax(
       x: T[..., N].
       scale: float32[].
       Q: the dtype of q.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: Q[..., N].

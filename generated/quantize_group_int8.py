@@ -228,7 +228,7 @@ def quantize_group_int8(
     Args:
       x: T[..., (B G=128)].
       amax_min: float, compiled in. The least magnitude that a scale is made for.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: int8[..., (B G=128)].

@@ -136,7 +136,7 @@ def quantize_int8(
     Args:
       x: T[..., N].
       scale: float32[...].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: int8[..., N].

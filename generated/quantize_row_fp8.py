@@ -240,7 +240,7 @@ def quantize_row_fp8(
       largest: float, compiled in. What the largest magnitude becomes; 57344 suits float8_e5m2.
       amax_min: float, compiled in. The least magnitude that a scale is made for.
       Q: the dtype of q.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: Q[..., N].

@@ -610,7 +610,7 @@ def rmsnorm_llama(
       x: bfloat16[..., N].
       weight: bfloat16[N].
       eps: float, compiled in. Added to the mean square under the root.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: bfloat16[..., N].

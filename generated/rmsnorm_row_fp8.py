@@ -282,7 +282,7 @@ def rmsnorm_row_fp8(
       weight: T[N].
       eps: float, compiled in. Added to the mean square under the root.
       amax_min: float, compiled in. The least magnitude that a scale is made for.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: float8_e4m3fn[..., N].

@@ -371,7 +371,7 @@ def rotary(
       x: T[B, S, H, (2 D)].
       cos: float32[S, D].
       sin: float32[S, D].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, S, H, (2 D)].

@@ -342,7 +342,7 @@ def rotary_pairs(
       x: T[B, S, H, (D 2)].
       cos: float32[S, D].
       sin: float32[S, D].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[B, S, H, (D 2)].

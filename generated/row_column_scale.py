@@ -542,7 +542,7 @@ def row_column_scale(
       x: T[..., N].
       row_scale: float32[...].
       column_scale: float32[N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -295,7 +295,7 @@ def row_scale(
     Args:
       x: T[..., N].
       scale: float32[...].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

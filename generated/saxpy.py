@@ -210,7 +210,7 @@ def saxpy(
       x: T[..., N].
       y: T[..., N].
       alpha: float, compiled in.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       z: T[..., N].

@@ -327,7 +327,7 @@ def scale_shift(
       x: T[..., N].
       scale: T[N]; 0.0 where it is left out or None.
       shift: T[N]; 0.0 where it is left out or None.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -240,7 +240,7 @@ def scaled_matmul_fp8_gelu(
       scale_a: float32[].
       scale_b: float32[].
       scale_y: float32[].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: float8_e4m3fn[..., N].

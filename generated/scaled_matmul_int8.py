@@ -283,7 +283,7 @@ def scaled_matmul_int8(
       scale_b: float32[N].
       bias: T[N]; 0.0 where it is left out or None.
       T: the dtype of y.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -726,7 +726,7 @@ def scaled_softmax(
     Args:
       x: T[..., N].
       scale: float, may be traced. What the logits are multiplied by.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -341,7 +341,7 @@ def scaled_swiglu(
     Args:
       x: T[..., (2 N)].
       scale: float32[...].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

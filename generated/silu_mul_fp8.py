@@ -154,7 +154,7 @@ def silu_mul_fp8(
     Args:
       x: T[..., (2 N)].
       scale: float32[].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: float8_e4m3fn[..., N].

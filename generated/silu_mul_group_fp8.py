@@ -262,7 +262,7 @@ def silu_mul_group_fp8(
       gate: T[..., (B G=128)].
       up: T[..., (B G=128)].
       amax_min: float, compiled in. The least magnitude that a scale is made for.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: float8_e4m3fn[..., (B G=128)].

@@ -248,7 +248,7 @@ def silu_mul_row_fp8(
     Args:
       x: T[..., (2 N)].
       amax_min: float, compiled in. The least magnitude that a scale is made for.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: float8_e4m3fn[..., N].

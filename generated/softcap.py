@@ -279,7 +279,7 @@ def softcap(
     Args:
       x: T[..., N].
       cap: float, may be traced. The limit that is approached.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

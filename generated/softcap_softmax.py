@@ -744,7 +744,7 @@ def softcap_softmax(
     Args:
       x: T[..., N].
       cap: float, may be traced. The limit that logits approach.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

@@ -337,7 +337,7 @@ def swiglu_clamped(
     Args:
       x: T[..., (2 N)].
       limit: float, may be traced. The largest activated gate and the largest size of up.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

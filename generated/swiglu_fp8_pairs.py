@@ -138,7 +138,7 @@ def swiglu_fp8_pairs(
     Args:
       x: T[..., (N 2)].
       scale: float32[].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       q: float8_e4m3fn[..., N].

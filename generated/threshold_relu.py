@@ -282,7 +282,7 @@ def threshold_relu(
       x: T[..., N].
       threshold: float, may be traced. Values at or below this become 0.
       upper: float, may be traced. The greatest value.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: T[..., N].

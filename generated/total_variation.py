@@ -279,7 +279,7 @@ def total_variation(
     Args:
       p: T[..., N].
       q: T[..., N].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       loss: float32[...].

@@ -157,7 +157,7 @@ def total_variation_grad(
       p: T[..., N].
       q: T[..., N].
       weight: float, may be traced. The factor of the gradient, usually 1 / rows.
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       loss: float32[..., N].

@@ -346,7 +346,7 @@ def weighted_column_sum(
     Args:
       x: T[..., N].
       weight: float32[...].
-      implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.
+      implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
       y: float32[N].

@@ -338,7 +338,7 @@ class Context:
         for t in self.spec.free_types:
             lines.append(f"  {t}: the dtype of {', '.join(a.name for a in spec.outputs if a.dtype == t)}.")
         lines.append(
-            '  implementation: "cute", "xla", "interpret", or None: the kernel on an NVIDIA GPU, jnp elsewhere.'
+            '  implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.'
         )
         lines += ["", "Returns:"]
         lines += [f"  {a.name}: {a}." for a in spec.outputs]

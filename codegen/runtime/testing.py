@@ -152,7 +152,7 @@ def check_op(
     run: Callable[..., Any] | None = None,
 ) -> Report:
     """Run random calls of an op and compare each element with the reference: so many of them, or one of every dtype and
-    some more; without a GPU, where each call is a kernel to compile and to interpret, one of a dtype.
+    some more; without a GPU, where most are a kernel to compile and to interpret, one of one dtype.
 
     `seed` varies the calls (they are the same every time without one); `run` replaces the op's own call. Raises
     `Disagreement` with the smallest failing call.

@@ -63,14 +63,16 @@ KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
 
 
 # Every other op's own, some of those that save more, and all that are known to spill
-@pytest.mark.parametrize(
-    "name",
-    [n for i, n in enumerate(PRODUCTS) if n in SPILLS_OF_ROW_FOLDS or i % (2 if n in generated.__all__ else 6) == 0],
-)
+ON_HOPPER = [
+    n for i, n in enumerate(PRODUCTS) if n in SPILLS_OF_ROW_FOLDS or i % (2 if n in generated.__all__ else 6) == 0
+]
+
+
+@pytest.mark.parametrize("name", ON_HOPPER)
 def test_products_compile_for_hoppers_tensor_cores(name):
     """With one of the types and defaults that they take, in turns: fed by TMA, and nothing is spilled, but by those that are
     known to."""
-    op, turn = PRODUCTS[name], list(PRODUCTS).index(name)
+    op, turn = PRODUCTS[name], ON_HOPPER.index(name)
     found = [v for v in variants(op) if not v.ragged and not lacks(op, v.types, "sm_90a")]
     hopper = [v for v in found if on_tensor_cores(op, v)] or found
     variant = hopper[turn % len(hopper)]
@@ -80,16 +82,19 @@ def test_products_compile_for_hoppers_tensor_cores(name):
     assert compiled.spills <= SPILLS_OF_ROW_FOLDS.get(name, 0), variant
 
 
+ELSEWHERE = list(PRODUCTS)[::10]
+
+
 def on_tensor_cores(op: GemmOp, variant: Variant) -> bool:
     """Whether WGMMA takes these factors."""
     factor = variant.types.dtype(op.plan.products[0].a)
     return factor in HALVES or (factor != "float32" and op.plan.tile.b_is_nk)
 
 
-@pytest.mark.parametrize("name", list(PRODUCTS)[::10])
+@pytest.mark.parametrize("name", ELSEWHERE)
 def test_products_compile_elsewhere(name):
     """Ragged ones, one of the types for one architecture, in turns."""
-    op, turn = PRODUCTS[name], list(PRODUCTS).index(name)
+    op, turn = PRODUCTS[name], ELSEWHERE.index(name)
     found = [(v, a) for v in variants(op) if v.ragged for a in ARCHITECTURES if not lacks(op, v.types, a)]
     variant, arch = found[turn % len(found)]
     compiled = compile_kernel(op, variant, arch)
@@ -111,7 +116,10 @@ def test_ragged_rows_of_products_for_hopper(name):
 
 
 # Every fourth op's own, and of those that belong to an op every twelfth one
-@pytest.mark.parametrize("name", [n for i, n in enumerate(KERNELS) if i % (4 if n in generated.__all__ else 12) == 0])
+SOME_KERNELS = [n for i, n in enumerate(KERNELS) if i % (4 if n in generated.__all__ else 12) == 0]
+
+
+@pytest.mark.parametrize("name", SOME_KERNELS)
 def test_kernels_compile_with_wide_accesses_and_without_spills(name):
     op = KERNELS[name]
     count, problems = 0, []
@@ -134,7 +142,7 @@ def dealt_out(op: Op) -> list[tuple[Variant, str]]:
         return everything
     if op.plan.kind == "elementwise" and op.spec.op in generated.__all__:
         kept = {a for _, a in everything}
-        some = [a for i, a in enumerate(ARCHITECTURES) if (i + list(KERNELS).index(op.spec.op)) % 4 == 0 and a in kept]
+        some = [a for i, a in enumerate(ARCHITECTURES) if (i + SOME_KERNELS.index(op.spec.op)) % 4 == 0 and a in kept]
         everything = [(v, a) for v, a in everything if a in (some or kept)]
     forward = op.spec.op in generated.__all__
     kernels: dict[object, list[tuple[Variant, str]]] = {}
@@ -143,7 +151,7 @@ def dealt_out(op: Op) -> list[tuple[Variant, str]]:
         whole = forward and op.plan.kind == "elementwise"
         kernel = (arch, variant.defaults) if whole else (length,)
         kernels.setdefault((*kernel, variant.ragged), []).append((variant, arch))
-    turn = list(KERNELS).index(op.spec.op)
+    turn = SOME_KERNELS.index(op.spec.op)
     dealt = [found[(turn + 7 * i) % len(found)] for i, found in enumerate(kernels.values())]
     return dealt[turn % 2 :: 2] or dealt if op.plan.kind == "elementwise" else [dealt[turn % len(dealt)]]
 

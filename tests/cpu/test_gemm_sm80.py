@@ -22,8 +22,8 @@ def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     return interpreted.run(case.call(case.arch), [*inputs, *outputs], list(inputs.values()), list(outputs.values()))
 
 
-# Every third one, whole extents and odd ones in turns: a GPU runs them all
-@pytest.mark.parametrize("case", gemm_cases.CASES[::3], ids=str)
+# Every other one, whole extents and odd ones in turns: a GPU runs them all
+@pytest.mark.parametrize("case", [c for i, c in enumerate(gemm_cases.CASES) if i % 4 in (0, 3)], ids=str)
 def test_products(case):
     operands = case.operands(np.random.default_rng(0))
     case.check(run(case, operands), operands)

@@ -19,7 +19,10 @@ import pytest
 from jax import export
 
 import generated
+from codegen.reductions import Reduction
 from codegen.runtime import interpreted, kernels
+from codegen.runtime.compile import bindings
+from codegen.runtime.draw import Case
 from tests import faulty_kernels
 from tests.making import make_op
 
@@ -115,6 +118,26 @@ def test_more_rows_never_recompile(op, counted):
         x = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
         getattr(generated, op)(x, jnp.ones(512, jnp.bfloat16), implementation="interpret")
     assert len(counted) == 2
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_no_launch_of_a_reduction_depends_on_the_number_of_rows(arch, monkeypatch):
+    """Of those that meet: rows, or places along the first axis that is walked."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", arch)
+    derived = [kernel for name in generated.__all__ for kernel in getattr(generated, name).kernels]
+    found = [op for op in derived if isinstance(op.plan, Reduction) and not op.plan.collapsed and op.plan.walked_groups]
+    assert sum(bool(op.plan.apart) for op in found) > 5 < len(found)
+    for op in found:
+        axis, types = op.plan.walked_groups[0].axes[0], next(bindings(op.spec))
+        for extent in (16, 64, 300, 4096):
+            extents = {a: op.spec.extents.get(a, extent) for a in op.spec.axes if a != "..."}
+            constants = set()
+            for rows in (1, 2, 3, 4, 5, 8, 64, 65, 4096):
+                extents |= {axis: rows} if axis != "..." else {}
+                own = (rows if axis == "..." else 3,) * ("..." in op.spec.axes)
+                axes = Case(types, own, tuple(extents.items()), (), (), False, 1.0, 0).axes
+                constants.add(tuple(op.launch_for(types, axes).constants.items()))
+            assert len(constants) == 1, (op, extents)
 
 
 def test_what_decides_a_kernel_recompiles_it(counted, monkeypatch):

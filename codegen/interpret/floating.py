@@ -22,7 +22,10 @@ def finish(x: np.ndarray, ftz: bool) -> np.ndarray:
 
 
 def float_arithmetic(scalar: Callable[..., np.ndarray], words, operands: tuple[Operand, ...]) -> Execute:
-    """add, sub, mul, fma over f32, f64, f32x2, f16x2, bf16x2: `scalar(mode, *args)` works on float32 or float64."""
+    """add, sub, mul, fma over f32, f64, f32x2, f16x2, bf16x2, and over f32 with all operands but the last of f16 or bf16:
+    `scalar(mode, *args)` works on float32 or float64."""
+    narrow = words[-1] if words[-2:-1] == ("f32",) and words[-1] in ("f16", "bf16") else ""
+    words = words[:-1] if narrow else words
     kind = words[-1]
     flags = only(words[:-1], (*ROUNDINGS, "ftz", "sat"))
     mode = next((w for w in words if w in ROUNDINGS), "rn")
@@ -39,6 +42,15 @@ def float_arithmetic(scalar: Callable[..., np.ndarray], words, operands: tuple[O
             result = np.where(np.isnan(result), result.dtype.type(0), np.clip(result, 0, 1))
         return finish(result, ftz)
 
+    if narrow:
+        if ftz:
+            raise Unknown(".ftz")
+
+        def widened(m: Machine) -> None:
+            args = [half(np.ascontiguousarray(m.read(s, narrow)).view(np.uint16), narrow) for s in sources[:-1]]
+            m.write(target, compute(*args, m.read(sources[-1], kind)))
+
+        return widened
     if kind in ("f32", "f64"):
         return lambda m: m.write(target, compute(*(m.read(s, kind) for s in sources)))
     if kind == "f32x2":

@@ -210,6 +210,21 @@ def test_float32_arithmetic(name, mode, ftz):
     EXAMPLES(given(rows(F32, count))(lambda table: check(text, F32, table, expected)))()
 
 
+@pytest.mark.parametrize("name", ["add", "sub", "fma"])
+@pytest.mark.parametrize("mode", ["rn", "rz"])
+@pytest.mark.parametrize(("kind", "narrow"), [("f16", F16), ("bf16", BF16)])
+def test_float32_arithmetic_on_narrower_operands(name, mode, kind, narrow):
+    """All but the last one."""
+    count, exact = ARITHMETIC[name]
+    text = f"{name}.{mode}.f32.{kind} %d, {', '.join(['%a', '%b', '%c'][:count])};"
+    table = list(itertools.product(*[specials(narrow)[1::2]] * (count - 1), specials(F32)[1::2]))
+    formats = [*[narrow] * (count - 1), F32]
+    got = apply(text, 32, *((f.bits, column) for f, column in zip(formats, columns(table), strict=True)))
+    for row, bits in zip(table, got, strict=True):
+        values = (decode(f, b) for f, b in zip(formats, row, strict=True))
+        assert bits == encode(F32, exact(*values, mode), mode), (text, [hex(b) for b in row])
+
+
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_float64_arithmetic(name):
     count, expected = operation(name, F64, "rn", False)

@@ -477,7 +477,7 @@ class Op(Generic[P, R]):
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         """Why such a call takes XLA's form although there is a kernel, or ""."""
-        how = self.default_launch(types, axes)
+        how = self.launch_for(types, axes)
         if not isinstance(self.plan, Reduction) or not isinstance(how, RowLaunch | WalkLaunch):
             return ""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}

@@ -82,13 +82,13 @@ def test_products_compile_for_hoppers_tensor_cores(name):
     assert compiled.spills <= SPILLS_OF_ROW_FOLDS.get(name, 0), variant
 
 
-ELSEWHERE = list(PRODUCTS)[::10]
-
-
 def on_tensor_cores(op: GemmOp, variant: Variant) -> bool:
     """Whether WGMMA takes these factors."""
     factor = variant.types.dtype(op.plan.products[0].a)
     return factor in HALVES or (factor != "float32" and op.plan.tile.b_is_nk)
+
+
+ELSEWHERE = list(PRODUCTS)[::10]
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

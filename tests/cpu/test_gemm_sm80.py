@@ -119,6 +119,7 @@ KERNELS = [
     LARGE, dataclasses.replace(LARGE, b_is_nk=False), dataclasses.replace(LARGE, tile=Tile(128, 256, 64, 2, 4, 3)),
     dataclasses.replace(LARGE, launcher="swiglu", paired="halves"),
     dataclasses.replace(LARGE, launcher="statistics"),
+    dataclasses.replace(LARGE, dtype="float32", out="float32", tile=Tile(128, 128, 32, 2, 2, 3, 2)),
     dataclasses.replace(LARGE, dtype="float32", out="float32", tile=Tile(64, 64, 32, 2, 2, 3, 2), precise=True),
     dataclasses.replace(LARGE, dtype="int8", out="float32", b_is_nk=False, tile=Tile(128, 128, 128, 2, 2, 3, 2)),
     dataclasses.replace(LARGE, N=4097, K=4097, b_is_nk=False),

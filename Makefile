@@ -6,6 +6,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Many processes import the same modules: Python is to keep what it compiles of them, when it first does
+export PYTHONDONTWRITEBYTECODE :=
+
 # One more than processors: some tests wait for what they start
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
@@ -34,7 +37,7 @@ $(STAMP): pyproject.toml $(ANEW)
 		{ echo 'Python 3.11 or newer is needed; name one: PYTHON=python3.12 make ...' >&2; exit 1; }
 	@echo 'installing into $(VENV) (about a minute)'
 	@test -e $@ -a -z '$(ANEW)' || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
 build: $(STAMP)

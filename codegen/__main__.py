@@ -470,7 +470,11 @@ def bench(
     name: Annotated[str, typer.Option("--name", help="The results' name: NAME.json, NAME.md and NAME.png.")] = "",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Groups of calls; a time is their median.")] = 5,
     backward: Annotated[
-        bool, typer.Option("--backward", help="The ops' generated backwards, against jax.vjp of the reference.")
+        bool,
+        typer.Option(
+            "--backward",
+            help="The ops' generated backwards, and those of rows alone (OP_frozen), against jax.vjp of the reference.",
+        ),
     ] = False,
     package: OutRead = OUT,
     as_json: AsJson = False,
@@ -487,6 +491,7 @@ def bench(
     Example: codegen bench --backward --name backward
     """
     from codegen.runtime import bench as timing
+    from codegen.runtime.op import Backward
     from codegen.runtime.platform import on_gpu
     from codegen.sizes import bench_shapes, default_shape
 
@@ -496,9 +501,9 @@ def bench(
         raise UsageError(f"--suite {suite!r}: the ops are of the kinds {', '.join(kinds)}")
     ops = [op for op in ops if (names or op.spec.bench) and (not suite or op.plan.kind == suite)]
     if backward:
-        if names and (none := [op.spec.op for op in ops if len(op.kernels) == 1]):
+        if names and (none := [op.spec.op for op in ops if not isinstance(op.kernels[-1], Backward)]):
             raise UsageError(f"--backward: {', '.join(none)} has no generated backward; `codegen explain` says why")
-        ops = [op.kernels[-1] for op in ops if len(op.kernels) > 1]
+        ops = [kernel for op in ops for kernel in op.kernels if isinstance(kernel, Backward)]
     bindings = {op.spec.op: timing.typical(op.spec, wanted) for op in ops}
     _check_wanted(ops, wanted, any(bindings.values()))
     tasks = [

@@ -327,6 +327,24 @@ def backward(op: Op) -> dict[str, Any] | None:
         "inputs": {a.name: str(a) for a in spec.inputs},
         "outputs": {a.name: str(a) for a in spec.outputs},
         "chain": spec.chain.value.splitlines(),
+        "frozen": _frozen(found),
+    }
+
+
+def _frozen(found: Derived) -> dict[str, Any] | None:
+    """What takes the backward's place where nothing is asked of what all rows share."""
+    names = [name for name, _ in found.how.gradients if name in found.shared]
+    if not names or len(names) == len(found.how.gradients):
+        return None
+    if found.frozen is None:
+        return {"without": names, "kernel": False, "why": "XLA: nothing is computed", "inputs": {}, "chain": []}
+    spec = found.frozen.op.spec
+    return {
+        "without": names,
+        "kernel": True,
+        "why": words(found.frozen.op.plan).kind(),
+        "inputs": {a.name: str(a) for a in spec.inputs},
+        "chain": spec.chain.value.splitlines(),
     }
 
 

@@ -65,6 +65,11 @@ def _backward(made: dict[str, Any]) -> Table:
     for what in ("first", "chain"):
         for place, line in enumerate(made[what] or ()):
             table.add_row("" if place else what, escape(line))
+    if frozen := made["frozen"]:
+        names = ", ".join(frozen["without"])
+        table.add_row("frozen", escape(f"where no gradient of {names} is asked for: {frozen['why']}"))
+        for line in frozen["chain"]:
+            table.add_row("", escape(line))
     return table
 
 

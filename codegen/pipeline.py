@@ -23,7 +23,7 @@ from codegen.spec import Spec
 from codegen.specfile import read_spec
 from codegen.statements import Placed, read_lines
 from codegen.tiles import Product, tile_of
-from codegen.waiting import split
+from codegen.waiting import restricted, split
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,45 @@ class Derived:
     how: Backward
     forward: Op | None
     products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that keeps it)
+
+    @functools.cached_property
+    def shared(self) -> frozenset[str]:
+        """What all rows share of what it gives gradients of: those are folded over the rows."""
+        rows = self.op.plan.order[0] if self.op.plan.order else None
+        return frozenset(name for name, dx in self.how.gradients if rows not in self.op.spec.array(dx).axes)
+
+    @functools.cached_property
+    def frozen(self) -> Derived | None:
+        """The backward where nothing is asked of what all rows share (weights that are not trained, parameters that are
+        constants): nothing is folded over rows. None where that is no other kernel, or none that computes anything."""
+        kept = tuple((name, dx) for name, dx in self.how.gradients if name not in self.shared)
+        if self.first is not None or not kept or not self.shared:
+            return None
+        spec, made = self.op.spec, {dx for _, dx in kept}
+        outputs = [a for a in spec.outputs if a.name in made]
+        assigned = [s for s in self.op.statements if s.name in made]
+        names = {id(s.value): s.name for s in reversed(self.op.statements) if s.part is None}
+        own = restricted(spec, f"{spec.source.path} (frozen)", assigned, outputs, [], names, {})
+        base = spec.op.removesuffix("_backward")
+        own = replace(own, op=f"{base}_frozen", summary=f"The gradients of {base} but of what all rows share.")
+        if all(not n.args or n.op == "cast" for n in topological(s.value for s in assigned)):
+            return None
+        try:
+            op = derived(own)
+        except (SpecError, Mistake):
+            return None
+        read = {a.name for a in own.inputs}
+        how = replace(
+            self.how,
+            spec=own,
+            cotangents=tuple(pair for pair in self.how.cotangents if pair[1] in read),
+            saved=tuple(name for name in self.how.saved if name in read),
+            inputs=tuple(name for name in self.how.inputs if name in read),
+            gradients=kept,
+            scattered=tuple(pair for pair in self.how.scattered if pair[0] in dict(kept)),
+        )
+        products = tuple(pair for pair in self.products if pair[0] in read)
+        return Derived(None, op, how, self.forward, products)
 
 
 def _in_turns(spec: Spec) -> tuple[Op | None, Op]:

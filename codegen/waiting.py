@@ -28,15 +28,15 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
     own = {a.name for a in spec.outputs}
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
-    first = _made(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {})
+    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {})
     leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
     # The parameters are all the other's too: who calls both takes their values from its
-    then = _made(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves)
+    then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves)
     return first, replace(then, params=spec.params)
 
 
-def _made(
+def restricted(
     spec: Spec,
     title: str,
     statements: Iterable[Statement],

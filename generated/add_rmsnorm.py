@@ -225,6 +225,189 @@ def add_rmsnorm_reference(x, residual, weight, eps):
     return y, residual_out
 
 
+def add_rmsnorm_frozen_stage0(dy, residual_out, weight):
+    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    return residual_out * residual_out, weight * dy * residual_out
+
+
+def add_rmsnorm_frozen_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    rstd = device.rsqrt(row_mean + eps, approx)
+    t0 = dresidual_out + weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * residual_out
+    dx = t0
+    dresidual = dx
+    return dresidual, dresidual
+
+
+@cute.kernel
+def add_rmsnorm_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mDresidualOut: cute.Tensor,  # (rows, N) T
+    mResidualOut: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor | None,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDresidual: cute.Tensor,  # (rows, N) T
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rDresidualOut = cute.make_rmem_tensor((vec, vectors, at_once), mDresidualOut.element_type)
+    rResidualOut = cute.make_rmem_tensor((vec, vectors, at_once), mResidualOut.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    rDresidual = cute.make_rmem_tensor((vec, vectors, at_once), mDresidual.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rDy, rDresidualOut, rResidualOut, rDx, rDresidual)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mDresidualOut, first_row, rDresidualOut, place)
+        access.load_rows(mResidualOut, first_row, rResidualOut, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mDresidualOut, cute.crd2idx((row, 0), mDresidualOut.layout), column, step, columns, rDresidualOut[None, None, u], 1, ragged, True, kept)
+            access.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sStage0], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(mWeight is not None):
+                    access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                values = add_rmsnorm_frozen_stage0(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rResidualOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, inside)
+        row_mean, row_sum = reduce.over_row([rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rDresidualOut)
+            access.forget(rResidualOut)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mDresidualOut, cute.crd2idx((row, 0), mDresidualOut.layout), column, step, columns, rDresidualOut[None, None, u], 1, ragged, True, kept)
+                access.load_row(mResidualOut, cute.crd2idx((row, 0), mResidualOut.layout), column, step, columns, rResidualOut[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(mWeight is not None):
+                    access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                dx, dresidual = add_rmsnorm_frozen_chain(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDresidualOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rResidualOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    cute.full((vec,), N, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                rDresidual[None, v, u].store(dresidual.to(mDresidual.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+                    access.store_row(rDresidual[None, v, u], mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row, place)
+        access.store_rows(rDresidual, mDresidual, first_row, place)
+
+
+@cute.jit
+def add_rmsnorm_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mDresidualOut: cute.Tensor,
+    mResidualOut: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mDx: cute.Tensor,
+    mDresidual: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    add_rmsnorm_frozen_kernel(
+        mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def add_rmsnorm_frozen_xla(dy, dresidual_out, residual_out, weight, size_n, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
+    t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
+    dx = t0
+    dresidual = dx
+    return dx, dresidual
+
+
 def add_rmsnorm_backward_rows_stage0(dy, residual_out, weight):
     """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
     return residual_out * residual_out, weight * dy * residual_out
@@ -667,6 +850,8 @@ def add_rmsnorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, ep
     launch=add_rmsnorm_launch,
     xla=add_rmsnorm_xla,
     reference=add_rmsnorm_reference,
+    frozen_launch=add_rmsnorm_frozen_launch,
+    frozen_xla=add_rmsnorm_frozen_xla,
     backward_launch=add_rmsnorm_backward_launch,
     backward_xla=add_rmsnorm_backward_xla,
     result=AddRmsnormOutputs,

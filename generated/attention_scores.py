@@ -217,6 +217,76 @@ def attention_scores_epilogue_xla(acc, bias, scale):
     return scores
 
 
+def attention_scores_frozen_chain(dscores, scale):
+    """The chain, on one vector of each operand."""
+    dacc = scale * dscores
+    return dacc
+
+
+@cute.kernel
+def attention_scores_frozen_kernel(
+    mDscores: cute.Tensor,  # (rows, cols) T
+    mDacc: cute.Tensor,  # (rows, cols) T
+    scale: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDscores = cute.make_rmem_tensor((vec,), mDscores.element_type)
+    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+
+    if valid > 0:
+        gDscores = cute.make_tensor(mDscores.iterator + start, cute.make_layout((vec,)))
+        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDscores, rDscores)
+        else:
+            device.copy_whole_or_part(gDscores, rDscores, valid)
+
+        dacc = attention_scores_frozen_chain(
+            device.cast(rDscores.load(), cutlass.Float32),
+            cute.full((vec,), scale, cutlass.Float32),
+        )
+        rDacc.store(dacc.to(mDacc.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDacc, gDacc)
+        else:
+            device.copy_whole_or_part(rDacc, gDacc, valid)
+
+
+@cute.jit
+def attention_scores_frozen_launch(
+    stream: cuda.CUstream,
+    mDscores: cute.Tensor,
+    mDacc: cute.Tensor,
+    scale: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    attention_scores_frozen_kernel(
+        mDscores, mDacc,
+        scale, vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def attention_scores_frozen_xla(dscores, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dacc = scale * dscores
+    return dacc
+
+
 def attention_scores_backward_chain(dscores, scale):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
     dacc = scale * dscores
@@ -368,6 +438,8 @@ def attention_scores_backward_xla(dscores, scale):
     reference=attention_scores_reference,
     epilogue_launch=attention_scores_epilogue_launch,
     epilogue_xla=attention_scores_epilogue_xla,
+    frozen_launch=attention_scores_frozen_launch,
+    frozen_xla=attention_scores_frozen_xla,
     backward_launch=attention_scores_backward_launch,
     backward_xla=attention_scores_backward_xla,
 )

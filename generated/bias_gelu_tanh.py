@@ -124,6 +124,107 @@ def bias_gelu_tanh_reference(x, bias):
     return y
 
 
+def bias_gelu_tanh_frozen_chain(dy, x, bias, approx):
+    """The chain, on one vector of each operand."""
+    z = x + bias
+    t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t3 = device.sigmoid(t2, approx)
+    dx = dy * (t3 + z * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    return dx
+
+
+@cute.kernel
+def bias_gelu_tanh_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mBias: cute.Tensor,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+            cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
+            else:
+                iN_i = iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rBias[i] = mBias[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
+
+        dx = bias_gelu_tanh_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def bias_gelu_tanh_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mBias: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    bias_gelu_tanh_frozen_kernel(
+        mDy, mX, mBias, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def bias_gelu_tanh_frozen_xla(dy, x, bias):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    z = x + bias
+    t0 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t3 = jax.lax.logistic(t2)
+    dx = dy * (t3 + z * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    return dx
+
+
 def bias_gelu_tanh_backward_chain(dy, x, bias, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     z = x + bias
@@ -294,6 +395,8 @@ def bias_gelu_tanh_backward_xla(dy, x, bias, row_axes):
     launch=bias_gelu_tanh_launch,
     xla=bias_gelu_tanh_xla,
     reference=bias_gelu_tanh_reference,
+    frozen_launch=bias_gelu_tanh_frozen_launch,
+    frozen_xla=bias_gelu_tanh_frozen_xla,
     backward_launch=bias_gelu_tanh_backward_launch,
     backward_xla=bias_gelu_tanh_backward_xla,
 )

@@ -174,6 +174,169 @@ def bilinear_form_reference(left, x, right):
     return jnp.vdot(left[..., None] * x, jnp.broadcast_to(right, x.shape))
 
 
+def bilinear_form_frozen_row_sum(x, right):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return right * x
+
+
+def bilinear_form_frozen_chain(dy, left, right):
+    """The chain, on one vector of each operand and the row's statistics."""
+    dx = dy * right * left
+    return dx
+
+
+def bilinear_form_frozen_row(dy, row_sum):
+    """The row's own results, from its statistics."""
+    dleft = dy * row_sum
+    return dleft
+
+
+@cute.kernel
+def bilinear_form_frozen_kernel(
+    mDy: cute.Tensor,  # (1) float32
+    mLeft: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mRight: cute.Tensor,  # (N) float32
+    mDleft: cute.Tensor,  # (rows) float32
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mLeft.shape[0], mX.shape[1]
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rRight = cute.make_rmem_tensor((vec, 1), mRight.element_type)
+    rDy = cute.make_rmem_tensor((1,), mDy.element_type)
+    rLeft = cute.make_rmem_tensor((1, at_once), mLeft.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    rDleft = cute.make_rmem_tensor((1, at_once), mDleft.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rDleft, rDx)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mDy, (0,), row < rows, rDy)
+        access.load_one(mLeft, (row,), row < rows, rLeft[None, u])
+        reduce.meet([*sRowSum], cluster)
+
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mRight, cute.crd2idx((0,), mRight.layout), c, step, columns, rRight, 1, ragged, False, False)
+                values = bilinear_form_frozen_row_sum(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rRight[None, 0].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mRight, cute.crd2idx((0,), mRight.layout), c, step, columns, rRight, 1, ragged, False, False)
+                dx = bilinear_form_frozen_chain(
+                    device.cast(cute.full((vec,), rDy[0], rDy.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rLeft[0, u], rLeft.element_type), cutlass.Float32),
+                    device.cast(rRight[None, 0].load(), cutlass.Float32),
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            dleft = bilinear_form_frozen_row(
+                device.cast(cute.full((1,), rDy[0], rDy.element_type), cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+            )
+            rDleft[None, u].store(dleft.to(mDleft.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mDleft[row] = rDleft[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDleft, mDleft, first_row, place)
+        access.store_rows(rDx, mDx, first_row, place)
+
+
+@cute.jit
+def bilinear_form_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mLeft: cute.Tensor,
+    mX: cute.Tensor,
+    mRight: cute.Tensor,
+    mDleft: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mLeft.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    bilinear_form_frozen_kernel(
+        mDy, mLeft, mX, mRight, mDleft, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def bilinear_form_frozen_xla(dy, left, x, right):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dleft = dy * jnp.sum(right * x, axis=-1, keepdims=True)
+    dx = dy * right * left
+    return dleft, dx
+
+
 def bilinear_form_backward_rows_row_sum(x, right):
     """What is folded into row_sum (sum), on one vector of each operand."""
     return right * x
@@ -570,6 +733,8 @@ def bilinear_form_backward_xla(dy, left, x, right, row_axes):
     launch=bilinear_form_launch,
     xla=bilinear_form_xla,
     reference=bilinear_form_reference,
+    frozen_launch=bilinear_form_frozen_launch,
+    frozen_xla=bilinear_form_frozen_xla,
     backward_launch=bilinear_form_backward_launch,
     backward_xla=bilinear_form_backward_xla,
 )

@@ -124,6 +124,90 @@ def channel_affine_reference(x, scale, shift):
     return x * scale[None, :, None] + shift[None, :, None]
 
 
+def channel_affine_frozen_chain(dy, scale):
+    """The chain, on one vector of each operand."""
+    dx = scale * dy
+    return dx
+
+
+@cute.kernel
+def channel_affine_frozen_kernel(
+    mDy: cute.Tensor,  # (B, C, S) T
+    mScale: cute.Tensor,  # (C) float32
+    mDx: cute.Tensor,  # (B, C, S) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether S is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    C, S = mDx.shape[1], mDx.shape[2]
+    size = cutlass.Int64(mDx.shape[0]) * C * S
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iC, iS).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iS = cutlass.Int32(start % S)
+    rest = start // S
+    iC = cutlass.Int32(rest % C)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            rScale.fill(mScale[iC])
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            if iS + vec <= S:  # the vector lies in one row: wide loads, wherever it starts
+                rScale.fill(mScale[iC])
+            else:
+                iC_i, iS_i = iC, iS
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rScale[i] = mScale[iC_i]
+                    iC_i, iS_i = device.next_coordinates((iC_i, iS_i), (C, S))
+
+        dx = channel_affine_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def channel_affine_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mScale: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    channel_affine_frozen_kernel(
+        mDy, mScale, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def channel_affine_frozen_xla(dy, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = scale * dy
+    return dx
+
+
 def channel_affine_backward_chain(dy, x, scale):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     dx = scale * dy
@@ -300,6 +384,8 @@ def channel_affine_backward_xla(dy, x, scale):
     launch=channel_affine_launch,
     xla=channel_affine_xla,
     reference=channel_affine_reference,
+    frozen_launch=channel_affine_frozen_launch,
+    frozen_xla=channel_affine_frozen_xla,
     backward_launch=channel_affine_backward_launch,
     backward_xla=channel_affine_backward_xla,
 )

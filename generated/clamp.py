@@ -108,6 +108,88 @@ def clamp_reference(x, lo, hi):
     return jnp.clip(x, lo, hi)
 
 
+def clamp_frozen_chain(dy, x, lo, hi):
+    """The chain, on one vector of each operand."""
+    t0 = device.maximum(x, lo)
+    dx = dy * device.where(t0 < hi, 1.0, device.where(t0 == hi, 0.5, 0.0)) * device.where(x > lo, 1.0, device.where(x == lo, 0.5, 0.0))
+    return dx
+
+
+@cute.kernel
+def clamp_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mLo: cute.Tensor,  # (1) lo
+    mHi: cute.Tensor,  # (1) hi
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        dx = clamp_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            cute.full((vec,), mLo[0], cutlass.Float32),
+            cute.full((vec,), mHi[0], cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def clamp_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mLo: cute.Tensor,
+    mHi: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    clamp_frozen_kernel(
+        mDy, mX, mLo, mHi, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def clamp_frozen_xla(dy, x, lo, hi):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.maximum(x, lo)
+    dx = dy * jnp.where(t0 < hi, 1.0, jnp.where(t0 == hi, jnp.asarray(0.5, jnp.float32), 0.0)) * jnp.where(x > lo, 1.0, jnp.where(x == lo, jnp.asarray(0.5, jnp.float32), 0.0))
+    return dx
+
+
 def clamp_backward_chain(dy, x, lo, hi):
     """The chain: dx; what is folded into total_sum, total_sum2, on one vector of each operand."""
     t0 = device.maximum(x, lo)
@@ -283,6 +365,8 @@ def clamp_backward_xla(dy, x, lo, hi):
     launch=clamp_launch,
     xla=clamp_xla,
     reference=clamp_reference,
+    frozen_launch=clamp_frozen_launch,
+    frozen_xla=clamp_frozen_xla,
     backward_launch=clamp_backward_launch,
     backward_xla=clamp_backward_xla,
 )

@@ -114,6 +114,88 @@ def column_scale_reference(x, scale):
     return x * scale
 
 
+def column_scale_frozen_chain(dy, scale):
+    """The chain, on one vector of each operand."""
+    dx = scale * dy
+    return dx
+
+
+@cute.kernel
+def column_scale_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(cute.local_tile(mScale, (vec,), (iN // vec,)), rScale)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mScale, cute.crd2idx((iN,), mScale.layout), rScale)
+            else:
+                iN_i = iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rScale[i] = mScale[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
+
+        dx = column_scale_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def column_scale_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mScale: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    column_scale_frozen_kernel(
+        mDy, mScale, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def column_scale_frozen_xla(dy, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = scale * dy
+    return dx
+
+
 def column_scale_backward_chain(dy, x, scale):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     dx = scale * dy
@@ -270,6 +352,8 @@ def column_scale_backward_xla(dy, x, scale, row_axes):
     launch=column_scale_launch,
     xla=column_scale_xla,
     reference=column_scale_reference,
+    frozen_launch=column_scale_frozen_launch,
+    frozen_xla=column_scale_frozen_xla,
     backward_launch=column_scale_backward_launch,
     backward_xla=column_scale_backward_xla,
 )

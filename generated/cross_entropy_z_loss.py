@@ -239,6 +239,195 @@ def cross_entropy_z_loss_reference(x, label, ignore_index, z_weight):
     return loss, z_loss
 
 
+def cross_entropy_z_loss_frozen_t3(x):
+    """What is folded into t3 (max), on one vector of each operand."""
+    return x
+
+
+def cross_entropy_z_loss_frozen_row_sum(x, t3, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    t4 = device.where(device.isfinite(t3), t3, 0.0)
+    return device.exp_term(x - t4, approx)
+
+
+def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, t3, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    ignored = label == ignore_index
+    t0 = device.where(ignored, 0.0, dloss)
+    t4 = device.where(device.isfinite(t3), t3, 0.0)
+    lse = cute.math.log(row_sum) + t4
+    t1 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
+    t2 = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + t1
+    dx = t2
+    return dx
+
+
+@cute.kernel
+def cross_entropy_z_loss_frozen_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mDzLoss: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mZWeight: cute.Tensor,  # (1) z_weight
+    mDx: cute.Tensor,  # (rows, N) T
+    ignore_index: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDloss.shape[0], mX.shape[1]
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDloss = cute.make_rmem_tensor((1, at_once), mDloss.element_type)
+    rDzLoss = cute.make_rmem_tensor((1, at_once), mDzLoss.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    sT3 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rDx)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mDloss, (row,), row < rows, rDloss[None, u])
+        access.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        reduce.meet([*sT3], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rT3 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT3Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = cross_entropy_z_loss_frozen_t3(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rT3], ("max",), values, inside)
+                t3 = reduce.risen(rT3, rT3Seen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = cross_entropy_z_loss_frozen_row_sum(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), t3, cutlass.Float32),
+                        approx,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        t3, row_sum = reduce.over_row([rT3, rRowSum], ("max", "sum"), sT3, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                dx = cross_entropy_z_loss_frozen_chain(
+                    device.cast(cute.full((vec,), rDloss[0, u], rDloss.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rDzLoss[0, u], rDzLoss.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    cute.full((vec,), N, cutlass.Int32),
+                    cute.full((vec,), ignore_index, cutlass.Int32),
+                    cute.full((vec,), mZWeight[0], cutlass.Float32),
+                    cute.full((vec,), t3, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row, place)
+
+
+@cute.jit
+def cross_entropy_z_loss_frozen_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mDzLoss: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mZWeight: cute.Tensor,
+    mDx: cute.Tensor,
+    ignore_index: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mDloss.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    cross_entropy_z_loss_frozen_kernel(
+        mDloss, mDzLoss, mX, mLabel, mZWeight, mDx,
+        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def cross_entropy_z_loss_frozen_xla(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    ignored = label == ignore_index
+    t0 = jnp.where(ignored, 0.0, dloss)
+    t3 = jnp.max(x, axis=-1, keepdims=True)
+    t4 = jnp.where(jnp.isfinite(t3), t3, 0.0)
+    lse = jnp.log(jnp.sum(jnp.exp(x - t4), axis=-1, keepdims=True)) + t4
+    t2 = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (t0 + 2.0 * z_weight * (t0 + jnp.where(ignored, 0.0, dz_loss)) * lse) * jnp.exp(x - lse)
+    dx = t2
+    return dx
+
+
 def cross_entropy_z_loss_backward_rows_row_max(x):
     """What is folded into row_max (max), on one vector of each operand."""
     return x
@@ -689,6 +878,8 @@ def cross_entropy_z_loss_backward_xla(dloss, dz_loss, x, label, index_n, size_n,
     launch=cross_entropy_z_loss_launch,
     xla=cross_entropy_z_loss_xla,
     reference=cross_entropy_z_loss_reference,
+    frozen_launch=cross_entropy_z_loss_frozen_launch,
+    frozen_xla=cross_entropy_z_loss_frozen_xla,
     backward_launch=cross_entropy_z_loss_backward_launch,
     backward_xla=cross_entropy_z_loss_backward_xla,
     result=CrossEntropyZLossOutputs,

@@ -339,6 +339,89 @@ def dense_gelu_aux_forward_launch(
     )
 
 
+def dense_gelu_aux_frozen_chain(dy, dz, z2, approx):
+    """The chain, on one vector of each operand."""
+    dacc = dz + dy * device.dgelu(z2, approx, False)
+    return dacc
+
+
+@cute.kernel
+def dense_gelu_aux_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mDz: cute.Tensor,  # (rows, cols) T
+    mZ2: cute.Tensor,  # (rows, cols) wide T
+    mDacc: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDacc)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
+    rZ2 = cute.make_rmem_tensor((vec,), mZ2.element_type)
+    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gDz = cute.make_tensor(mDz.iterator + start, cute.make_layout((vec,)))
+        gZ2 = cute.make_tensor(mZ2.iterator + start, cute.make_layout((vec,)))
+        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gDz, rDz)
+            cute.autovec_copy(gZ2, rZ2)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gDz, rDz, valid)
+            device.copy_whole_or_part(gZ2, rZ2, valid)
+
+        dacc = dense_gelu_aux_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rDz.load(), cutlass.Float32),
+            device.cast(rZ2.load(), cutlass.Float32),
+            approx,
+        )
+        rDacc.store(dacc.to(mDacc.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDacc, gDacc)
+        else:
+            device.copy_whole_or_part(rDacc, gDacc, valid)
+
+
+@cute.jit
+def dense_gelu_aux_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mDz: cute.Tensor,
+    mZ2: cute.Tensor,
+    mDacc: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dense_gelu_aux_frozen_kernel(
+        mDy, mDz, mZ2, mDacc,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dense_gelu_aux_frozen_xla(dy, dz, z2):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dacc = dz + dy * runtime.dgelu(z2)
+    return dacc
+
+
 def dense_gelu_aux_backward_chain(dy, dz, z2, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
     t0 = dz + dy * device.dgelu(z2, approx, False)
@@ -501,6 +584,8 @@ def dense_gelu_aux_backward_xla(dy, dz, z2, row_axes):
     epilogue_launch=dense_gelu_aux_epilogue_launch,
     epilogue_xla=dense_gelu_aux_epilogue_xla,
     forward_launch=dense_gelu_aux_forward_launch,
+    frozen_launch=dense_gelu_aux_frozen_launch,
+    frozen_xla=dense_gelu_aux_frozen_xla,
     backward_launch=dense_gelu_aux_backward_launch,
     backward_xla=dense_gelu_aux_backward_xla,
     result=DenseGeluAuxOutputs,

@@ -308,6 +308,90 @@ def dense_gelu_tanh_forward_launch(
     )
 
 
+def dense_gelu_tanh_frozen_chain(dy, z, approx):
+    """The chain, on one vector of each operand."""
+    t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t3 = device.sigmoid(t2, approx)
+    dacc = dy * (t3 + z * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    return dacc
+
+
+@cute.kernel
+def dense_gelu_tanh_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mZ: cute.Tensor,  # (rows, cols) wide T
+    mDacc: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDacc)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
+    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gZ = cute.make_tensor(mZ.iterator + start, cute.make_layout((vec,)))
+        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gZ, rZ)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gZ, rZ, valid)
+
+        dacc = dense_gelu_tanh_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rZ.load(), cutlass.Float32),
+            approx,
+        )
+        rDacc.store(dacc.to(mDacc.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDacc, gDacc)
+        else:
+            device.copy_whole_or_part(rDacc, gDacc, valid)
+
+
+@cute.jit
+def dense_gelu_tanh_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mZ: cute.Tensor,
+    mDacc: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dense_gelu_tanh_frozen_kernel(
+        mDy, mZ, mDacc,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dense_gelu_tanh_frozen_xla(dy, z):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t1 = t0 * t0
+    t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
+    t3 = jax.lax.logistic(t2)
+    dacc = dy * (t3 + z * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    return dacc
+
+
 def dense_gelu_tanh_backward_chain(dy, z, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
@@ -472,6 +556,8 @@ def dense_gelu_tanh_backward_xla(dy, z, row_axes):
     epilogue_launch=dense_gelu_tanh_epilogue_launch,
     epilogue_xla=dense_gelu_tanh_epilogue_xla,
     forward_launch=dense_gelu_tanh_forward_launch,
+    frozen_launch=dense_gelu_tanh_frozen_launch,
+    frozen_xla=dense_gelu_tanh_frozen_xla,
     backward_launch=dense_gelu_tanh_backward_launch,
     backward_xla=dense_gelu_tanh_backward_xla,
 )

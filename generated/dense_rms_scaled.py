@@ -356,6 +356,211 @@ def dense_rms_scaled_forward_launch(
     )
 
 
+def dense_rms_scaled_frozen_keep_t5(acc, rstd, weight):
+    """t5, on one vector of each operand: several passes need it."""
+    z = acc * rstd * weight
+    t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
+    t2 = t1 * t1
+    t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
+    t4 = device.sigmoid(t3, False)
+    t5 = t4 + z * t4 * device.sigmoid(-t3, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    return t5
+
+
+def dense_rms_scaled_frozen_row_sum(dy, acc, weight, t5):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return weight * dy * t5 * acc
+
+
+def dense_rms_scaled_frozen_chain(dy, rstd, weight, t5):
+    """The chain, on one vector of each operand and the row's statistics."""
+    dacc = weight * rstd * dy * t5
+    return dacc
+
+
+def dense_rms_scaled_frozen_row(row_sum):
+    """The row's own results, from its statistics."""
+    drstd = row_sum
+    return drstd
+
+
+@cute.kernel
+def dense_rms_scaled_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mAcc: cute.Tensor,  # (rows, N) wide T
+    mRstd: cute.Tensor,  # (rows) float32
+    mWeight: cute.Tensor,  # (N) T
+    mDacc: cute.Tensor,  # (rows, N) T
+    mDrstd: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rAcc = cute.make_rmem_tensor((vec, vectors, at_once), mAcc.element_type)
+    rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rDacc = cute.make_rmem_tensor((vec, vectors, at_once), mDacc.element_type)
+    rDrstd = cute.make_rmem_tensor((1, at_once), mDrstd.element_type)
+    if cutlass.const_expr(carried):
+        rT5Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rDy, rAcc, rDacc, rDrstd)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mAcc, first_row, rAcc, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+        access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+        reduce.meet([*sRowSum], cluster)
+
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                t5 = dense_rms_scaled_frozen_keep_t5(
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                )
+                if cutlass.const_expr(carried):
+                    rT5Kept[None, v].store(t5)
+                values = dense_rms_scaled_frozen_row_sum(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    t5,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rAcc)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mAcc, cute.crd2idx((row, 0), mAcc.layout), column, step, columns, rAcc[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                if cutlass.const_expr(carried):
+                    t5 = rT5Kept[None, v].load()
+                else:
+                    t5 = dense_rms_scaled_frozen_keep_t5(
+                        device.cast(rAcc[None, v, u].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                        device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    )
+                dacc = dense_rms_scaled_frozen_chain(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    t5,
+                )
+                rDacc[None, v, u].store(dacc.to(mDacc.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDacc[None, v, u], mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            drstd = dense_rms_scaled_frozen_row(
+                cute.full((1,), row_sum, cutlass.Float32),
+            )
+            rDrstd[None, u].store(drstd.to(mDrstd.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mDrstd[row] = rDrstd[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDacc, mDacc, first_row, place)
+        access.store_rows(rDrstd, mDrstd, first_row, place)
+
+
+@cute.jit
+def dense_rms_scaled_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mAcc: cute.Tensor,
+    mRstd: cute.Tensor,
+    mWeight: cute.Tensor,
+    mDacc: cute.Tensor,
+    mDrstd: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    dense_rms_scaled_frozen_kernel(
+        mDy, mAcc, mRstd, mWeight, mDacc, mDrstd,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def dense_rms_scaled_frozen_xla(dy, acc, rstd, weight):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    z = acc * rstd * weight
+    t1 = jnp.minimum(jnp.maximum(z, -1000.0), 1000.0)
+    t2 = t1 * t1
+    t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
+    t4 = jax.lax.logistic(t3)
+    t5 = t4 + z * t4 * jax.lax.logistic(-t3) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    dacc = weight * rstd * dy * t5
+    drstd = jnp.sum(weight * dy * t5 * acc, axis=-1, keepdims=True)
+    return dacc, drstd
+
+
 def dense_rms_scaled_backward_rows_row_sum(dy, acc, rstd, weight):
     """What is folded into row_sum (sum), on one vector of each operand."""
     t0 = acc * rstd * weight
@@ -792,6 +997,8 @@ def dense_rms_scaled_backward_xla(dy, acc, rstd, weight, row_axes):
     epilogue_launch=dense_rms_scaled_epilogue_launch,
     epilogue_xla=dense_rms_scaled_epilogue_xla,
     forward_launch=dense_rms_scaled_forward_launch,
+    frozen_launch=dense_rms_scaled_frozen_launch,
+    frozen_xla=dense_rms_scaled_frozen_xla,
     backward_launch=dense_rms_scaled_backward_launch,
     backward_xla=dense_rms_scaled_backward_xla,
 )

@@ -399,6 +399,125 @@ def dense_scaled_columns_forward_launch(
     )
 
 
+def dense_scaled_columns_frozen_chain(dy, acc, alpha, beta, bias):
+    """The chain, on one vector of each operand."""
+    dacc = alpha * device.where(alpha * acc + bias > 0.0, dy, 0.0)
+    dc = beta * dy
+    return dacc, dc
+
+
+@cute.kernel
+def dense_scaled_columns_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mAcc: cute.Tensor,  # (rows, N) wide T
+    mAlpha: cute.Tensor,  # (N) float32
+    mBeta: cute.Tensor,  # (N) float32
+    mBias: cute.Tensor | None,  # (N) T
+    mDacc: cute.Tensor,  # (rows, N) T
+    mDc: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDacc.shape[1]
+    size = cutlass.Int64(mDacc.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rAcc = cute.make_rmem_tensor((vec,), mAcc.element_type)
+    rAlpha = cute.make_rmem_tensor((vec,), mAlpha.element_type)
+    rBeta = cute.make_rmem_tensor((vec,), mBeta.element_type)
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
+    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+    rDc = cute.make_rmem_tensor((vec,), mDc.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
+        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
+        gDc = cute.make_tensor(mDc.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gAcc, rAcc)
+            cute.autovec_copy(cute.local_tile(mAlpha, (vec,), (iN // vec,)), rAlpha)
+            cute.autovec_copy(cute.local_tile(mBeta, (vec,), (iN // vec,)), rBeta)
+            if cutlass.const_expr(mBias is not None):
+                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gAcc, rAcc, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mAlpha, cute.crd2idx((iN,), mAlpha.layout), rAlpha)
+                device.load_anywhere(mBeta, cute.crd2idx((iN,), mBeta.layout), rBeta)
+                if cutlass.const_expr(mBias is not None):
+                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
+            else:
+                iN_i = iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rAlpha[i] = mAlpha[iN_i]
+                        rBeta[i] = mBeta[iN_i]
+                        if cutlass.const_expr(mBias is not None):
+                            rBias[i] = mBias[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
+
+        dacc, dc = dense_scaled_columns_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rAcc.load(), cutlass.Float32),
+            device.cast(rAlpha.load(), cutlass.Float32),
+            device.cast(rBeta.load(), cutlass.Float32),
+            device.cast(rBias.load(), cutlass.Float32),
+        )
+        rDacc.store(dacc.to(mDacc.element_type))
+        rDc.store(dc.to(mDc.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDacc, gDacc)
+            cute.autovec_copy(rDc, gDc)
+        else:
+            device.copy_whole_or_part(rDacc, gDacc, valid)
+            device.copy_whole_or_part(rDc, gDc, valid)
+
+
+@cute.jit
+def dense_scaled_columns_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mAcc: cute.Tensor,
+    mAlpha: cute.Tensor,
+    mBeta: cute.Tensor,
+    mBias: cute.Tensor | None,
+    mDacc: cute.Tensor,
+    mDc: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    dense_scaled_columns_frozen_kernel(
+        mDy, mAcc, mAlpha, mBeta, mBias, mDacc, mDc,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def dense_scaled_columns_frozen_xla(dy, acc, alpha, beta, bias):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dacc = alpha * jnp.where(alpha * acc + bias > 0.0, dy, 0.0)
+    dc = beta * dy
+    return dacc, dc
+
+
 def dense_scaled_columns_backward_chain(dy, acc, c, alpha, beta, bias):
     """The chain: dacc, dc; what is folded into column_sum, column_sum2, column_sum3, on one vector of each operand."""
     t0 = device.where(alpha * acc + bias > 0.0, dy, 0.0)
@@ -613,6 +732,8 @@ def dense_scaled_columns_backward_xla(dy, acc, c, alpha, beta, bias, row_axes):
     epilogue_launch=dense_scaled_columns_epilogue_launch,
     epilogue_xla=dense_scaled_columns_epilogue_xla,
     forward_launch=dense_scaled_columns_forward_launch,
+    frozen_launch=dense_scaled_columns_frozen_launch,
+    frozen_xla=dense_scaled_columns_frozen_xla,
     backward_launch=dense_scaled_columns_backward_launch,
     backward_xla=dense_scaled_columns_backward_xla,
 )

@@ -388,6 +388,88 @@ def gemm_linear_forward_launch(
     )
 
 
+def gemm_linear_frozen_chain(dy, alpha, beta):
+    """The chain, on one vector of each operand."""
+    dacc = alpha * dy
+    dc = beta * dy
+    return dacc, dc
+
+
+@cute.kernel
+def gemm_linear_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mAlpha: cute.Tensor,  # (1) alpha
+    mBeta: cute.Tensor,  # (1) beta
+    mDacc: cute.Tensor,  # (rows, cols) T
+    mDc: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
+    rDc = cute.make_rmem_tensor((vec,), mDc.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
+        gDc = cute.make_tensor(mDc.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+
+        dacc, dc = gemm_linear_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            cute.full((vec,), mAlpha[0], cutlass.Float32),
+            cute.full((vec,), mBeta[0], cutlass.Float32),
+        )
+        rDacc.store(dacc.to(mDacc.element_type))
+        rDc.store(dc.to(mDc.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDacc, gDacc)
+            cute.autovec_copy(rDc, gDc)
+        else:
+            device.copy_whole_or_part(rDacc, gDacc, valid)
+            device.copy_whole_or_part(rDc, gDc, valid)
+
+
+@cute.jit
+def gemm_linear_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mAlpha: cute.Tensor,
+    mBeta: cute.Tensor,
+    mDacc: cute.Tensor,
+    mDc: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    gemm_linear_frozen_kernel(
+        mDy, mAlpha, mBeta, mDacc, mDc,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def gemm_linear_frozen_xla(dy, alpha, beta):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dacc = alpha * dy
+    dc = beta * dy
+    return dacc, dc
+
+
 def gemm_linear_backward_chain(dy, acc, c, alpha, beta):
     """The chain: dacc, dc; what is folded into column_sum, total_sum, total_sum2, on one vector of each operand."""
     dacc = alpha * dy
@@ -616,6 +698,8 @@ def gemm_linear_backward_xla(dy, acc, c, alpha, beta, row_axes):
     epilogue_launch=gemm_linear_epilogue_launch,
     epilogue_xla=gemm_linear_epilogue_xla,
     forward_launch=gemm_linear_forward_launch,
+    frozen_launch=gemm_linear_frozen_launch,
+    frozen_xla=gemm_linear_frozen_xla,
     backward_launch=gemm_linear_backward_launch,
     backward_xla=gemm_linear_backward_xla,
 )

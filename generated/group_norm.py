@@ -240,6 +240,212 @@ def group_norm_reference(x, weight, bias, eps):
     return y
 
 
+def group_norm_frozen_stage0(dy, x, weight):
+    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
+    t0 = weight * dy
+    return x, t0
+
+
+def group_norm_frozen_stage1(dy, x, weight, row_mean):
+    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    centred = x - row_mean
+    t0 = weight * dy
+    return centred * centred, t0 * centred
+
+
+def group_norm_frozen_chain(dy, x, weight, size_c, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    centred = x - row_mean
+    rstd = device.rsqrt(row_mean2 + eps, approx)
+    t1 = size_c.to(cutlass.Float32) * (1.0 * size_s.to(cutlass.Float32))
+    t2 = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred - device.divide(rstd * row_sum2, t1, approx)
+    dx = t2
+    return dx
+
+
+@cute.kernel
+def group_norm_frozen_kernel(
+    mDy: cute.Tensor,  # (B, G, C, S) T
+    mX: cute.Tensor,  # (B, G, C, S) T
+    mWeight: cute.Tensor | None,  # (G, C) T
+    mDx: cute.Tensor,  # (B, G, C, S) T
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, G, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, vectors, at_once), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, vectors, at_once), mWeight.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iG = row % G
+        iB = (row // G)
+        columns = cutlass.select_(row < B * G, C * S, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (C * S + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
+            if cutlass.const_expr(mWeight is not None):
+                access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+        reduce.meet([*sStage0, *sStage1], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
+                if cutlass.const_expr(mWeight is not None):
+                    access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = group_norm_frozen_stage0(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
+        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(C * S))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+            if cutlass.const_expr(mWeight is not None):
+                access.forget(rWeight)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
+                if cutlass.const_expr(mWeight is not None):
+                    access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = group_norm_frozen_stage1(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
+        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(C * S))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+            if cutlass.const_expr(mWeight is not None):
+                access.forget(rWeight)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
+                if cutlass.const_expr(mWeight is not None):
+                    access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                dx = group_norm_frozen_chain(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), C, cutlass.Int32),
+                    cute.full((vec,), S, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                rDx.store(dx.to(mDx.element_type))
+                access.store_row(rDx, mDx, cute.crd2idx((iB, iG, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+
+
+@cute.jit
+def group_norm_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mDx: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    B, G = mDy.shape[0], mDy.shape[1]
+    blocks = (B * G // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    group_norm_frozen_kernel(
+        mDy, mX, mWeight, mDx,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def group_norm_frozen_xla(dy, x, weight, size_c, size_s, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    centred = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=(-2, -1), keepdims=True) + eps)
+    t0 = weight * dy
+    t1 = size_c.astype(jnp.float32) * (1.0 * size_s.astype(jnp.float32))
+    t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
+    t2 = t3 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
+    dx = t2
+    return dx
+
+
 def group_norm_backward_rows_stage0(dy, x, weight):
     """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
     return x, weight * dy
@@ -776,6 +982,8 @@ def group_norm_backward_xla(dy, x, weight, size_c, size_s, eps):
     launch=group_norm_launch,
     xla=group_norm_xla,
     reference=group_norm_reference,
+    frozen_launch=group_norm_frozen_launch,
+    frozen_xla=group_norm_frozen_xla,
     backward_launch=group_norm_backward_launch,
     backward_xla=group_norm_backward_xla,
 )

@@ -226,6 +226,209 @@ def head_rmsnorm_rotary_reference(x, weight, cos, sin, eps):
     return y
 
 
+def head_rmsnorm_rotary_frozen_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
+    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    t0 = sin * dy1 + cos * dy0
+    t1 = cos * dy1 - sin * dy0
+    return x0 * x0, x1 * x1, weight1 * t1 * x1 + weight0 * t0 * x0
+
+
+def head_rmsnorm_rotary_frozen_chain(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, approx)
+    t0 = sin * dy1 + cos * dy0
+    t1 = cos * dy1 - sin * dy0
+    t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
+    dx0 = weight0 * rstd * t0 - t2 * x0
+    dx1 = weight1 * rstd * t1 - t2 * x1
+    return dx0, dx1
+
+
+@cute.kernel
+def head_rmsnorm_rotary_frozen_kernel(
+    mDy: cute.Tensor,  # (B, S, H, 2, D) T
+    mX: cute.Tensor,  # (B, S, H, 2, D) T
+    mWeight: cute.Tensor,  # (2, D) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mDx: cute.Tensor,  # (B, S, H, 2, D) T
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
+    approx = device.narrow(mDx)
+
+    rDy0 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rDy1 = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rWeight0 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rWeight1 = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rCos = cute.make_rmem_tensor((vec, vectors, at_once), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec, vectors, at_once), mSin.element_type)
+    rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iH = row % H
+        iS = (row // H) % S
+        iB = ((row // H) // S)
+        columns = cutlass.select_(row < B * S * H, D, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, kept)
+            access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+            access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+            access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, kept)
+            access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, kept)
+        reduce.meet([*sStage0], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+                access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, kept)
+                access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+                access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
+                values = head_rmsnorm_rotary_frozen_stage0(
+                    device.cast(rDy0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDy1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight0[None, 0].load(), cutlass.Float32),
+                    device.cast(rWeight1[None, 0].load(), cutlass.Float32),
+                    device.cast(rCos[None, v, u].load(), cutlass.Float32),
+                    device.cast(rSin[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, inside)
+        row_mean, row_mean2, row_sum = reduce.over_row([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(D))
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(D))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy0)
+            access.forget(rDy1)
+            access.forget(rX0)
+            access.forget(rX1)
+            access.forget(rCos)
+            access.forget(rSin)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iS, iH, 0, 0), mDy.layout), column, step, columns, rDy0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mDy, cute.crd2idx((iB, iS, iH, 1, 0), mDy.layout), column, step, columns, rDy1[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 0, 0), mX.layout), column, step, columns, rX0[None, None, u], 1, ragged, False, kept)
+                access.load_row(mX, cute.crd2idx((iB, iS, iH, 1, 0), mX.layout), column, step, columns, rX1[None, None, u], 1, ragged, False, kept)
+                access.load_row(mCos, cute.crd2idx((iS, 0), mCos.layout), column, step, columns, rCos[None, None, u], 1, ragged, False, kept)
+                access.load_row(mSin, cute.crd2idx((iS, 0), mSin.layout), column, step, columns, rSin[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0, 0), mWeight.layout), c, step, columns, rWeight0, 1, ragged, False, False)
+                access.load_row(mWeight, cute.crd2idx((1, 0), mWeight.layout), c, step, columns, rWeight1, 1, ragged, False, False)
+                dx0, dx1 = head_rmsnorm_rotary_frozen_chain(
+                    device.cast(rDy0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDy1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX0[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX1[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight0[None, 0].load(), cutlass.Float32),
+                    device.cast(rWeight1[None, 0].load(), cutlass.Float32),
+                    device.cast(rCos[None, v, u].load(), cutlass.Float32),
+                    device.cast(rSin[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), D, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                rDx0.store(dx0.to(mDx.element_type))
+                rDx1.store(dx1.to(mDx.element_type))
+                access.store_row(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+                access.store_row(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
+
+
+@cute.jit
+def head_rmsnorm_rotary_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mCos: cute.Tensor,
+    mSin: cute.Tensor,
+    mDx: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    B, S, H = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    blocks = (B * S * H // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    head_rmsnorm_rotary_frozen_kernel(
+        mDy, mX, mWeight, mCos, mSin, mDx,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def head_rmsnorm_rotary_frozen_xla(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t3 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
+    rstd = jax.lax.rsqrt(t3)
+    t0 = sin * dy1 + cos * dy0
+    t1 = cos * dy1 - sin * dy0
+    t4 = jnp.sum(weight1 * t1 * x1 + weight0 * t0 * x0, axis=-1, keepdims=True) * rstd * rstd * rstd * 0.5
+    t2 = t4 / size_d.astype(jnp.float32)
+    dx0 = weight0 * rstd * t0 - t2 * x0
+    dx1 = weight1 * rstd * t1 - t2 * x1
+    return dx0, dx1
+
+
 def head_rmsnorm_rotary_backward_rows_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
     """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
     return x0 * x0, x1 * x1, weight1 * (cos * dy1 - sin * dy0) * x1 + weight0 * (sin * dy1 + cos * dy0) * x0
@@ -802,6 +1005,8 @@ def head_rmsnorm_rotary_backward_xla(dy0, dy1, x0, x1, weight0, weight1, cos, si
     launch=head_rmsnorm_rotary_launch,
     xla=head_rmsnorm_rotary_xla,
     reference=head_rmsnorm_rotary_reference,
+    frozen_launch=head_rmsnorm_rotary_frozen_launch,
+    frozen_xla=head_rmsnorm_rotary_frozen_xla,
     backward_launch=head_rmsnorm_rotary_backward_launch,
     backward_xla=head_rmsnorm_rotary_backward_xla,
 )

@@ -235,6 +235,211 @@ def instance_norm_reference(x, weight, bias, eps):
     return y
 
 
+def instance_norm_frozen_stage0(dy, x):
+    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
+    return x, dy
+
+
+def instance_norm_frozen_stage1(dy, x, row_mean):
+    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    centred = x - row_mean
+    return centred * centred, dy * centred
+
+
+def instance_norm_frozen_chain(dy, x, weight, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    centred = x - row_mean
+    rstd = device.rsqrt(row_mean2 + eps, approx)
+    t0 = weight * rstd
+    t2 = size_s.to(cutlass.Float32)
+    t1 = t0 * dy - device.divide(weight * row_sum * rstd * rstd * rstd, t2, approx) * centred - device.divide(t0 * row_sum2, t2, approx)
+    dx = t1
+    return dx
+
+
+@cute.kernel
+def instance_norm_frozen_kernel(
+    mDy: cute.Tensor,  # (B, C, S) T
+    mX: cute.Tensor,  # (B, C, S) T
+    mWeight: cute.Tensor | None,  # (C) T
+    mDx: cute.Tensor,  # (B, C, S) T
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((1, at_once), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((1, at_once), mWeight.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rDy, rX, rDx)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iC = row % C
+        iB = (row // C)
+        columns = cutlass.select_(row < B * C, S, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else S
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (S) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (S + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        if cutlass.const_expr(mWeight is not None):
+            access.load_one(mWeight, (iC,), row < B * C, rWeight[None, u])
+        reduce.meet([*sStage0, *sStage1], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = instance_norm_frozen_stage0(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
+        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = instance_norm_frozen_stage1(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
+        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                dx = instance_norm_frozen_chain(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rWeight[0, u], rWeight.element_type), cutlass.Float32),
+                    cute.full((vec,), S, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((iB, iC, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row, place)
+
+
+@cute.jit
+def instance_norm_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mDx: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    B, C = mDy.shape[0], mDy.shape[1]
+    blocks = (B * C // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    instance_norm_frozen_kernel(
+        mDy, mX, mWeight, mDx,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def instance_norm_frozen_xla(dy, x, weight, size_s, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    t0 = weight * rstd
+    t2 = size_s.astype(jnp.float32)
+    t3 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
+    t1 = t3 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t2
+    dx = t1
+    return dx
+
+
 def instance_norm_backward_rows_stage0(dy, x):
     """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
     return x, dy
@@ -760,6 +965,8 @@ def instance_norm_backward_xla(dy, x, weight, size_s, eps):
     launch=instance_norm_launch,
     xla=instance_norm_xla,
     reference=instance_norm_reference,
+    frozen_launch=instance_norm_frozen_launch,
+    frozen_xla=instance_norm_frozen_xla,
     backward_launch=instance_norm_backward_launch,
     backward_xla=instance_norm_backward_xla,
 )

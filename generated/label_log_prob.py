@@ -220,6 +220,211 @@ def label_log_prob_reference(x, label, temperature):
     return y
 
 
+def label_log_prob_frozen_keep_z(x, temperature, approx):
+    """z, on one vector of each operand: several passes need it."""
+    z = device.divide_by_row(x, temperature, approx)
+    return z
+
+
+def label_log_prob_frozen_t1(z):
+    """What is folded into t1 (max), on one vector of each operand."""
+    return z
+
+
+def label_log_prob_frozen_row_sum(z, t1, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    t2 = device.where(device.isfinite(t1), t1, 0.0)
+    return device.exp_term(z - t2, approx)
+
+
+def label_log_prob_frozen_chain(dy, label, index_n, temperature, z, t1, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t2 = device.where(device.isfinite(t1), t1, 0.0)
+    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(z - (cute.math.log(row_sum) + t2), approx)
+    dx = device.divide_by_row(t0, temperature, approx)
+    return dx
+
+
+@cute.kernel
+def label_log_prob_frozen_kernel(
+    mDy: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mTemperature: cute.Tensor,  # (1) temperature
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mX.shape[1]
+    approx = device.narrow(mDx)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    if cutlass.const_expr(carried):
+        rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sT1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rDx)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mDy, (row,), row < rows, rDy[None, u])
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        reduce.meet([*sT1], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rT1 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT1Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    z = label_log_prob_frozen_keep_z(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mTemperature[0], cutlass.Float32),
+                        approx,
+                    )
+                    if cutlass.const_expr(carried):
+                        rZKept[None, v].store(z)
+                    values = label_log_prob_frozen_t1(
+                        z,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rT1], ("max",), values, inside)
+                t1 = reduce.risen(rT1, rT1Seen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    if cutlass.const_expr(carried):
+                        z = rZKept[None, v].load()
+                    else:
+                        z = label_log_prob_frozen_keep_z(
+                            device.cast(rX[None, v, u].load(), cutlass.Float32),
+                            cute.full((vec,), mTemperature[0], cutlass.Float32),
+                            approx,
+                        )
+                    values = label_log_prob_frozen_row_sum(
+                        z,
+                        cute.full((vec,), t1, cutlass.Float32),
+                        approx,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        t1, row_sum = reduce.over_row([rT1, rRowSum], ("max", "sum"), sT1, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    z = rZKept[None, v].load()
+                else:
+                    z = label_log_prob_frozen_keep_z(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mTemperature[0], cutlass.Float32),
+                        approx,
+                    )
+                dx = label_log_prob_frozen_chain(
+                    device.cast(cute.full((vec,), rDy[0, u], rDy.element_type), cutlass.Float32),
+                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    cute.full((vec,), mTemperature[0], cutlass.Float32),
+                    z,
+                    cute.full((vec,), t1, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row, place)
+
+
+@cute.jit
+def label_log_prob_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mTemperature: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    label_log_prob_frozen_kernel(
+        mDy, mX, mLabel, mTemperature, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def label_log_prob_frozen_xla(dy, x, label, index_n, temperature):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    z = x / temperature
+    t1 = jnp.max(z, axis=-1, keepdims=True)
+    t2 = jnp.where(jnp.isfinite(t1), t1, 0.0)
+    t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - (jnp.log(jnp.sum(jnp.exp(z - t2), axis=-1, keepdims=True)) + t2))
+    dx = t0 / temperature
+    return dx
+
+
 def label_log_prob_backward_rows_row_max(x, temperature):
     """What is folded into row_max (max), on one vector of each operand."""
     return device.divide_by_row(x, temperature, False)
@@ -659,6 +864,8 @@ def label_log_prob_backward_xla(dy, x, label, index_n, temperature):
     launch=label_log_prob_launch,
     xla=label_log_prob_xla,
     reference=label_log_prob_reference,
+    frozen_launch=label_log_prob_frozen_launch,
+    frozen_xla=label_log_prob_frozen_xla,
     backward_launch=label_log_prob_backward_launch,
     backward_xla=label_log_prob_backward_xla,
 )

@@ -103,6 +103,85 @@ def leaky_relu_dynamic_reference(x, slope):
     return jax.nn.leaky_relu(x, slope)
 
 
+def leaky_relu_dynamic_frozen_chain(dy, x, slope):
+    """The chain, on one vector of each operand."""
+    t0 = x >= 0.0
+    dx = device.where(t0, dy, 0.0) + slope * device.where(t0, 0.0, dy)
+    return dx
+
+
+@cute.kernel
+def leaky_relu_dynamic_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mSlope: cute.Tensor,  # (1) slope
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        dx = leaky_relu_dynamic_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            cute.full((vec,), mSlope[0], cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def leaky_relu_dynamic_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mSlope: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    leaky_relu_dynamic_frozen_kernel(
+        mDy, mX, mSlope, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def leaky_relu_dynamic_frozen_xla(dy, x, slope):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x >= 0.0
+    dx = jnp.where(t0, dy, 0.0) + slope * jnp.where(t0, 0.0, dy)
+    return dx
+
+
 def leaky_relu_dynamic_backward_chain(dy, x, slope):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = x >= 0.0
@@ -257,6 +336,8 @@ def leaky_relu_dynamic_backward_xla(dy, x, slope):
     launch=leaky_relu_dynamic_launch,
     xla=leaky_relu_dynamic_xla,
     reference=leaky_relu_dynamic_reference,
+    frozen_launch=leaky_relu_dynamic_frozen_launch,
+    frozen_xla=leaky_relu_dynamic_frozen_xla,
     backward_launch=leaky_relu_dynamic_backward_launch,
     backward_xla=leaky_relu_dynamic_backward_xla,
 )

@@ -103,6 +103,83 @@ def lower_bound_reference(x, bound):
     return jnp.maximum(x, bound)
 
 
+def lower_bound_frozen_chain(dy, x, bound):
+    """The chain, on one vector of each operand."""
+    dx = dy * device.where(x > bound, 1.0, device.where(x == bound, 0.5, 0.0))
+    return dx
+
+
+@cute.kernel
+def lower_bound_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mBound: cute.Tensor,  # (1) bound
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        dx = lower_bound_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            cute.full((vec,), mBound[0], cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def lower_bound_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mBound: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    lower_bound_frozen_kernel(
+        mDy, mX, mBound, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def lower_bound_frozen_xla(dy, x, bound):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy * jnp.where(x > bound, 1.0, jnp.where(x == bound, jnp.asarray(0.5, jnp.float32), 0.0))
+    return dx
+
+
 def lower_bound_backward_chain(dy, x, bound):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = device.where(x == bound, 0.5, 0.0)
@@ -255,6 +332,8 @@ def lower_bound_backward_xla(dy, x, bound):
     launch=lower_bound_launch,
     xla=lower_bound_xla,
     reference=lower_bound_reference,
+    frozen_launch=lower_bound_frozen_launch,
+    frozen_xla=lower_bound_frozen_xla,
     backward_launch=lower_bound_backward_launch,
     backward_xla=lower_bound_backward_xla,
 )

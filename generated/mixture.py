@@ -129,6 +129,105 @@ def mixture_reference(w, a, b, c):
     return jnp.sum(jnp.stack([a, b, c], axis=-1) * w, axis=-1)
 
 
+def mixture_frozen_chain(dy, w0, w1, w2):
+    """The chain, on one vector of each operand."""
+    da = w0 * dy
+    db = w1 * dy
+    dc = w2 * dy
+    return da, db, dc
+
+
+@cute.kernel
+def mixture_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mW: cute.Tensor,  # (3) float32
+    mDa: cute.Tensor,  # (rows, cols) T
+    mDb: cute.Tensor,  # (rows, cols) T
+    mDc: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rW0 = cute.make_rmem_tensor((vec,), mW.element_type)
+    rW1 = cute.make_rmem_tensor((vec,), mW.element_type)
+    rW2 = cute.make_rmem_tensor((vec,), mW.element_type)
+    rDa = cute.make_rmem_tensor((vec,), mDa.element_type)
+    rDb = cute.make_rmem_tensor((vec,), mDb.element_type)
+    rDc = cute.make_rmem_tensor((vec,), mDc.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gDa = cute.make_tensor(mDa.iterator + start, cute.make_layout((vec,)))
+        gDb = cute.make_tensor(mDb.iterator + start, cute.make_layout((vec,)))
+        gDc = cute.make_tensor(mDc.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            rW0.fill(mW[0])
+            rW1.fill(mW[1])
+            rW2.fill(mW[2])
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            rW0.fill(mW[0])
+            rW1.fill(mW[1])
+            rW2.fill(mW[2])
+
+        da, db, dc = mixture_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rW0.load(), cutlass.Float32),
+            device.cast(rW1.load(), cutlass.Float32),
+            device.cast(rW2.load(), cutlass.Float32),
+        )
+        rDa.store(da.to(mDa.element_type))
+        rDb.store(db.to(mDb.element_type))
+        rDc.store(dc.to(mDc.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDa, gDa)
+            cute.autovec_copy(rDb, gDb)
+            cute.autovec_copy(rDc, gDc)
+        else:
+            device.copy_whole_or_part(rDa, gDa, valid)
+            device.copy_whole_or_part(rDb, gDb, valid)
+            device.copy_whole_or_part(rDc, gDc, valid)
+
+
+@cute.jit
+def mixture_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mW: cute.Tensor,
+    mDa: cute.Tensor,
+    mDb: cute.Tensor,
+    mDc: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    mixture_frozen_kernel(
+        mDy, mW, mDa, mDb, mDc,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def mixture_frozen_xla(dy, w0, w1, w2):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    da = w0 * dy
+    db = w1 * dy
+    dc = w2 * dy
+    return da, db, dc
+
+
 def mixture_backward_chain(dy, w0, w1, w2, a, b, c):
     """The chain: da, db, dc; what is folded into total_sum, total_sum2, total_sum3, on one vector of each operand."""
     da = w0 * dy
@@ -335,6 +434,8 @@ def mixture_backward_xla(dy, w0, w1, w2, a, b, c):
     launch=mixture_launch,
     xla=mixture_xla,
     reference=mixture_reference,
+    frozen_launch=mixture_frozen_launch,
+    frozen_xla=mixture_frozen_xla,
     backward_launch=mixture_backward_launch,
     backward_xla=mixture_backward_xla,
 )

@@ -232,6 +232,212 @@ def qk_rmsnorm_reference(q, k, q_weight, k_weight, eps):
     return q_out, k_out
 
 
+def qk_rmsnorm_frozen_stage0(dq_out, dk_out, q, k, q_weight, k_weight):
+    """What is folded into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), on one vector of each operand."""
+    return q * q, q_weight * dq_out * q, k * k, k_weight * dk_out * k
+
+
+def qk_rmsnorm_frozen_chain(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_mean, row_sum, row_mean2, row_sum2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    q_rstd = device.rsqrt(row_mean + eps, approx)
+    t2 = size_d.to(cutlass.Float32)
+    t0 = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t2, approx) * q
+    dq = t0
+    k_rstd = device.rsqrt(row_mean2 + eps, approx)
+    t1 = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t2, approx) * k
+    dk = t1
+    return dq, dk
+
+
+@cute.kernel
+def qk_rmsnorm_frozen_kernel(
+    mDqOut: cute.Tensor,  # (rows, D) T
+    mDkOut: cute.Tensor,  # (rows, D) T
+    mQ: cute.Tensor,  # (rows, D) T
+    mK: cute.Tensor,  # (rows, D) T
+    mQWeight: cute.Tensor,  # (D) T
+    mKWeight: cute.Tensor,  # (D) T
+    mDq: cute.Tensor,  # (rows, D) T
+    mDk: cute.Tensor,  # (rows, D) T
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, D = mDqOut.shape[0], mDqOut.shape[1]
+    approx = device.narrow(mDq)
+
+    rDqOut = cute.make_rmem_tensor((vec, vectors, at_once), mDqOut.element_type)
+    rDkOut = cute.make_rmem_tensor((vec, vectors, at_once), mDkOut.element_type)
+    rQ = cute.make_rmem_tensor((vec, vectors, at_once), mQ.element_type)
+    rK = cute.make_rmem_tensor((vec, vectors, at_once), mK.element_type)
+    rQWeight = cute.make_rmem_tensor((vec, 1), mQWeight.element_type)
+    rKWeight = cute.make_rmem_tensor((vec, 1), mKWeight.element_type)
+    rDq = cute.make_rmem_tensor((vec, vectors, at_once), mDq.element_type)
+    rDk = cute.make_rmem_tensor((vec, vectors, at_once), mDk.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rDqOut, rDkOut, rQ, rK, rDq, rDk)
+        access.load_rows(mDqOut, first_row, rDqOut, place)
+        access.load_rows(mDkOut, first_row, rDkOut, place)
+        access.load_rows(mQ, first_row, rQ, place)
+        access.load_rows(mK, first_row, rK, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, D, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else D
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (D) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (D + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, True, kept)
+            access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, True, kept)
+            access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, True, kept)
+            access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sStage0], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, True, kept)
+                access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, True, kept)
+                access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, True, kept)
+                access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+                access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
+                values = qk_rmsnorm_frozen_stage0(
+                    device.cast(rDqOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDkOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rQ[None, v, u].load(), cutlass.Float32),
+                    device.cast(rK[None, v, u].load(), cutlass.Float32),
+                    device.cast(rQWeight[None, 0].load(), cutlass.Float32),
+                    device.cast(rKWeight[None, 0].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, inside)
+        row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row([rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDqOut)
+            access.forget(rDkOut)
+            access.forget(rQ)
+            access.forget(rK)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDqOut, cute.crd2idx((row, 0), mDqOut.layout), column, step, columns, rDqOut[None, None, u], 1, ragged, True, kept)
+                access.load_row(mDkOut, cute.crd2idx((row, 0), mDkOut.layout), column, step, columns, rDkOut[None, None, u], 1, ragged, True, kept)
+                access.load_row(mQ, cute.crd2idx((row, 0), mQ.layout), column, step, columns, rQ[None, None, u], 1, ragged, True, kept)
+                access.load_row(mK, cute.crd2idx((row, 0), mK.layout), column, step, columns, rK[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mQWeight, cute.crd2idx((0,), mQWeight.layout), c, step, columns, rQWeight, 1, ragged, False, False)
+                access.load_row(mKWeight, cute.crd2idx((0,), mKWeight.layout), c, step, columns, rKWeight, 1, ragged, False, False)
+                dq, dk = qk_rmsnorm_frozen_chain(
+                    device.cast(rDqOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rDkOut[None, v, u].load(), cutlass.Float32),
+                    device.cast(rQ[None, v, u].load(), cutlass.Float32),
+                    device.cast(rK[None, v, u].load(), cutlass.Float32),
+                    device.cast(rQWeight[None, 0].load(), cutlass.Float32),
+                    device.cast(rKWeight[None, 0].load(), cutlass.Float32),
+                    cute.full((vec,), D, cutlass.Int32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    approx,
+                )
+                rDq[None, v, u].store(dq.to(mDq.element_type))
+                rDk[None, v, u].store(dk.to(mDk.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDq[None, v, u], mDq, cute.crd2idx((row, 0), mDq.layout), column, v * step, columns, 1, ragged, True, per_row)
+                    access.store_row(rDk[None, v, u], mDk, cute.crd2idx((row, 0), mDk.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDq, mDq, first_row, place)
+        access.store_rows(rDk, mDk, first_row, place)
+
+
+@cute.jit
+def qk_rmsnorm_frozen_launch(
+    stream: cuda.CUstream,
+    mDqOut: cute.Tensor,
+    mDkOut: cute.Tensor,
+    mQ: cute.Tensor,
+    mK: cute.Tensor,
+    mQWeight: cute.Tensor,
+    mKWeight: cute.Tensor,
+    mDq: cute.Tensor,
+    mDk: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mDqOut.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    qk_rmsnorm_frozen_kernel(
+        mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mDq, mDk,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def qk_rmsnorm_frozen_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    q_rstd = jax.lax.rsqrt(jnp.mean(q * q, axis=-1, keepdims=True) + eps)
+    t2 = size_d.astype(jnp.float32)
+    t0 = q_weight * q_rstd * dq_out - jnp.sum(q_weight * dq_out * q, axis=-1, keepdims=True) * q_rstd * q_rstd * q_rstd / t2 * q
+    dq = t0
+    k_rstd = jax.lax.rsqrt(jnp.mean(k * k, axis=-1, keepdims=True) + eps)
+    t1 = k_weight * k_rstd * dk_out - jnp.sum(k_weight * dk_out * k, axis=-1, keepdims=True) * k_rstd * k_rstd * k_rstd / t2 * k
+    dk = t1
+    return dq, dk
+
+
 def qk_rmsnorm_backward_rows_stage0(dq_out, dk_out, q, k, q_weight, k_weight):
     """What is folded into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), on one vector of each operand."""
     return q * q, q_weight * dq_out * q, k * k, k_weight * dk_out * k
@@ -754,6 +960,8 @@ def qk_rmsnorm_backward_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, ep
     launch=qk_rmsnorm_launch,
     xla=qk_rmsnorm_xla,
     reference=qk_rmsnorm_reference,
+    frozen_launch=qk_rmsnorm_frozen_launch,
+    frozen_xla=qk_rmsnorm_frozen_xla,
     backward_launch=qk_rmsnorm_backward_launch,
     backward_xla=qk_rmsnorm_backward_xla,
     result=QkRmsnormOutputs,

@@ -156,6 +156,119 @@ def rotary_reference(x, cos, sin):
     return y
 
 
+def rotary_frozen_chain(dy0, dy1, cos, sin):
+    """The chain, on one vector of each operand."""
+    dx0 = sin * dy1 + cos * dy0
+    dx1 = cos * dy1 - sin * dy0
+    return dx0, dx1
+
+
+@cute.kernel
+def rotary_frozen_kernel(
+    mDy: cute.Tensor,  # (B, S, H, 2, D) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mDx: cute.Tensor,  # (B, S, H, 2, D) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether D is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    S, H, D = mDx.shape[1], mDx.shape[2], mDx.shape[4]
+    size = cutlass.Int64(mDx.shape[0]) * S * H * D
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iB, iS, iH, iD).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iD = cutlass.Int32(start % D)
+    rest = start // D
+    iH = cutlass.Int32(rest % H)
+    rest = rest // H
+    iS = cutlass.Int32(rest % S)
+    iB = cutlass.Int32(rest // S)
+
+    rDy0 = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rDy1 = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rCos = cute.make_rmem_tensor((vec,), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec,), mSin.element_type)
+    rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(cute.local_tile(mDy[iB, iS, iH, 0, None], (vec,), (iD // vec,)), rDy0)
+            cute.autovec_copy(cute.local_tile(mDy[iB, iS, iH, 1, None], (vec,), (iD // vec,)), rDy1)
+            cute.autovec_copy(cute.local_tile(mCos[iS, None], (vec,), (iD // vec,)), rCos)
+            cute.autovec_copy(cute.local_tile(mSin[iS, None], (vec,), (iD // vec,)), rSin)
+        else:
+            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mDy, cute.crd2idx((iB, iS, iH, 0, iD), mDy.layout), rDy0)
+                device.load_anywhere(mDy, cute.crd2idx((iB, iS, iH, 1, iD), mDy.layout), rDy1)
+                device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
+                device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
+            else:
+                iB_i, iS_i, iH_i, iD_i = iB, iS, iH, iD
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDy0[i] = mDy[iB_i, iS_i, iH_i, 0, iD_i]
+                        rDy1[i] = mDy[iB_i, iS_i, iH_i, 1, iD_i]
+                        rCos[i] = mCos[iS_i, iD_i]
+                        rSin[i] = mSin[iS_i, iD_i]
+                    iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
+
+        dx0, dx1 = rotary_frozen_chain(
+            device.cast(rDy0.load(), cutlass.Float32),
+            device.cast(rDy1.load(), cutlass.Float32),
+            device.cast(rCos.load(), cutlass.Float32),
+            device.cast(rSin.load(), cutlass.Float32),
+        )
+        rDx0.store(dx0.to(mDx.element_type))
+        rDx1.store(dx1.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx0, cute.local_tile(mDx[iB, iS, iH, 0, None], (vec,), (iD // vec,)))
+            cute.autovec_copy(rDx1, cute.local_tile(mDx[iB, iS, iH, 1, None], (vec,), (iD // vec,)))
+
+    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
+        restDx0 = device.store_anywhere(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, iD), mDx.layout), iD, D - iD, valid)
+        restDx1 = device.store_anywhere(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, iD), mDx.layout), iD, D - iD, valid)
+        if (restDx0 | restDx1) != 0:
+            iB_i, iS_i, iH_i, iD_i = iB, iS, iH, iD
+            for i in cutlass.range_constexpr(vec):
+                if device.bit(restDx0, i):
+                    mDx[iB_i, iS_i, iH_i, 0, iD_i] = rDx0[i]
+                if device.bit(restDx1, i):
+                    mDx[iB_i, iS_i, iH_i, 1, iD_i] = rDx1[i]
+                iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
+
+
+@cute.jit
+def rotary_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mCos: cute.Tensor,
+    mSin: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] * mDx.shape[4]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    rotary_frozen_kernel(
+        mDy, mCos, mSin, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def rotary_frozen_xla(dy0, dy1, cos, sin):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx0 = sin * dy1 + cos * dy0
+    dx1 = cos * dy1 - sin * dy0
+    return dx0, dx1
+
+
 def rotary_backward_chain(dy0, dy1, x0, x1, cos, sin):
     """The chain: dx0, dx1; what is folded into column_sum, column_sum2, on one vector of each operand."""
     dx0 = sin * dy1 + cos * dy0
@@ -355,6 +468,8 @@ def rotary_backward_xla(dy0, dy1, x0, x1, cos, sin):
     launch=rotary_launch,
     xla=rotary_xla,
     reference=rotary_reference,
+    frozen_launch=rotary_frozen_launch,
+    frozen_xla=rotary_frozen_xla,
     backward_launch=rotary_backward_launch,
     backward_xla=rotary_backward_xla,
 )

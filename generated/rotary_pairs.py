@@ -140,6 +140,103 @@ def rotary_pairs_reference(x, cos, sin):
     return y
 
 
+def rotary_pairs_frozen_chain(dy0, dy1, cos, sin):
+    """The chain, on one vector of each operand."""
+    dx0 = sin * dy1 + cos * dy0
+    dx1 = cos * dy1 - sin * dy0
+    return dx0, dx1
+
+
+@cute.kernel
+def rotary_pairs_frozen_kernel(
+    mDy: cute.Tensor,  # (B, S, H, D, 2) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mDx: cute.Tensor,  # (B, S, H, D, 2) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether D is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    S, H, D = mDx.shape[1], mDx.shape[2], mDx.shape[3]
+    size = cutlass.Int64(mDx.shape[0]) * S * H * D
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iH, iD).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iD = cutlass.Int32(start % D)
+    rest = start // D
+    iH = cutlass.Int32(rest % H)
+    rest = rest // H
+    iS = cutlass.Int32(rest % S)
+
+    rDy = cute.make_rmem_tensor((2, vec), mDy.element_type)
+    rCos = cute.make_rmem_tensor((vec,), mCos.element_type)
+    rSin = cute.make_rmem_tensor((vec,), mSin.element_type)
+    rDx = cute.make_rmem_tensor((2, vec), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDx = cute.make_tensor(mDx.iterator + 2 * start, cute.make_layout((2, vec)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(cute.local_tile(mCos[iS, None], (vec,), (iD // vec,)), rCos)
+            cute.autovec_copy(cute.local_tile(mSin[iS, None], (vec,), (iD // vec,)), rSin)
+        else:
+            device.copy_whole_or_part(gDy, rDy, 2 * valid)
+            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
+                device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
+            else:
+                iS_i, iH_i, iD_i = iS, iH, iD
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rCos[i] = mCos[iS_i, iD_i]
+                        rSin[i] = mSin[iS_i, iD_i]
+                    iS_i, iH_i, iD_i = device.next_coordinates((iS_i, iH_i, iD_i), (S, H, D))
+
+        dx0, dx1 = rotary_pairs_frozen_chain(
+            device.cast(rDy[0, None].load(), cutlass.Float32),
+            device.cast(rDy[1, None].load(), cutlass.Float32),
+            device.cast(rCos.load(), cutlass.Float32),
+            device.cast(rSin.load(), cutlass.Float32),
+        )
+        rDx[0, None].store(dx0.to(mDx.element_type))
+        rDx[1, None].store(dx1.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, 2 * valid)
+
+
+@cute.jit
+def rotary_pairs_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mCos: cute.Tensor,
+    mSin: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] * mDx.shape[3]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    rotary_pairs_frozen_kernel(
+        mDy, mCos, mSin, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def rotary_pairs_frozen_xla(dy0, dy1, cos, sin):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx0 = sin * dy1 + cos * dy0
+    dx1 = cos * dy1 - sin * dy0
+    return dx0, dx1
+
+
 def rotary_pairs_backward_chain(dy0, dy1, x0, x1, cos, sin):
     """The chain: dx0, dx1; what is folded into column_sum, column_sum2, on one vector of each operand."""
     dx0 = sin * dy1 + cos * dy0
@@ -326,6 +423,8 @@ def rotary_pairs_backward_xla(dy0, dy1, x0, x1, cos, sin):
     launch=rotary_pairs_launch,
     xla=rotary_pairs_xla,
     reference=rotary_pairs_reference,
+    frozen_launch=rotary_pairs_frozen_launch,
+    frozen_xla=rotary_pairs_frozen_xla,
     backward_launch=rotary_pairs_backward_launch,
     backward_xla=rotary_pairs_backward_xla,
 )

@@ -123,6 +123,174 @@ def row_column_scale_reference(x, row_scale, column_scale):
     return x * row_scale[..., None] * column_scale
 
 
+def row_column_scale_frozen_row_sum(dy, x, column_scale):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return column_scale * dy * x
+
+
+def row_column_scale_frozen_chain(dy, row_scale, column_scale):
+    """The chain, on one vector of each operand and the row's statistics."""
+    dx = column_scale * row_scale * dy
+    return dx
+
+
+def row_column_scale_frozen_row(row_sum):
+    """The row's own results, from its statistics."""
+    drow_scale = row_sum
+    return drow_scale
+
+
+@cute.kernel
+def row_column_scale_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mRowScale: cute.Tensor,  # (rows) float32
+    mColumnScale: cute.Tensor,  # (N) float32
+    mDx: cute.Tensor,  # (rows, N) T
+    mDrowScale: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rColumnScale = cute.make_rmem_tensor((vec, 1), mColumnScale.element_type)
+    rRowScale = cute.make_rmem_tensor((1, at_once), mRowScale.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    rDrowScale = cute.make_rmem_tensor((1, at_once), mDrowScale.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rDy, rX, rDx, rDrowScale)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mRowScale, (row,), row < rows, rRowScale[None, u])
+        reduce.meet([*sRowSum], cluster)
+
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), c, step, columns, rColumnScale, 1, ragged, False, False)
+                values = row_column_scale_frozen_row_sum(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rColumnScale[None, 0].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mColumnScale, cute.crd2idx((0,), mColumnScale.layout), c, step, columns, rColumnScale, 1, ragged, False, False)
+                dx = row_column_scale_frozen_chain(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowScale[0, u], rRowScale.element_type), cutlass.Float32),
+                    device.cast(rColumnScale[None, 0].load(), cutlass.Float32),
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            drow_scale = row_column_scale_frozen_row(
+                cute.full((1,), row_sum, cutlass.Float32),
+            )
+            rDrowScale[None, u].store(drow_scale.to(mDrowScale.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mDrowScale[row] = rDrowScale[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row, place)
+        access.store_rows(rDrowScale, mDrowScale, first_row, place)
+
+
+@cute.jit
+def row_column_scale_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mRowScale: cute.Tensor,
+    mColumnScale: cute.Tensor,
+    mDx: cute.Tensor,
+    mDrowScale: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    row_column_scale_frozen_kernel(
+        mDy, mX, mRowScale, mColumnScale, mDx, mDrowScale,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def row_column_scale_frozen_xla(dy, x, row_scale, column_scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = column_scale * row_scale * dy
+    drow_scale = jnp.sum(column_scale * dy * x, axis=-1, keepdims=True)
+    return dx, drow_scale
+
+
 def row_column_scale_backward_rows_row_sum(dy, x, column_scale):
     """What is folded into row_sum (sum), on one vector of each operand."""
     return column_scale * dy * x
@@ -526,6 +694,8 @@ def row_column_scale_backward_xla(dy, x, row_scale, column_scale, row_axes):
     launch=row_column_scale_launch,
     xla=row_column_scale_xla,
     reference=row_column_scale_reference,
+    frozen_launch=row_column_scale_frozen_launch,
+    frozen_xla=row_column_scale_frozen_xla,
     backward_launch=row_column_scale_backward_launch,
     backward_xla=row_column_scale_backward_xla,
 )

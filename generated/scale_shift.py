@@ -137,6 +137,95 @@ def scale_shift_reference(x, scale, shift):
     return x * (1 + scale) + shift
 
 
+def scale_shift_frozen_chain(dy, scale):
+    """The chain, on one vector of each operand."""
+    dx = (1.0 + scale) * dy
+    return dx
+
+
+@cute.kernel
+def scale_shift_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor | None,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    if cutlass.const_expr(mScale is None):
+        rScale = cute.make_rmem_tensor((vec,), cutlass.Float32)
+        rScale.fill(0.0)
+    else:
+        rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            if cutlass.const_expr(mScale is not None):
+                cute.autovec_copy(cute.local_tile(mScale, (vec,), (iN // vec,)), rScale)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                if cutlass.const_expr(mScale is not None):
+                    device.load_anywhere(mScale, cute.crd2idx((iN,), mScale.layout), rScale)
+            else:
+                iN_i = iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        if cutlass.const_expr(mScale is not None):
+                            rScale[i] = mScale[iN_i]
+                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
+
+        dx = scale_shift_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rScale.load(), cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def scale_shift_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mScale: cute.Tensor | None,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    scale_shift_frozen_kernel(
+        mDy, mScale, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def scale_shift_frozen_xla(dy, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = (1.0 + scale) * dy
+    return dx
+
+
 def scale_shift_backward_chain(dy, x, scale):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     dx = (1.0 + scale) * dy
@@ -311,6 +400,8 @@ def scale_shift_backward_xla(dy, x, scale, row_axes):
     launch=scale_shift_launch,
     xla=scale_shift_xla,
     reference=scale_shift_reference,
+    frozen_launch=scale_shift_frozen_launch,
+    frozen_xla=scale_shift_frozen_xla,
     backward_launch=scale_shift_backward_launch,
     backward_xla=scale_shift_backward_xla,
 )

@@ -107,6 +107,87 @@ def softcap_reference(x, cap):
     return cap * jnp.tanh(x / cap)
 
 
+def softcap_frozen_chain(dy, x, cap, approx):
+    """The chain, on one vector of each operand."""
+    t0 = cute.math.tanh(device.divide(x, cap, approx))
+    dx = device.divide(cap * dy * (1.0 - t0 * t0), cap, approx)
+    return dx
+
+
+@cute.kernel
+def softcap_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mCap: cute.Tensor,  # (1) cap
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        dx = softcap_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            cute.full((vec,), mCap[0], cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def softcap_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mCap: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    softcap_frozen_kernel(
+        mDy, mX, mCap, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def softcap_frozen_xla(dy, x, cap):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.tanh(x / cap)
+    dx = cap * dy * (1.0 - t0 * t0) / cap
+    return dx
+
+
 def softcap_backward_chain(dy, x, cap, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = device.divide(x, cap, False)
@@ -265,6 +346,8 @@ def softcap_backward_xla(dy, x, cap):
     launch=softcap_launch,
     xla=softcap_xla,
     reference=softcap_reference,
+    frozen_launch=softcap_frozen_launch,
+    frozen_xla=softcap_frozen_xla,
     backward_launch=softcap_backward_launch,
     backward_xla=softcap_backward_xla,
 )

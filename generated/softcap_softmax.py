@@ -218,6 +218,240 @@ def softcap_softmax_reference(x, cap):
     return jax.nn.softmax(cap * jnp.tanh(x / cap), axis=-1)
 
 
+def softcap_softmax_frozen_keep_t2(x, cap, row_max, row_sum, approx):
+    """t2, on one vector of each operand: several passes need it."""
+    t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
+    t5 = cap * t1
+    t6 = device.exp(t5 - row_max, approx)
+    t2 = device.divide_by_row(t6, row_sum, approx)
+    return t2
+
+
+def softcap_softmax_frozen_row_max(x, cap, approx):
+    """What is folded into row_max (max), on one vector of each operand."""
+    t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
+    t5 = cap * t1
+    return t5
+
+
+def softcap_softmax_frozen_row_sum(x, cap, row_max, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
+    t5 = cap * t1
+    t6 = device.exp(t5 - row_max, approx)
+    return t6
+
+
+def softcap_softmax_frozen_row_sum2(dy, t2):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    return dy * t2
+
+
+def softcap_softmax_frozen_chain(dy, x, cap, t2, row_sum2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
+    dx = device.divide_by_row(cap * t2 * (dy - row_sum2) * (1.0 - t1 * t1), cap, approx)
+    return dx
+
+
+@cute.kernel
+def softcap_softmax_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mCap: cute.Tensor,  # (1) cap
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mDy.shape[0], mDy.shape[1]
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    if cutlass.const_expr(carried):
+        rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rDy, rX, rDx)
+        access.load_rows(mDy, first_row, rDy, place)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMax, *sRowSum2], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = softcap_softmax_frozen_row_max(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mCap[0], cutlass.Float32),
+                        approx,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = softcap_softmax_frozen_row_sum(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mCap[0], cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                        approx,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                t2 = softcap_softmax_frozen_keep_t2(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), mCap[0], cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                if cutlass.const_expr(carried):
+                    rT2Kept[None, v].store(t2)
+                values = softcap_softmax_frozen_row_sum2(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    t2,
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum2], ("sum",), values, inside)
+        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rDy)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    t2 = rT2Kept[None, v].load()
+                else:
+                    t2 = softcap_softmax_frozen_keep_t2(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mCap[0], cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
+                        cute.full((vec,), row_sum, cutlass.Float32),
+                        approx,
+                    )
+                dx = softcap_softmax_frozen_chain(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), mCap[0], cutlass.Float32),
+                    t2,
+                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    approx,
+                )
+                rDx[None, v, u].store(dx.to(mDx.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rDx, mDx, first_row, place)
+
+
+@cute.jit
+def softcap_softmax_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mCap: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mDy.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    softcap_softmax_frozen_kernel(
+        mDy, mX, mCap, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def softcap_softmax_frozen_xla(dy, x, cap):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t1 = jnp.tanh(x / cap)
+    t5 = cap * t1
+    t6 = jnp.exp(t5 - jnp.max(t5, axis=-1, keepdims=True))
+    t2 = t6 / jnp.sum(t6, axis=-1, keepdims=True)
+    dx = cap * t2 * (dy - jnp.sum(dy * t2, axis=-1, keepdims=True)) * (1.0 - t1 * t1) / cap
+    return dx
+
+
 def softcap_softmax_backward_rows_row_max(x, cap):
     """What is folded into row_max (max), on one vector of each operand."""
     return cap * cute.math.tanh(device.divide_by_row(x, cap, False))
@@ -730,6 +964,8 @@ def softcap_softmax_backward_xla(dy, x, cap):
     launch=softcap_softmax_launch,
     xla=softcap_softmax_xla,
     reference=softcap_softmax_reference,
+    frozen_launch=softcap_softmax_frozen_launch,
+    frozen_xla=softcap_softmax_frozen_xla,
     backward_launch=softcap_softmax_backward_launch,
     backward_xla=softcap_softmax_backward_xla,
 )

@@ -133,6 +133,129 @@ def swiglu_clamped_reference(x, limit):
     return y
 
 
+def swiglu_clamped_frozen_chain(dy, x0, x1, limit, approx):
+    """The chain, on one vector of each operand."""
+    t0 = -limit
+    t5 = device.maximum(x1, t0)
+    t10 = device.sigmoid(x0, approx)
+    t2 = x0 * t10
+    t1 = dy * device.minimum(t5, limit) * device.where(t2 < limit, 1.0, device.where(t2 == limit, 0.5, 0.0))
+    t11 = t1 * t10 * (1.0 + x0 * device.sigmoid(-x0, approx))
+    dx0 = t11
+    t3 = dy * device.minimum(t2, limit) * device.where(t5 < limit, 1.0, device.where(t5 == limit, 0.5, 0.0))
+    t12 = t3 * device.where(x1 > t0, 1.0, device.where(x1 == t0, 0.5, 0.0))
+    dx1 = t12
+    return dx0, dx1
+
+
+@cute.kernel
+def swiglu_clamped_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mX: cute.Tensor,  # (rows, 2, N) T
+    mLimit: cute.Tensor,  # (1) limit
+    mDx: cute.Tensor,  # (rows, 2, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[2]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX0 = cute.make_rmem_tensor((vec,), mX.element_type)
+    rX1 = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx0 = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDx1 = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
+            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
+                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rX0[i] = mX[row_i, 0, iN_i]
+                        rX1[i] = mX[row_i, 1, iN_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx0, dx1 = swiglu_clamped_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX0.load(), cutlass.Float32),
+            device.cast(rX1.load(), cutlass.Float32),
+            cute.full((vec,), mLimit[0], cutlass.Float32),
+            approx,
+        )
+        rDx0.store(dx0.to(mDx.element_type))
+        rDx1.store(dx1.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx0, cute.local_tile(mDx[row, 0, None], (vec,), (iN // vec,)))
+            cute.autovec_copy(rDx1, cute.local_tile(mDx[row, 1, None], (vec,), (iN // vec,)))
+
+    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
+        restDx0 = device.store_anywhere(rDx0, mDx, cute.crd2idx((row, 0, iN), mDx.layout), iN, N - iN, valid)
+        restDx1 = device.store_anywhere(rDx1, mDx, cute.crd2idx((row, 1, iN), mDx.layout), iN, N - iN, valid)
+        if (restDx0 | restDx1) != 0:
+            row_i, iN_i = row, iN
+            for i in cutlass.range_constexpr(vec):
+                if device.bit(restDx0, i):
+                    mDx[row_i, 0, iN_i] = rDx0[i]
+                if device.bit(restDx1, i):
+                    mDx[row_i, 1, iN_i] = rDx1[i]
+                row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+
+@cute.jit
+def swiglu_clamped_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mLimit: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[2]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    swiglu_clamped_frozen_kernel(
+        mDy, mX, mLimit, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def swiglu_clamped_frozen_xla(dy, x0, x1, limit):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = -limit
+    t5 = jnp.maximum(x1, t0)
+    t10 = jax.lax.logistic(x0)
+    t2 = x0 * t10
+    t1 = dy * jnp.minimum(t5, limit) * jnp.where(t2 < limit, 1.0, jnp.where(t2 == limit, jnp.asarray(0.5, jnp.float32), 0.0))
+    t11 = t1 * t10 * (1.0 + x0 * jax.lax.logistic(-x0))
+    dx0 = t11
+    t3 = dy * jnp.minimum(t2, limit) * jnp.where(t5 < limit, 1.0, jnp.where(t5 == limit, jnp.asarray(0.5, jnp.float32), 0.0))
+    t12 = t3 * jnp.where(x1 > t0, 1.0, jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0))
+    dx1 = t12
+    return dx0, dx1
+
+
 def swiglu_clamped_backward_chain(dy, x0, x1, limit, approx):
     """The chain: dx0, dx1; what is folded into total_sum, total_sum2, on one vector of each operand."""
     t0 = -limit
@@ -323,6 +446,8 @@ def swiglu_clamped_backward_xla(dy, x0, x1, limit):
     launch=swiglu_clamped_launch,
     xla=swiglu_clamped_xla,
     reference=swiglu_clamped_reference,
+    frozen_launch=swiglu_clamped_frozen_launch,
+    frozen_xla=swiglu_clamped_frozen_xla,
     backward_launch=swiglu_clamped_backward_launch,
     backward_xla=swiglu_clamped_backward_xla,
 )

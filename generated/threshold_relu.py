@@ -107,6 +107,90 @@ def threshold_relu_reference(x, threshold, upper):
     return jnp.where(x <= threshold, jnp.minimum(0, upper), jnp.minimum(x, upper))
 
 
+def threshold_relu_frozen_chain(dy, x, threshold, upper):
+    """The chain, on one vector of each operand."""
+    t0 = x <= threshold
+    t1 = device.where(t0, 0.0, x)
+    dx = device.where(t0, 0.0, dy * device.where(t1 < upper, 1.0, device.where(t1 == upper, 0.5, 0.0)))
+    return dx
+
+
+@cute.kernel
+def threshold_relu_frozen_kernel(
+    mDy: cute.Tensor,  # (rows, cols) T
+    mX: cute.Tensor,  # (rows, cols) T
+    mThreshold: cute.Tensor,  # (1) threshold
+    mUpper: cute.Tensor,  # (1) upper
+    mDx: cute.Tensor,  # (rows, cols) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order.
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(gDy, rDy)
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gDy, rDy, valid)
+            device.copy_whole_or_part(gX, rX, valid)
+
+        dx = threshold_relu_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            cute.full((vec,), mThreshold[0], cutlass.Float32),
+            cute.full((vec,), mUpper[0], cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def threshold_relu_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mX: cute.Tensor,
+    mThreshold: cute.Tensor,
+    mUpper: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    threshold_relu_frozen_kernel(
+        mDy, mX, mThreshold, mUpper, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def threshold_relu_frozen_xla(dy, x, threshold, upper):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x <= threshold
+    t1 = jnp.where(t0, 0.0, x)
+    dx = jnp.where(t0, 0.0, dy * jnp.where(t1 < upper, 1.0, jnp.where(t1 == upper, jnp.asarray(0.5, jnp.float32), 0.0)))
+    return dx
+
+
 def threshold_relu_backward_chain(dy, x, threshold, upper):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = x <= threshold
@@ -266,6 +350,8 @@ def threshold_relu_backward_xla(dy, x, threshold, upper):
     launch=threshold_relu_launch,
     xla=threshold_relu_xla,
     reference=threshold_relu_reference,
+    frozen_launch=threshold_relu_frozen_launch,
+    frozen_xla=threshold_relu_frozen_xla,
     backward_launch=threshold_relu_backward_launch,
     backward_xla=threshold_relu_backward_xla,
 )

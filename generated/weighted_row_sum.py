@@ -157,6 +157,89 @@ def weighted_row_sum_reference(x, weight):
     return jnp.sum(weight * x, axis=-1)
 
 
+def weighted_row_sum_frozen_chain(dy, weight):
+    """The chain, on one vector of each operand."""
+    dx = dy * weight
+    return dx
+
+
+@cute.kernel
+def weighted_row_sum_frozen_kernel(
+    mDy: cute.Tensor,  # (rows) float32
+    mWeight: cute.Tensor,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rWeight = cute.make_rmem_tensor((vec,), mWeight.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDy.fill(mDy[row])
+            cute.autovec_copy(cute.local_tile(mWeight, (vec,), (iN // vec,)), rWeight)
+        else:
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDy.fill(mDy[row])
+                device.load_anywhere(mWeight, cute.crd2idx((iN,), mWeight.layout), rWeight)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDy[i] = mDy[row_i]
+                        rWeight[i] = mWeight[iN_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = weighted_row_sum_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rWeight.load(), cutlass.Float32),
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def weighted_row_sum_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mWeight: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    weighted_row_sum_frozen_kernel(
+        mDy, mWeight, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def weighted_row_sum_frozen_xla(dy, weight):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy * weight
+    return dx
+
+
 def weighted_row_sum_backward_chain(dy, x, weight):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     dx = dy * weight
@@ -313,6 +396,8 @@ def weighted_row_sum_backward_xla(dy, x, weight, row_axes):
     launch=weighted_row_sum_launch,
     xla=weighted_row_sum_xla,
     reference=weighted_row_sum_reference,
+    frozen_launch=weighted_row_sum_frozen_launch,
+    frozen_xla=weighted_row_sum_frozen_xla,
     backward_launch=weighted_row_sum_backward_launch,
     backward_xla=weighted_row_sum_backward_xla,
 )

@@ -55,7 +55,8 @@ class GemmOp(Op[P, R]):
         backward = self._backward
         found = [self, getattr(backward, "keeping", None)]
         products = [op for op in found if op is not None and isinstance(op.plan.tile, Tile)]
-        return (*products, self.epilogue, *([] if backward is None else [backward]))
+        pulled = [] if backward is None else [k for k in (backward.frozen, backward) if k is not None]
+        return (*products, self.epilogue, *pulled)
 
     @functools.cached_property
     def multiplied(self) -> frozenset[str]:
@@ -311,13 +312,16 @@ class GemmBackward(Backward):
 
     origin: GemmOp
 
-    def __init__(self, forward: GemmOp, parts: dict[str, Any]):
-        _Derived.__init__(self, forward, "backward", parts)
-        self._parts = parts
+    def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackward | None = None):
+        _Derived.__init__(self, forward, "backward" if whole is None else "frozen", parts)
+        self._parts, self._whole = parts, whole
+        self.frozen = type(self)(forward, parts, self) if whole is None and "frozen_launch" in parts else None
 
     @functools.cached_property
     def keeping(self) -> GemmForward | None:
         """The op that runs where gradients will be asked for, if not the op itself."""
+        if self._whole is not None:
+            return self._whole.keeping
         return None if self.derived.forward is None else GemmForward(self.origin, self._parts)
 
     def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:

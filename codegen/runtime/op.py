@@ -17,12 +17,14 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
 from codegen import pipeline
 from codegen.arch import lacks
@@ -124,11 +126,10 @@ class Op(Generic[P, R]):
 
     @property
     def kernels(self) -> tuple[Op, ...]:
-        """The op itself and those generated with it: its backward, and what is run for that before it."""
+        """The op itself and those generated with it: its backward last, before it what is run for that or in its place."""
         found = self._backward
-        return (
-            (self,) if found is None else tuple(k for k in (self, found.forward, found.first, found) if k is not None)
-        )
+        more = () if found is None else (found.forward, found.first, found.frozen, found)
+        return (self, *(k for k in more if k is not None))
 
     @property
     def backward(self) -> pipeline.Derived | Mistake:
@@ -303,24 +304,32 @@ class Op(Generic[P, R]):
             outputs = partition.output_shardings(self, key, shardings, operands)
             return partition.typed(batched, outputs)(*operands)
 
-        def forward(shardings, *operands):
+        def forward(shardings, *primals):
             # through itself, so that a second derivative differentiates this call as the first did
-            plain = functools.partial(differentiable, shardings)
-            kernel = self._backward_for(key)
-            return (plain(*operands), operands) if kernel is None else kernel.saved(key, plain, operands)
-
-        def pull(residuals, cotangents):
+            plain, operands = functools.partial(differentiable, shardings), tuple(p.value for p in primals)
             kernel = self._backward_for(key)
             if kernel is None:
-                return jax.vjp(xla, *residuals)[1](cotangents)
-            return kernel.pull(key, residuals, cotangents)
+                return plain(*operands), {"": operands}
+            way, own = kernel.way(key, [p.perturbed for p in primals])
+            outputs, kept = own.saved(key, plain, operands)
+            return outputs, {way: kept}
+
+        def pull(residuals, cotangents):
+            [(way, kept)] = residuals.items()
+            kernel = self._backward_for(key)
+            if kernel is None:
+                return jax.vjp(xla, *kept)[1](cotangents)
+            return kernel.by(way).pull(replace(key, implementation="xla") if way == "xla" else key, kept, cotangents)
 
         def backward(shardings, residuals, cotangents):
             if self.spec.grad == "none" and not isinstance(self, _Derived):
                 raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
+            cotangents = tuple(
+                ad.instantiate_zeros(ad.Zero(c.aval)) if isinstance(c, SymbolicZero) else c for c in cotangents
+            )
             return partition.typed(pull, shardings)(residuals, cotangents)  # each gradient as its operand is sharded
 
-        differentiable.defvjp(forward, backward)
+        differentiable.defvjp(forward, backward, symbolic_zeros=True)
 
         def call(*operands):
             # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
@@ -503,13 +512,14 @@ class _Derived(Op):
     @functools.cached_property
     def derived(self) -> pipeline.Derived:
         """How both stand to the op."""
-        found = self.origin._op.backward
+        found: Any = self.origin._op.backward
+        found = found.frozen if self._which == "frozen" else found
         assert isinstance(found, pipeline.Derived), found
         return found
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
-        found = {"backward": self.derived.op, "first": self.derived.first, "forward": self.derived.forward}[self._which]
+        found = {"first": self.derived.first, "forward": self.derived.forward}.get(self._which, self.derived.op)
         assert found is not None
         return found
 
@@ -523,14 +533,36 @@ class _Derived(Op):
 
 
 class Backward(_Derived):
-    """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients."""
+    """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients.
+    Where only gradients of rows are asked for, `frozen` takes its place, which gives no others."""
 
+    forward: _Derived | None = None
     first: _Derived | None = None
+    frozen: Backward | None = None
 
-    def __init__(self, forward: Op, parts: dict[str, Any]):
-        super().__init__(forward, "backward", parts)
+    def __init__(self, forward: Op, parts: dict[str, Any], whole: Backward | None = None):
+        super().__init__(forward, "backward" if whole is None else "frozen", parts)
+        if whole is not None:
+            self.forward = whole.forward
+            return
         self.forward = _Derived(forward, "forward", parts) if "forward_launch" in parts else None
         self.first = _Derived(forward, "first", parts) if "first_launch" in parts else None
+        self.frozen = type(self)(forward, parts, self) if "frozen_launch" in parts else None
+
+    def way(self, key: Key, perturbed: Sequence[bool]) -> tuple[str, Backward]:
+        """Which backward gives the gradients of the operands that are `perturbed`: "frozen", where there is one and none of
+        them is shared by all rows; "xla", the jnp form of this one, where there is none, since it then only hands on what it
+        reads, which XLA does without a kernel; "backward", this one."""
+        wanted = {name for name, asked in zip(self._operand_names(key), perturbed, strict=True) if asked}
+        if not self.derived.shared or wanted & self.derived.shared:
+            return "backward", self
+        if self.frozen is not None:
+            return "frozen", self.frozen
+        return ("backward" if key.implementation else "xla"), self
+
+    def by(self, way: str) -> Backward:
+        """The one of that name."""
+        return self.frozen if way == "frozen" and self.frozen is not None else self
 
     def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
         """The op's outputs (`plain` gives them), and what of the call the backward needs: outputs and other values, inputs

@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,12 +58,13 @@ def one_of(op: Op) -> Types:
     return bound[zlib.crc32(op.spec.op.encode()) % len(bound)]
 
 
-def each_call(
-    op: Op, bound: Iterable[tuple[int, Types]], more: int, check: Callable[[Case], None], **drawn: Any
-) -> None:
-    """Check a call with each binding, which its number decides: the same every time whatever else is drawn, now and then one of an empty array beside
-    it; then `more` calls of any."""
-    for place, types in bound:
+def each_call(op: Op, more: int, check: Callable[[Case], None], **drawn: Any) -> None:
+    """Check a call with each binding that covers the op's dtypes, or where no more are asked for one of them. Its number decides
+    the call: the same every time whatever else is drawn, and of the same types and extents for the op and for its gradient,
+    which then share kernels; now and then one of an empty array beside it. Then `more` calls of any."""
+    for place, types in enumerate(covering(op.spec)):
+        if not MORE and types != one_of(op):
+            continue
         seed = zlib.crc32(f"{op.spec.op} {place}".encode())
         for empty in (False, True) if seed % 16 == 0 else (False,):
             # Hypothesis begins with the simplest call, whose kernel takes as long to compile as another
@@ -165,8 +166,7 @@ def check_op(
     if examples is not None:
         _draw(op, examples, seed, check)
     else:
-        bound = [pair for pair in enumerate(covering(op.spec)) if MORE or pair[1] == one_of(op)]
-        each_call(op, bound, round(MORE * SHARES.get(op.plan.kind, 2 / 3)), check)
+        each_call(op, round(MORE * SHARES.get(op.plan.kind, 2 / 3)), check)
     return made
 
 
@@ -395,15 +395,20 @@ def check_gradient(
     if examples is not None:
         _draw(op, examples, seed, check, specials=False)
         return
-    each_call(op, enumerate(covering(op.spec) if MORE else [one_of(op)]), MORE // 4, check, specials=False)
+    each_call(op, MORE // 4, check, specials=False)
 
 
 def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
-    """One call's vjp."""
+    """One call's vjp: the gradients of everything, and where there is another backward, those of what rows do not share."""
+    _check_gradients(op, implementation, case, frozen=False)
+    if isinstance(op.backward, Derived) and op.backward.frozen is not None:
+        _check_gradients(op, implementation, case, frozen=True)
+
+
+def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: bool) -> None:
     with jax.enable_x64(True):
-        given = gradient_call(op, replace(case, scale=1.0))
-        run = functools.partial(op, **given.keywords, implementation=implementation)
-        got = given.pulled(lambda full: run(*full))(given.own, given.cotangents)
+        given = gradient_call(op, replace(case, scale=1.0), frozen)
+        got = given.pulled(lambda values: op(**values, implementation=implementation))(given.own, given.cotangents)
     derived = op.backward
     saved = [derived.op.spec.array(name) for name in derived.how.saved] if isinstance(derived, Derived) else []
     if isinstance(op, GemmOp):  # what is kept of the products, and their gradients
@@ -420,107 +425,113 @@ def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
         # XLA's own products, on a CPU, of two narrow types: from then on it may add them up in that type
         summed = math.prod(case.axes.shape(op.plan.tile.rows)) ** 0.5 / 4
     outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)
-    for place, (array, g, b) in enumerate(zip(given.floating, got, given.expected, strict=True)):
-        a = np.asarray(g, np.float64)
-        info: Any = jnp.finfo(jnp.dtype(case.types.dtype(array)))
+    for name, own in given.own.items():
+        a, b = np.asarray(got[name], np.float64), given.expected[name]
+        info: Any = jnp.finfo(own.dtype)
         eps, tiny = max(2.0**-16, float(info.eps)), max(1e-30, float(info.smallest_subnormal))
         largest = np.abs(b).max(initial=0)
         allowed = eps * np.abs(b) + 2.0**-16 * largest + kept * max(largest, outer) + tiny
         if eps > 2.0**-16:
             allowed = allowed + summed * eps * largest
         if a.shape != b.shape or not _within(a, b, allowed):
-            allowed = allowed + 4 * given.lost[place] + (2 * given.moved[place] if tf32 else 0)
+            allowed = allowed + 4 * given.lost[name] + (2 * given.moved[name] if tf32 else 0)
         if a.shape != b.shape or not _within(a, b, allowed):
             worst = float(np.max(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")
             raise Disagreement(
-                f"{op.spec.op} ({implementation}): the gradient of {array.name!r} is off by {worst:.3g} times what is allowed; {case}"
+                f"{op.spec.op} ({implementation}): the gradient of {name!r} is off by {worst:.3g} times what is allowed; {case}"
             )
 
 
 @functools.lru_cache(maxsize=8)  # tests of several implementations draw the same calls, one after the other
-def gradient_call(op: Op, case: Case) -> GradientCall:
-    return GradientCall(op, case)
+def gradient_call(op: Op, case: Case, frozen: bool) -> GradientCall:
+    return GradientCall(op, case, frozen)
+
+
+Values = dict[str, Any]
 
 
 class GradientCall:
-    """A call whose gradients are checked: its floating inputs (`own`), the outputs' cotangents, the gradients `expected`
-    of the reference in float64."""
+    """A call whose gradients are checked: its floating inputs and dynamic parameters (`own`), only those that rows do not
+    share if it is `frozen`, the outputs' cotangents, the gradients `expected` of the reference in float64."""
 
-    def __init__(self, op: Op, case: Case):
+    def __init__(self, op: Op, case: Case, frozen: bool):
         self.op, self.case, spec = op, case, op.spec
-        self.floating = [
-            a for a in spec.inputs if DTYPES[case.types.dtype(a)].kind == "float" and a.name not in case.absent
-        ]
-        self.args, self.keywords = draw.operands(op, case, draw.arrays(op, case))
-        self.places = [spec.inputs.index(a) for a in self.floating]
-        self.own = tuple(self.args[i] for i in self.places)
-        shapes = jax.eval_shape(lambda *xs: self.outputs(lambda full: op(*full, **self.keywords), *xs), *self.own)
+        args, keywords = draw.operands(op, case, draw.arrays(op, case))
+        self.all: Values = {a.name: x for a, x in zip(spec.inputs, args, strict=True) if x is not None} | keywords
+        key, operands = op.bind((), self.all)
+        there = dict(zip((*key.present, *(p.name for p in spec.params if not p.static)), operands, strict=True))
+        shared = op.backward.shared if frozen and isinstance(op.backward, Derived) else ()
+        self.own: Values = {
+            name: x for name, x in there.items() if jnp.issubdtype(x.dtype, jnp.floating) and name not in shared
+        }
+        shapes = jax.eval_shape(lambda xs: self.outputs(lambda values: op(**values), xs), self.own)
         self.random = np.random.default_rng(case.seed)
         self.cotangents = tuple(jnp.asarray(self.random.standard_normal(o.shape)).astype(o.dtype) for o in shapes)
-        self.wide = [np.asarray(x, np.float64) for x in self.own]
+        self.wide = {name: np.asarray(x, np.float64) for name, x in self.own.items()}
         self.outer = [np.asarray(c, np.float64) for c in self.cotangents]
         with jax.default_device(jax.devices("cpu")[0]):
             self.exact = self.pulled(self.reference)
-            made = self.exact(tuple(map(jnp.asarray, self.wide)), tuple(map(jnp.asarray, self.outer)))
-        self.expected = [np.asarray(x, np.float64) for x in made]
+            made = self.exact(jax.tree.map(jnp.asarray, self.wide), tuple(map(jnp.asarray, self.outer)))
+        self.expected = {name: np.asarray(x, np.float64) for name, x in made.items()}
 
-    def outputs(self, run: Callable[[list], Any], *xs) -> tuple:
-        """The floating outputs of `run` with these floating inputs."""
-        full = list(self.args)
-        for i, x in zip(self.places, xs, strict=True):
-            full[i] = x
-        outputs = run(full)
+    def outputs(self, run: Callable[[Values], Any], own: Values) -> tuple:
+        """The floating outputs of `run` with these floating arguments."""
+        outputs = run(self.all | own)
         outputs = tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
         kinds = [DTYPES[self.case.types.dtype(a)].kind for a in self.op.spec.outputs]
         return tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "float")
 
-    def reference(self, full: list, precision: str = "float64") -> tuple:
+    def reference(self, values: Values, precision: str = "float64") -> tuple:
         op = self.op
-        fixed = [None if a is None else jax.device_put(np.asarray(a)) for a in self.args]
-        key, operands = op.bind(tuple(fixed), self.keywords)
-        there = [x for x in full if x is not None]
+        key, operands = op.bind(
+            (), jax.tree.map(lambda x: jax.device_put(np.asarray(x)) if hasattr(x, "shape") else x, self.all)
+        )
+        names = (*key.present, *(p.name for p in op.spec.params if not p.static))
+        given = tuple(values[name] if name in self.own else x for name, x in zip(names, operands, strict=True))
         shapes = [views.user_shape(a, self.case.axes) for a in op.spec.outputs]
         with _of_reference(op):
-            values = op.evaluate_reference(key, (*there, *operands[len(there) :]), precision)
-            return tuple(jnp.broadcast_to(v, shape) for v, shape in zip(values, shapes, strict=True))
+            results = op.evaluate_reference(key, given, precision)
+            return tuple(jnp.broadcast_to(v, shape) for v, shape in zip(results, shapes, strict=True))
 
-    def pulled(self, run: Callable[[list], Any]) -> Callable[[tuple, tuple], tuple]:
-        """The gradients of `run` as a function of the floating inputs and the cotangents."""
-        return jax.jit(lambda xs, cotangents: jax.vjp(lambda *xs: self.outputs(run, *xs), *xs)[1](cotangents))
+    def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple], Values]:
+        """The gradients of `run` as a function of the floating arguments and the cotangents."""
+        return jax.jit(lambda own, cotangents: jax.vjp(lambda xs: self.outputs(run, xs), own)[1](cotangents)[0])
 
     @functools.cached_property
-    def lost(self) -> list[float]:
+    def lost(self) -> dict[str, float]:
         """The largest error of the reference's own backward in float32 at calls nearby, for each gradient."""
         single = self.pulled(functools.partial(self.reference, precision="float32"))
 
-        def apart(near: list[np.ndarray]) -> tuple[tuple, tuple]:
-            narrow = [jnp.asarray(x.astype(np.float32)) for x in near]
-            rough = single(tuple(narrow), tuple(jnp.asarray(c, "float32") for c in self.outer))
-            return rough, self.exact(tuple(x.astype("float64") for x in narrow), tuple(map(jnp.asarray, self.outer)))
+        def apart(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
+            narrow = {name: jnp.asarray(x.astype(np.float32)) for name, x in near.items()}
+            wide = {name: x.astype("float64") for name, x in narrow.items()}
+            rough = single(narrow, tuple(jnp.asarray(c, "float32") for c in self.outer))
+            return rough, self.exact(wide, tuple(map(jnp.asarray, self.outer)))
 
         return self.worst_of(8, apart)
 
     @functools.cached_property
-    def moved(self) -> list[float]:
+    def moved(self) -> dict[str, float]:
         """The largest change of the exact gradients where factors are rounded to TF32's 10 bits, at calls nearby."""
-        factors = [a.name in self.op.multiplied for a in self.floating]
+        factors = self.op.multiplied
 
-        def apart(near: list[np.ndarray]) -> tuple[tuple, tuple]:
-            rounded = [_tf32(x) if factor else x for x, factor in zip(near, factors, strict=True)]
+        def apart(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
+            rounded = {name: _tf32(x) if name in factors else x for name, x in near.items()}
             outer = tuple(map(jnp.asarray, self.outer))
-            first, second = (self.exact(tuple(map(jnp.asarray, xs)), outer) for xs in (near, rounded))
-            return first, second
+            return self.exact(near, outer), self.exact(rounded, outer)
 
         return self.worst_of(4, apart)
 
-    def worst_of(self, calls: int, apart: Callable[[list[np.ndarray]], tuple[tuple, tuple]]) -> list[float]:
+    def worst_of(self, calls: int, apart: Callable[[dict[str, np.ndarray]], tuple[Values, Values]]) -> dict[str, float]:
         """How far apart two ways to compute each gradient are at most, at so many calls nearby."""
-        worst = [0.0] * len(self.floating)
+        worst = dict.fromkeys(self.own, 0.0)
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
             for _ in range(calls):
-                near = [x * (1 + 2.0**-12 * self.random.standard_normal(x.shape)) for x in self.wide]
-                errors = [np.abs(np.asarray(a, np.float64) - b) for a, b in zip(*apart(near), strict=True)]
-                worst = [max(w, float(np.max(e, initial=0))) for w, e in zip(worst, errors, strict=True)]
+                near = {n: x * (1 + 2.0**-12 * self.random.standard_normal(x.shape)) for n, x in self.wide.items()}
+                rough, exact = apart(near)
+                for name in worst:
+                    error = np.abs(np.asarray(rough[name], np.float64) - exact[name])
+                    worst[name] = max(worst[name], float(np.max(error, initial=0)))
         return worst
 
 

@@ -33,6 +33,7 @@ from codegen.runtime.compile import (
 )
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
+from tests.turns import some
 
 ARCHITECTURES = USUAL.split(",")
 # ptxas may park one value in memory to get below a register count at which one more block fits: rotary_pairs on sm_120a,
@@ -62,10 +63,10 @@ PRODUCTS = {name: k for name, k in EVERYTHING.items() if isinstance(k, GemmOp)}
 KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
 
 
-# Every other op's own, some of those that save more, and all that are known to spill
-ON_HOPPER = [
-    n for i, n in enumerate(PRODUCTS) if n in SPILLS_OF_ROW_FOLDS or i % (2 if n in generated.__all__ else 6) == 0
-]
+# Of the ops' own more than of those that save more, and what is known to spill
+OWN = [name for name in PRODUCTS if name in generated.__all__]
+SAVING = [name for name in PRODUCTS if name not in generated.__all__]
+ON_HOPPER = list(dict.fromkeys([*some(OWN, 4), *some(SAVING, 12), *some(SPILLS_OF_ROW_FOLDS, 2)]))
 
 
 @pytest.mark.parametrize("name", ON_HOPPER)
@@ -88,7 +89,7 @@ def on_tensor_cores(op: GemmOp, variant: Variant) -> bool:
     return factor in HALVES or (factor != "float32" and op.plan.tile.b_is_nk)
 
 
-ELSEWHERE = list(PRODUCTS)[::10]
+ELSEWHERE = some(PRODUCTS, 10)
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -115,8 +116,9 @@ def test_ragged_rows_of_products_for_hopper(name):
     assert "wgmma.mma_async" in compiled.ptx and compiled.spills == 0
 
 
-# Every fourth op's own, and of those that belong to an op every twelfth one
-SOME_KERNELS = [n for i, n in enumerate(KERNELS) if i % (4 if n in generated.__all__ else 12) == 0]
+# Of the ops' own more than of those that belong to one
+DERIVED = [name for name in KERNELS if name not in generated.__all__]
+SOME_KERNELS = [*some([name for name in KERNELS if name in generated.__all__], 4), *some(DERIVED, 20)]
 
 
 @pytest.mark.parametrize("name", SOME_KERNELS)

@@ -18,6 +18,7 @@ from codegen.ir import DTYPES
 from codegen.pipeline import Op, read_op
 from codegen.render import render_op
 from codegen.specfile import KEYS
+from tests.turns import FEWER
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ROOT / "specs", Path(__file__).parent / "good_specs"
@@ -189,7 +190,7 @@ def edited(draw: st.DrawFn) -> tuple[str, str]:
     return stem, text
 
 
-@settings(max_examples=600)
+@settings(max_examples=600 // FEWER)
 @given(edited())
 def test_edited_specs(pair):
     read(pair[1], pair[0])
@@ -218,7 +219,7 @@ formulas = st.recursive(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=600 // FEWER)
 @given(st.lists(formulas, min_size=1, max_size=3))
 def test_random_formulas(values):
     """Every input is used, so that the only mistakes are the formulas' own."""
@@ -240,7 +241,7 @@ def rest() -> str:
     return "where(m, x, p[0] + p[1] + take(t, i, axis=P))"
 
 
-@settings(max_examples=300)
+@settings(max_examples=300 // FEWER)
 @given(st.lists(st.sampled_from(["x", "p", "i", "m", "t", "jnp", "jax", ".nn", ".lax", ".relu", ".exp", ".linalg", ".at", ".T", "[0]",
                                  "[..., 0]", "(", ")", "x, axis=-1", "lambda a: ", "lambda *a: ", " + ", " if ", " else ", "'s'",
                                  "\n", "y = ", "1", "1e9", "0x" + "f" * 5000, "; ", "é", "𝐢𝐟", "#", "\\"]), max_size=12))  # fmt: skip
@@ -300,7 +301,7 @@ def shaped(draw: st.DrawFn) -> str:
     return "\n".join([*rows, "reference: |", *(f"  y{i} = 0" for i in range(len(outs))), ""])
 
 
-@settings(max_examples=400)
+@settings(max_examples=400 // FEWER)
 @given(shaped())
 def test_random_arrays(text):
     read(text)

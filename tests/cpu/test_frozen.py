@@ -1,0 +1,136 @@
+"""Gradients that nobody asks for are not computed: those of weights that are not trained, of inputs that a call leaves out, of
+parameters that are constants."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import generated
+from codegen.pipeline import Derived
+from tests.cpu.test_reductions import spec_text
+from tests.cpu.test_sharding import collectives, kernels, make_mesh, normal  # noqa: F401
+from tests.making import make_op
+
+X, W, B = normal(6, 8), normal(8), normal(8, seed=1)
+COS = normal(6, 4)
+
+
+def program(f, *args, wanted) -> str:
+    """The gradient of a sum over `f` by the `wanted` arguments."""
+
+    def loss(*xs):
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(*xs)))
+
+    return str(jax.make_jaxpr(jax.grad(loss, argnums=wanted))(*args))
+
+
+def launched(text: str) -> set[str]:
+    """The ops in it that are kernels on a GPU."""
+    return set(re.findall(r"<codegen op (\w+)>>", text))
+
+
+# What is called, its arguments, those whose gradient is asked for, the op that gives it
+CALLS = [
+    ("all of them", generated.rmsnorm, (X, W), (0, 1), "rmsnorm_backward"),
+    ("the weight alone", generated.rmsnorm, (X, W), (1,), "rmsnorm_backward"),
+    ("the row alone", generated.rmsnorm, (X, W), (0,), "rmsnorm_frozen"),
+    ("no weight", generated.rmsnorm, (X,), (0,), "rmsnorm_frozen"),
+    ("one of two", generated.layernorm, (X, W, B), (0, 2), "layernorm_backward"),
+    ("neither of two", generated.layernorm, (X, W, B), (0,), "layernorm_frozen"),
+    ("a parameter", lambda x, s: generated.scaled_softmax(x, scale=s), (X, 0.5), (0, 1), "scaled_softmax_backward"),
+    ("a constant", lambda x: generated.scaled_softmax(x, scale=0.5), (X,), (0,), "scaled_softmax_frozen"),
+    ("an array that is one", generated.rotary, (normal(2, 6, 3, 8), COS, COS), (0,), "rotary_frozen"),
+    ("a product's bias", generated.dense_gelu, (X, normal(8, 8), B), (0, 1), "dense_gelu_frozen"),
+]
+
+
+@pytest.mark.parametrize(("f", "args", "wanted", "op"), [c[1:] for c in CALLS], ids=[c[0] for c in CALLS])
+def test_what_gives_a_gradient(f, args, wanted, op):
+    found = {name for name in launched(program(f, *args, wanted=wanted)) if name.endswith(("_backward", "_frozen"))}
+    assert found == {op}
+
+
+def test_what_only_hands_on_its_cotangent_is_no_kernel():
+    args = (X, normal(8, 8), B)
+    assert "dense_backward" in launched(program(generated.dense, *args, wanted=(0, 1, 2)))
+    assert not {"dense_backward", "dense_frozen"} & launched(program(generated.dense, *args, wanted=(0, 1)))
+    (dx,) = jax.grad(lambda x: generated.dense(x, *args[1:], implementation="interpret").sum(), argnums=(0,))(X)
+    np.testing.assert_allclose(dx, np.ones((6, 8)) @ args[1].T, rtol=2e-3)
+
+
+def test_other_transformations_keep_what_is_frozen():
+    def loss(w, x):
+        return jnp.sum(jnp.sin(generated.rmsnorm(x, w)))
+
+    def scanned(x):
+        return jax.lax.scan(lambda y, _: (generated.rmsnorm(y, W), None), x, None, length=3)[0]
+
+    stacked = np.stack([X, 2 * X])
+    programs = {
+        "jit": jax.make_jaxpr(jax.jit(jax.grad(loss, argnums=1)))(W, X),
+        "vmap": jax.make_jaxpr(jax.vmap(jax.grad(loss, argnums=1), (None, 0)))(W, stacked),
+        "remat": jax.make_jaxpr(jax.grad(jax.checkpoint(loss), argnums=1))(W, X),
+        "scan": jax.make_jaxpr(jax.grad(lambda x: scanned(x).sum()))(X),
+        "stop_gradient": jax.make_jaxpr(jax.grad(lambda x: loss(jax.lax.stop_gradient(W), x)))(X),
+    }
+    for how, text in programs.items():
+        assert "rmsnorm_frozen" in str(text) and "rmsnorm_backward" not in str(text), how
+    expected = jax.grad(lambda x: jnp.sum(generated.rmsnorm.reference(x, W)))(X)
+    by_one_step = jax.grad(lambda x: jnp.sum(generated.rmsnorm(x, W, implementation="interpret")))(X)
+    np.testing.assert_allclose(by_one_step, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_derivative_by_what_was_frozen_in_the_first():
+    def slope(f):
+        return lambda w: jnp.sum(jax.grad(lambda x: jnp.sum(jnp.sin(f(x, w))))(X) ** 2)
+
+    got, expected = (jax.grad(slope(f))(W) for f in (generated.rmsnorm, generated.rmsnorm.reference))
+    np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_an_output_that_nothing_depends_on():
+    """Its cotangent is known to be zero, whichever backward runs."""
+    for wanted in ((0, 1), (0, 1, 2)):
+
+        def loss(f):
+            return lambda x, r, w: jnp.sum(jnp.sin(f(x, r, w)[0]))
+
+        ops = generated.add_rmsnorm, generated.add_rmsnorm.reference
+        got, expected = (jax.grad(loss(f), argnums=wanted)(X, 2 * X, W) for f in ops)
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_shards_of_rows_exchange_nothing_for_what_is_frozen():
+    mesh = make_mesh()
+    x = jax.device_put(normal(8, 8), NamedSharding(mesh, PartitionSpec("a")))
+    w = jax.device_put(W, NamedSharding(mesh, PartitionSpec()))
+
+    def loss(x, w):
+        return jnp.sum(jnp.sin(generated.rmsnorm(x, w)))
+
+    frozen, whole = (jax.jit(jax.grad(loss, argnums=n)).lower(x, w).compile() for n in (0, (0, 1)))
+    assert collectives(frozen) == {}
+    assert collectives(whole) == {"all-reduce": 1}
+
+
+def test_rows_without_a_name(tmp_path):
+    """Of named axes the first one's are the rows."""
+    text = spec_text(
+        "x: float32[B, S, D]; t: float32[S, D]",
+        "y: float32[B, S, D]",
+        "y = x * tanh(t)",
+        reference="y = x * jnp.tanh(t)",
+    )
+    op = make_op(tmp_path, text)
+    assert isinstance(op.backward, Derived) and op.backward.shared == {"t"} and op.backward.frozen is not None
+    x, t = normal(2, 3, 4), normal(3, 4)
+    text = program(op, x, t, wanted=(0,))
+    assert "made_frozen" in text and "made_backward" not in text
+    got = jax.grad(lambda x: op(x, t, implementation="interpret").sum())(x)
+    np.testing.assert_allclose(got, np.broadcast_to(np.tanh(t), x.shape), rtol=1e-6)

@@ -37,6 +37,10 @@ from codegen.walking import WalkLaunch, clusters
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
+MORE_THREADS = 4  # times as many, where each has little to read: a GPU starts only so many blocks in a time
+SHORT_ROW = (
+    8  # vectors of a row up to which each has a thread of its own, so that neighbouring threads read side by side
+)
 LEAST_VECTOR = 4  # bytes that a narrower vector has, which fits rows as they are
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread has at once
@@ -47,6 +51,7 @@ CLUSTER_ROW = 16 * 1024  # where a cluster shares it, and folds no columns
 ALONE_ROW = 32 * 1024  # up to which a block keeps it alone even so: two such blocks at once
 WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
+MANY_RESIDENT = 1280  # where they keep nothing but the row: while a cluster waits for its blocks, others load
 LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it
 MOST_COMPUTED = (
     24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
@@ -266,13 +271,15 @@ class Reduction:
         kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
         return vec, kept, 32 * vec, 32 * kept
 
-    def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
-        """Columns of a vector: none holds columns of two groups."""
-        return min([vector_width(self.widest(dtypes), schedule), *(s.width for s in self.inner)])
+    def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int], shared: bool = True) -> int:
+        """Columns of a vector: none holds columns of two groups. Without the `shared` arrays, of which rows have none of their
+        own, as many as fill one of the others."""
+        return min([vector_width(self.widest(dtypes, shared), schedule), *(s.width for s in self.inner)])
 
-    def widest(self, dtypes: Mapping[str, str]) -> int:
+    def widest(self, dtypes: Mapping[str, str], shared: bool = True) -> int:
         """Bytes that a column takes of the array whose columns are widest."""
-        return max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4)
+        found = [(a, n) for a, n in self.full if shared or self.order[0] in a.axes]
+        return max((DTYPES[dtypes[a.name]].size * n for a, n in found), default=4)
 
     def whole_vector(self, vec: int, inner: int, dtypes: Mapping[str, str]) -> int:
         """A narrower vector where rows are whole ones of it, so that no vector lies across two rows: of 4 bytes and more, or
@@ -367,7 +374,8 @@ class Reduction:
         vec = self.width(dtypes, schedule)
         inner = extents.total if self.collapsed else extents.inner
         if inner is not None and not self.columns:
-            vec = self.whole_vector(vec, inner, dtypes)
+            own = self.width(dtypes, schedule, shared=self.collapsed)
+            vec = own if inner % own == 0 else self.whole_vector(vec, inner, dtypes)
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
         if self.columns:
@@ -384,7 +392,8 @@ class Reduction:
             cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
-        most = max(1, kept // width)
+        short = cluster == 1 and not ragged and count <= SHORT_ROW
+        most = 1 if short else max(1, kept // width)
         per_row = 1
         while per_row < MAX_THREADS:
             # A ragged row's one vector more, which few threads have, is no reason for twice as many, where registers allow
@@ -399,7 +408,7 @@ class Reduction:
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if whole * width * per_row > max(BLOCK_ROW, width * per_row):
             return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
-        threads = max(per_row, schedule.get("threads", LEAST_THREADS))
+        threads = max(per_row, schedule.get("threads", self.least_threads(vec, vectors, dtypes)))
         own, dear = whole * width, 4 * vec * vectors * len(self.carried)
         carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
         deep = cluster > 1 and self.alone and own > KEPT
@@ -411,7 +420,7 @@ class Reduction:
             simple = all(a.mode in ("flat", "row") for a in self.loads)  # places of other values take registers, too
             resident = 2 * threads if simple else 0
         elif cluster > 1 and kept == KEPT and KEPT < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * KEPT:
-            resident = RESIDENT
+            lean, resident = not carried, RESIDENT if carried else MANY_RESIDENT
         return RowLaunch(
             vec,
             ragged,
@@ -425,6 +434,16 @@ class Reduction:
             lean,
             resident // threads,
         )
+
+    def least_threads(self, vec: int, vectors: int, dtypes: Mapping[str, str]) -> int:
+        """Of a block of several rows: so many that it has enough to read, where each reads but one vector of them."""
+        if vectors > 1:
+            return LEAST_THREADS
+        arrays = [
+            a.array for a in self.loads if a.array is not None and a.mode == "flat" and self.order[0] in a.array.axes
+        ]
+        read = vec * sum(DTYPES[dtypes[array.name]].size for array in arrays)
+        return LEAST_THREADS * min(MORE_THREADS, max(1, KEPT // max(1, read)))
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:
         """Threads that a processor has registers for, where each keeps so many bytes of its row, and besides only what it

@@ -445,7 +445,8 @@ save: [m, r]
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path):
     op = make_op(tmp_path, STATISTICS)
-    _, forward, backward = op.kernels
+    _, forward, frozen, backward = op.kernels
+    assert [a.name for a in frozen.spec.inputs] == ["dy", "m", "r", "x", "w"]
     assert [str(a) for a in forward.spec.outputs] == ["float32[..., N]", "float32[...]", "float32[...]"]
     assert "var" not in backward.spec.chain.value
     assert len(backward.plan.stages) == 1  # nothing has to wait for the mean

@@ -38,9 +38,8 @@ from codegen.walking import WalkLaunch, clusters
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
 MORE_THREADS = 4  # times as many, where each has little to read: a GPU starts only so many blocks in a time
-SHORT_ROW = (
-    8  # vectors of a row up to which each has a thread of its own, so that neighbouring threads read side by side
-)
+# Vectors of rows in which each has a thread of its own: few threads are idle then, and neighbours read side by side
+SHORT_ROWS = (1, 2, 3, 4, 7, 8)
 LEAST_VECTOR = 4  # bytes that a narrower vector has, which fits rows as they are
 KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread has at once
@@ -392,7 +391,7 @@ class Reduction:
             cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
-        short = cluster == 1 and not ragged and count <= SHORT_ROW
+        short = cluster == 1 and not ragged and count in SHORT_ROWS
         most = 1 if short else max(1, kept // width)
         per_row = 1
         while per_row < MAX_THREADS:

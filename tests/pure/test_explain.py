@@ -101,7 +101,7 @@ def test_every_op_is_explained(name):
     assert len(report["costs"]) == len(list(bindings(op.spec)))
     for cost in report["costs"]:
         assert 0 < cost["bytes"]["fused"] <= cost["bytes"]["unfused"]
-        assert max(cost["launch"]["vector_bytes"].values()) == 16
+        assert max(cost["launch"]["vector_bytes"].values()) in (16, 32)  # 32: two accesses, of what rows share
 
 
 # The graph, the kernel, the roofline

@@ -11,11 +11,14 @@ import gc
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.turns import EVERY
 
 # Kernels are kept between runs, but beside the checkout; also by the processes that tests start
 os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
@@ -62,12 +65,28 @@ if "device_count" not in given:  # as it is in the processes of pytest-xdist
     os.environ["XLA_FLAGS"] = " ".join([*quick, given, "--xla_force_host_platform_device_count=8"])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    in_turns(config, items)
     if GPU:
         return
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with `@pytest.mark.turns(n)` every n-th set of parameters, where not all are asked for."""
+    found: Counter[str] = Counter()
+    left = []
+    for item in items:
+        if (mark := item.get_closest_marker("turns")) and not EVERY:
+            name = item.nodeid.partition("[")[0]
+            if found[name] % mark.args[0]:
+                left.append(item)
+            found[name] += 1
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
 
 
 MOST_RESIDENT = 3 * 2**30  # bytes of a process that keeps what it compiled

@@ -1,5 +1,5 @@
-"""Of tests that are many and alike, and each compile a kernel: some, so that all tests take a quarter of an hour on two processors;
-every one where CODEGEN_EVERY_TEST=1 asks for them."""
+"""Of tests that are many and alike, and each compile a kernel: some, so that all tests take a quarter of an hour on two
+processors; every one where CODEGEN_EVERY_TEST=1 asks for them. `@pytest.mark.turns(n)` says so of a test's parameters."""
 
 import os
 from collections.abc import Iterable

@@ -19,6 +19,7 @@ from codegen.pipeline import Derived
 from codegen.prelude import prelude
 from codegen.runtime import testing
 from tests.cpu.test_reductions import spec_text
+from tests.turns import some
 
 POINTS = {
     "any": [-2.3, -0.7, 0.4, 1.9], "positive": [0.2, 0.9, 1.7, 3.1], "nonnegative": [0.1, 0.9, 1.7, 3.1],
@@ -157,6 +158,7 @@ COUNTED = {  # what is summed lacks the axis that it is summed along: each eleme
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_lacks_an_axis_counts_for_each_place_along_it(name, implementation, tmp_path):
     inputs, outputs, chain, reference = COUNTED[name]
@@ -181,6 +183,7 @@ EXTREMES = {
 }  # fmt: skip
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("name", "implementation"), [*((name, "interpret") for name in EXTREMES), ("of_an_output", "xla")]
 )
@@ -304,7 +307,8 @@ def test_the_derivative_of_a_product_along_any_axes(axes, tmp_path):
     first, w = (jnp.asarray(rng.uniform(0.5, 1.5, s) * rng.choice([-1, 1], s), "float32") for s in ((3, 37), (37,)))
     first = first.at[1, 5].set(0).at[2, 7].set(0).at[2, 11].set(0)
     over = {"N": 1, "...": 0, "(..., N)": None}[axes]
-    for x in (first, first.at[2].set(1), jnp.abs(first) + 0.5, jnp.zeros((1, 37)), jnp.ones((0, 37))):
+    xs = [first, first.at[2].set(1), jnp.abs(first) + 0.5, jnp.zeros((1, 37)), jnp.ones((0, 37))]
+    for x in some(xs, 2):
         expected, pull = jax.vjp(lambda x, w: jnp.prod(x * w, over), x, w)
         g = jnp.asarray(rng.standard_normal(expected.shape), "float32")
         y, own = jax.vjp(lambda x, w: op(x, w, implementation="interpret"), x, w)
@@ -635,6 +639,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(("inputs", "output", "value", "reference"), FOUND, ids=[f[2] for f in FOUND])
 def test_chains_that_random_specs_found(inputs, output, value, reference, implementation, tmp_path):
     op = make_op(tmp_path, spec_text(inputs, f"y: {output}", f"y = {value}"))
@@ -672,6 +677,7 @@ WIDE = [("{T: [float64]}", "float64"), ("{T: [float32, float64]}", "float64"), (
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(("types", "dtype"), WIDE)
 def test_float64_stays_float64(types, dtype, implementation, tmp_path):
     """Means over rows, whose last kernel divides, and the gradient of a dynamic parameter."""

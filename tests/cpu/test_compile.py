@@ -58,7 +58,7 @@ SPILLS_OF_ROW_FOLDS = {
 }  # fmt: skip
 
 
-EVERYTHING = {k.spec.op: k for name in generated.__all__ for k in getattr(generated, name).kernels}
+EVERYTHING = {k.__name__: k for name in generated.__all__ for k in getattr(generated, name).kernels}
 PRODUCTS = {name: k for name, k in EVERYTHING.items() if isinstance(k, GemmOp)}
 KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
 

@@ -43,6 +43,7 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
             assert blocks_of(op, how, shape) == blocks
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", ["column_sum", "mean_pool", "drmsnorm", "bias_relu"])
 def test_calls_of_several_kernels_are_explained(name):
     """By the one that does most."""

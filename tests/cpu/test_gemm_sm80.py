@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from codegen.runtime import interpreted
 from codegen.runtime.compile import read_cubin
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
-from tests.turns import some
 
 
 def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -24,7 +23,8 @@ def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 # Whole extents and odd ones in turns: a GPU runs them all
-@pytest.mark.parametrize("case", some(gemm_cases.CASES, 3), ids=str)
+@pytest.mark.turns(3)
+@pytest.mark.parametrize("case", gemm_cases.CASES, ids=str)
 def test_products(case):
     operands = case.operands(np.random.default_rng(0))
     case.check(run(case, operands), operands)
@@ -127,7 +127,8 @@ KERNELS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", some(KERNELS, 2), ids=str)
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("case", KERNELS, ids=str)
 def test_nothing_is_spilled(case):
     """What is spilled lies on the stack, and so does what is indexed by a value that only the GPU knows; on one architecture
     each, in turns."""

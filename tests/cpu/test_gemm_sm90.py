@@ -15,7 +15,6 @@ from codegen.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, ref
 from codegen.ir import DTYPES
 from codegen.runtime.compile import compile_kernel, read_cubin, variants
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
-from tests.turns import some
 
 SPILLS = 32  # bytes of stack: a value or two, of those that are needed between tiles
 
@@ -62,7 +61,8 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("product", some(SHAPES, 2), ids=str)
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("product", SHAPES, ids=str)
 def test_the_tensor_cores_are_fed_by_tma(product):
     tiles, kind = product.tiles, DTYPES[product.dtype]
     parts = 2 if product.paired == "halves" else 1
@@ -81,7 +81,8 @@ def test_the_tensor_cores_are_fed_by_tma(product):
     assert "serializ" not in remarks and "setmaxnreg" not in remarks
 
 
-@pytest.mark.parametrize("tiles", some(TABLE, 3), ids=str)
+@pytest.mark.turns(3)
+@pytest.mark.parametrize("tiles", TABLE, ids=str)
 def test_tiles_of_the_table_compile(tiles):
     product = dataclasses.replace(GELU, tiles=tiles)
     ptx, stack, _ = compiled(product)
@@ -97,7 +98,8 @@ SHARED_OUT = [
 ]
 
 
-@pytest.mark.parametrize("tiles", some(SHARED_OUT, 4), ids=lambda t: f"{t.tile_m}x{t.tile_n}-{t.splits}")
+@pytest.mark.turns(4)
+@pytest.mark.parametrize("tiles", SHARED_OUT, ids=lambda t: f"{t.tile_m}x{t.tile_n}-{t.splits}")
 def test_tiles_whose_blocks_share_k_out_compile(tiles):
     ptx, stack, _ = compiled(dataclasses.replace(GELU, tiles=tiles))
     assert "ld.shared::cluster.v4" in ptx and stack <= SPILLS

@@ -11,7 +11,6 @@ from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime.arguments import Types
 from codegen.runtime.draw import Case
 from codegen.runtime.testing import check_case
-from tests.turns import some
 
 LENGTHS = {
     "softmax": (9000, 40_000, 70_001), "rmsnorm": (16_393, 65_536, 9_001, 70_003), "layernorm": (16_384, 16_383),
@@ -20,7 +19,8 @@ LENGTHS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "columns"), some([(name, n) for name, found in LENGTHS.items() for n in found], 2))
+@pytest.mark.turns(2)
+@pytest.mark.parametrize(("name", "columns"), [(name, n) for name, found in LENGTHS.items() for n in found])
 def test_long_rows(name, columns, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op = getattr(generated, name)
@@ -50,7 +50,8 @@ WALKED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arch", "dtype", "rows", "columns", "launch"), some(WALKED, 2))
+@pytest.mark.turns(2)
+@pytest.mark.parametrize(("name", "arch", "dtype", "rows", "columns", "launch"), WALKED)
 def test_long_rows_of_a_backward(name, arch, dtype, rows, columns, launch, monkeypatch):
     """In a block, in a cluster of them, or by two kernels: whatever the length."""
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)

@@ -103,6 +103,7 @@ def test_a_bool_as_a_factor_keeps_no_nan(tmp_path, implementation):
     np.testing.assert_array_equal(np.asarray(jax.jit(lambda x: 2 * (x * (x > 0)))(x)), expected)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["p", "total", "exact", "vectors", "values", "turn", "rows_vec"])
 def test_names_that_kernels_use_themselves(tmp_path, name, static):
@@ -121,6 +122,7 @@ def test_names_that_kernels_use_themselves(tmp_path, name, static):
     np.testing.assert_array_equal(got, 3 * X.sum(0))
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", ["turn", "paced", "kernel", "backward_xla", "stage0"])
 @pytest.mark.parametrize("place", ["output", "value"])
 def test_results_called_what_kernels_use_themselves(tmp_path, name, place):

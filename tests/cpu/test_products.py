@@ -92,6 +92,7 @@ HALVES = [  # products of 1.28e6, and what becomes of them
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(("inputs", "chain", "reference"), HALVES, ids=[h[1] for h in HALVES])
 def test_products_that_float16_does_not_hold_are_kept(tmp_path, inputs, chain, reference, implementation):
     text = f'x: "float16[..., K]"; w: "float16[N, K]"; {inputs}'
@@ -186,6 +187,7 @@ SHARED = [  # factors whose shared axis is not their first, or is any number of 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(("inputs", "output", "x", "w", "letters"), SHARED, ids=[s[0] for s in SHARED])
 def test_axes_that_both_factors_have(tmp_path, inputs, output, x, w, letters, dtype, implementation):
     """Values and gradients of numbers that neither type rounds."""

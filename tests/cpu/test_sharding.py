@@ -23,7 +23,6 @@ from codegen.runtime.op import Op
 from codegen.tiles import Tile
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
-from tests.turns import some
 
 P = PartitionSpec
 OP_MODULE = sys.modules["codegen.runtime.op"]  # `codegen.runtime.op` is the decorator
@@ -374,7 +373,8 @@ INTERPRETED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "given"), some(INTERPRETED, 2))
+@pytest.mark.turns(2)
+@pytest.mark.parametrize(("name", "given"), INTERPRETED, ids=[f"{r[0]}-{r[1][0][1]}" for r in INTERPRETED])
 def test_kernels_on_shards(name, given):
     op = getattr(generated, name)
     made = values(op, [shape for shape, _ in given])

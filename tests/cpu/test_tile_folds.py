@@ -75,6 +75,7 @@ def made(folder, name: str, types: str = "{T: [float32, bfloat16]}"):
     return make_op(folder, text.replace("op: made", f"op: {name}"))
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", OPS)
 def test_parts_of_tiles_agree_with_the_reference(name, tmp_path):
     types = ("{T: [float32]}", "{T: [bfloat16]}")[list(OPS).index(name) % 2]

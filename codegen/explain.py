@@ -337,7 +337,8 @@ def _frozen(found: Derived) -> dict[str, Any] | None:
     if not names or len(names) == len(found.how.gradients):
         return None
     if found.frozen is None:
-        return {"without": names, "kernel": False, "why": "XLA: nothing is computed", "inputs": {}, "chain": []}
+        why = "XLA: nothing is computed" if found.hands_on else "the same"
+        return {"without": names, "kernel": False, "why": why, "inputs": {}, "chain": []}
     spec = found.frozen.op.spec
     return {
         "without": names,

@@ -69,22 +69,31 @@ class Derived:
         rows = self.op.plan.order[0] if self.op.plan.order else None
         return frozenset(name for name, dx in self.how.gradients if rows not in self.op.spec.array(dx).axes)
 
+    @property
+    def _of_rows(self) -> list[Statement]:
+        """What gives the gradients of the rest."""
+        made = {dx for name, dx in self.how.gradients if name not in self.shared}
+        return [s for s in self.op.statements if s.name in made]
+
+    @functools.cached_property
+    def hands_on(self) -> bool:
+        """Whether the gradients of the rest are what it reads, at most rounded: XLA gives them without a kernel."""
+        return all(not n.args or n.op == "cast" for n in topological(s.value for s in self._of_rows))
+
     @functools.cached_property
     def frozen(self) -> Derived | None:
         """The backward where nothing is asked of what all rows share (weights that are not trained, parameters that are
         constants): nothing is folded over rows. None where that is no other kernel, or none that computes anything."""
-        kept = tuple((name, dx) for name, dx in self.how.gradients if name not in self.shared)
-        if self.first is not None or not kept or not self.shared:
+        assigned = self._of_rows
+        if self.first is not None or not assigned or not self.shared or self.hands_on:
             return None
-        spec, made = self.op.spec, {dx for _, dx in kept}
-        outputs = [a for a in spec.outputs if a.name in made]
-        assigned = [s for s in self.op.statements if s.name in made]
+        spec = self.op.spec
+        kept = tuple((name, dx) for name, dx in self.how.gradients if name not in self.shared)
+        outputs = [spec.array(dx) for _, dx in kept]
         names = {id(s.value): s.name for s in reversed(self.op.statements) if s.part is None}
         own = restricted(spec, f"{spec.source.path} (frozen)", assigned, outputs, [], names, {})
         base = spec.op.removesuffix("_backward")
         own = replace(own, op=f"{base}_frozen", summary=f"The gradients of {base} but of what all rows share.")
-        if all(not n.args or n.op == "cast" for n in topological(s.value for s in assigned)):
-            return None
         try:
             op = derived(own)
         except (SpecError, Mistake):

@@ -550,15 +550,16 @@ class Backward(_Derived):
         self.frozen = type(self)(forward, parts, self) if "frozen_launch" in parts else None
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> tuple[str, Backward]:
-        """Which backward gives the gradients of the operands that are `perturbed`: "frozen", where there is one and none of
-        them is shared by all rows; "xla", the jnp form of this one, where there is none, since it then only hands on what it
-        reads, which XLA does without a kernel; "backward", this one."""
+        """Which backward gives the gradients of the operands that are `perturbed`, and its name: where none of them is shared by
+        all rows, "frozen", if there is one, or "xla", the jnp form of this one, if it then only hands on what it reads;
+        else "backward", this one."""
         wanted = {name for name, asked in zip(self._operand_names(key), perturbed, strict=True) if asked}
-        if not self.derived.shared or wanted & self.derived.shared:
-            return "backward", self
-        if self.frozen is not None:
-            return "frozen", self.frozen
-        return ("backward" if key.implementation else "xla"), self
+        if self.derived.shared and not wanted & self.derived.shared:
+            if self.frozen is not None:
+                return "frozen", self.frozen
+            if self.derived.hands_on and key.implementation is None:
+                return "xla", self
+        return "backward", self
 
     def by(self, way: str) -> Backward:
         """The one of that name."""

@@ -4,7 +4,7 @@ One call: bind the arguments, then run a jitted function that depends only on wh
 which inputs are there, static params). That function is, outermost first,
 
   jax.jit            so that an eager call is one dispatch
-  jax.custom_vjp     forward kept as it is; the backward differentiates the jnp form
+  jax.custom_vjp     forward kept as it is; a generated backward, of all gradients or of rows alone; else that of the jnp form
   auto_axes          where mesh axes are explicit: inside none is; results are typed by `partition.py`'s rules
   custom_vmap        a mapped axis joins `...` or the first axis (`batching.py`); else the jnp form is mapped
   platform choice    the CuTe kernel on CUDA, the jnp form elsewhere, also inside jit and under jax.export

@@ -327,14 +327,16 @@ def backward(op: Op) -> dict[str, Any] | None:
         "inputs": {a.name: str(a) for a in spec.inputs},
         "outputs": {a.name: str(a) for a in spec.outputs},
         "chain": spec.chain.value.splitlines(),
+        "same": {name: array.name for name, array in found.how.same},
         "frozen": _frozen(found),
     }
 
 
 def _frozen(found: Derived) -> dict[str, Any] | None:
     """What takes the backward's place where nothing is asked of what all rows share."""
-    names = [name for name, _ in found.how.gradients if name in found.shared]
-    if not names or len(names) == len(found.how.gradients):
+    gradients = [name for name, _ in (*found.how.gradients, *found.how.same)]
+    names = [name for name in gradients if name in found.shared]
+    if not names or len(names) == len(gradients):
         return None
     if found.frozen is None:
         why = "XLA: nothing is computed" if found.hands_on else "the same"

@@ -65,6 +65,8 @@ def _backward(made: dict[str, Any]) -> Table:
     for what in ("first", "chain"):
         for place, line in enumerate(made[what] or ()):
             table.add_row("" if place else what, escape(line))
+    for name, other in made["same"].items():
+        table.add_row("", escape(f"that of {name} is {other}"))
     if frozen := made["frozen"]:
         names = ", ".join(frozen["without"])
         table.add_row("frozen", escape(f"where no gradient of {names} is asked for: {frozen['why']}"))

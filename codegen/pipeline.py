@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from codegen.chain import read_chain
 from codegen.check import check
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.gemms import Gemm
-from codegen.ir import Statement, topological
+from codegen.ir import Leaf, Statement, topological
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise
 from codegen.reducing import waited_for
 from codegen.reductions import Reduction
 from codegen.reference import Reference, read_reference
-from codegen.spec import Spec
+from codegen.scope import make_scope
+from codegen.spec import Array, Spec
 from codegen.specfile import read_spec
 from codegen.statements import Placed, read_lines
 from codegen.tiles import Product, tile_of
@@ -43,9 +45,12 @@ class Op:
         try:
             if isinstance(self.plan, Gemm):
                 return gemm_backward(self.spec, self.plan)
-            found = differentiate(self.spec)
-            forward = derived(found.forward) if found.forward else None
-            return Derived(*_in_turns(found.spec), found, forward)
+            how = differentiate(self.spec)
+            forward = derived(how.forward) if how.forward else None
+            first, op = _in_turns(how.spec)
+            if first is None:
+                op, how = _once(op, how)
+            return Derived(first, op, how, forward)
         except SpecError as error:
             return Mistake(error.diagnostics[0].message)
         except Mistake as mistake:
@@ -67,49 +72,91 @@ class Derived:
     def shared(self) -> frozenset[str]:
         """What all rows share of what it gives gradients of: those are folded over the rows."""
         rows = self.op.plan.order[0] if self.op.plan.order else None
-        return frozenset(name for name, dx in self.how.gradients if rows not in self.op.spec.array(dx).axes)
+        found = [*((name, self.op.spec.array(dx)) for name, dx in self.how.gradients), *self.how.same]
+        return frozenset(name for name, dx in found if rows not in dx.axes)
 
     @property
-    def _of_rows(self) -> list[Statement]:
-        """What gives the gradients of the rest."""
-        made = {dx for name, dx in self.how.gradients if name not in self.shared}
-        return [s for s in self.op.statements if s.name in made]
+    def _of_rows(self) -> list[str]:
+        """Its outputs that are gradients of the rest."""
+        return [dx for name, dx in self.how.gradients if name not in self.shared]
 
     @functools.cached_property
     def hands_on(self) -> bool:
         """Whether the gradients of the rest are what it reads, at most rounded: XLA gives them without a kernel."""
-        return all(not n.args or n.op == "cast" for n in topological(s.value for s in self._of_rows))
+        values = [s.value for s in self.op.statements if s.name in self._of_rows]
+        return all(not n.args or n.op == "cast" for n in topological(values))
 
     @functools.cached_property
     def frozen(self) -> Derived | None:
         """The backward where nothing is asked of what all rows share (weights that are not trained, parameters that are
         constants): nothing is folded over rows. None where that is no other kernel, or none that computes anything."""
-        assigned = self._of_rows
-        if self.first is not None or not assigned or not self.shared or self.hands_on:
+        if self.first is not None or not self.shared or self.hands_on:
             return None
-        spec = self.op.spec
-        kept = tuple((name, dx) for name, dx in self.how.gradients if name not in self.shared)
-        outputs = [spec.array(dx) for _, dx in kept]
-        names = {id(s.value): s.name for s in reversed(self.op.statements) if s.part is None}
-        own = restricted(spec, f"{spec.source.path} (frozen)", assigned, outputs, [], names, {})
-        base = spec.op.removesuffix("_backward")
-        own = replace(own, op=f"{base}_frozen", summary=f"The gradients of {base} but of what all rows share.")
+        base = self.op.spec.op.removesuffix("_backward")
+        summary = f"The gradients of {base} but of what all rows share."
         try:
-            op = derived(own)
+            op, how = _of_some(self.op.spec, self.how, self._of_rows, f"{base}_frozen", summary)
         except (SpecError, Mistake):
             return None
-        read = {a.name for a in own.inputs}
-        how = replace(
-            self.how,
-            spec=own,
-            cotangents=tuple(pair for pair in self.how.cotangents if pair[1] in read),
-            saved=tuple(name for name in self.how.saved if name in read),
-            inputs=tuple(name for name in self.how.inputs if name in read),
-            gradients=kept,
-            scattered=tuple(pair for pair in self.how.scattered if pair[0] in dict(kept)),
-        )
-        products = tuple(pair for pair in self.products if pair[0] in read)
+        how = replace(how, same=tuple(pair for pair in how.same if pair[0] not in self.shared))
+        products = tuple(pair for pair in self.products if pair[0] in {a.name for a in op.spec.inputs})
         return Derived(None, op, how, self.forward, products)
+
+
+def _of_some(
+    spec: Spec, how: Backward, names: Sequence[str], called: str = "", summary: str = ""
+) -> tuple[Op, Backward]:
+    """A backward that gives only some of its outputs, `called` by another name. Raises `SpecError` or `Mistake` where that is no
+    kernel."""
+    scope = make_scope(spec)
+    statements = read_chain(spec, scope, whole=False)
+    outputs = [a for a in spec.outputs if a.name in names]
+    assigned = [s for s in statements if s.name in names]
+    values = {id(s.value): s.name for s in reversed(statements) if s.part is None}
+    title = f"{spec.source.path} ({', '.join(names)})"
+    own = restricted(spec, title, assigned, outputs, [], values, {}, scope.graph.calls)
+    made = derived(replace(own, op=called or own.op, summary=summary or own.summary))
+    read = {a.name for a in made.spec.inputs}
+    gradients = tuple(pair for pair in how.gradients if pair[1] in names)
+    how = replace(
+        how,
+        spec=made.spec,
+        saved=tuple(name for name in how.saved if name in read),
+        inputs=tuple(name for name in how.inputs if name in read),
+        gradients=gradients,
+        scattered=tuple(pair for pair in how.scattered if pair[0] in dict(gradients)),
+    )
+    return made, how
+
+
+def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
+    """A backward that gives nothing twice, and no cotangent as it is: those are `same`, as the gradients of a sum's terms."""
+
+    def key(array: Array, values: Iterable[Leaf | int]) -> tuple:
+        return array.dtype, array.dims, tuple(values)
+
+    cotangents, given = {dy for _, dy in how.cotangents}, {dx: name for name, dx in how.gradients}
+    held = {}
+    for array in op.spec.inputs:
+        if array.name in cotangents:
+            parts = range(array.parts) if array.parts else (None,)
+            held[key(array, (Leaf(array.name, part) for part in parts))] = array
+    kept, same = [], []
+    for array in op.spec.outputs:
+        values = [s.value for s in op.statements if s.name == array.name]
+        own = key(array, (v.attr if isinstance(v.attr, Leaf) else id(v) for v in values))
+        if own in held and given[array.name] not in dict(how.scattered):
+            same.append((given[array.name], held[own]))
+        else:
+            held[own] = array
+            kept.append(array.name)
+    if not kept or not same:
+        return op, how
+    try:
+        op, how = _of_some(op.spec, how, kept)
+    except (SpecError, Mistake):
+        return op, how
+    return op, replace(how, same=tuple(same))
 
 
 def _in_turns(spec: Spec) -> tuple[Op | None, Op]:
@@ -144,7 +191,8 @@ def gemm_backward(spec: Spec, plan: Gemm) -> Derived:
     if found.forward is not None:
         epilogue = derived(found.forward)
         forward = Op(found.forward, epilogue.statements, Reference(()), gemm_plan(plan.products, epilogue))
-    return Derived(None, derived(found.how.spec), found.how, forward, found.products)
+    op, how = _once(derived(found.how.spec), found.how)
+    return Derived(None, op, how, forward, tuple(pair for pair in found.products if pair[0] in how.inputs))
 
 
 def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:

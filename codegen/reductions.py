@@ -373,7 +373,7 @@ class Reduction:
         vec = self.width(dtypes, schedule)
         inner = extents.total if self.collapsed else extents.inner
         if inner is not None and not self.columns:
-            own = self.width(dtypes, schedule, shared=self.collapsed)
+            own = max(vec, self.width(dtypes, schedule, shared=self.collapsed))
             vec = own if inner % own == 0 else self.whole_vector(vec, inner, dtypes)
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
@@ -438,10 +438,9 @@ class Reduction:
         """Of a block of several rows: so many that it has enough to read, where each reads but one vector of them."""
         if vectors > 1:
             return LEAST_THREADS
-        arrays = [
-            a.array for a in self.loads if a.array is not None and a.mode == "flat" and self.order[0] in a.array.axes
-        ]
-        read = vec * sum(DTYPES[dtypes[array.name]].size for array in arrays)
+        arrays = [a.array for a in self.loads if a.array is not None and a.mode == "flat" and self.of_row(a)]
+        own = [array for array in arrays if self.order[0] in array.axes] or arrays  # or rows taken from a table
+        read = vec * sum(DTYPES[dtypes[array.name]].size for array in own)
         return LEAST_THREADS * min(MORE_THREADS, max(1, KEPT // max(1, read)))
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:

@@ -3,11 +3,12 @@ gives. No kernel does both, since blocks that wait for all others would need all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from codegen.errors import Mistake
-from codegen.ir import Leaf, Node, Statement, topological
+from codegen.ir import Call, Leaf, Node, Statement, topological
 from codegen.spec import Array, Axis, Spec
 from codegen.unparse import unparse
 
@@ -44,6 +45,7 @@ def restricted(
     more: list[Array],
     names: dict[int, str],
     leaves: dict[int, str],
+    calls: Mapping[int, Call] = MappingProxyType({}),
 ) -> Spec:
     """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`."""
     statements = list(statements)
@@ -51,6 +53,6 @@ def restricted(
     read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
-    text = unparse(statements, {}, names, leaves)
+    text = unparse(statements, calls, names, leaves)
     inputs = (*spec.inputs_for(read, more, axes), *more)
     return spec.with_chain(title, text, inputs=inputs, outputs=tuple(outputs), params=params)

@@ -287,12 +287,10 @@ def add_layernorm_frozen_chain(dy, dresidual_out, residual_out, weight, size_n, 
     """The chain, on one vector of each operand and the row's statistics."""
     centred = residual_out - row_mean
     rstd = device.rsqrt(row_mean2 + eps, approx)
-    t3 = size_n.to(cutlass.Float32)
-    t1 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t3, approx) * centred + weight * rstd * dy
-    t2 = t1 - device.divide(rstd * row_sum2, t3, approx)
-    dx = t2
-    dresidual = dx
-    return dresidual, dresidual
+    t2 = size_n.to(cutlass.Float32)
+    t1 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t2, approx) * centred + weight * rstd * dy
+    dx = t1 - device.divide(rstd * row_sum2, t2, approx)
+    return dx
 
 
 @cute.kernel
@@ -302,7 +300,6 @@ def add_layernorm_frozen_kernel(
     mResidualOut: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor | None,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -331,13 +328,12 @@ def add_layernorm_frozen_kernel(
     else:
         rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec, vectors, at_once), mDresidual.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rDresidualOut, rResidualOut, rDx, rDresidual)
+        place = access.meeting_place(threads, rDy, rDresidualOut, rResidualOut, rDx)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mDresidualOut, first_row, rDresidualOut, place)
         access.load_rows(mResidualOut, first_row, rResidualOut, place)
@@ -427,7 +423,7 @@ def add_layernorm_frozen_kernel(
                 c = column + v * step
                 if cutlass.const_expr(mWeight is not None):
                     access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-                dx, dresidual = add_layernorm_frozen_chain(
+                dx = add_layernorm_frozen_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     device.cast(rDresidualOut[None, v, u].load(), cutlass.Float32),
                     device.cast(rResidualOut[None, v, u].load(), cutlass.Float32),
@@ -441,14 +437,11 @@ def add_layernorm_frozen_kernel(
                     approx,
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
-                rDresidual[None, v, u].store(dresidual.to(mDresidual.element_type))
                 if cutlass.const_expr(at_once == 1):
                     access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-                    access.store_row(rDresidual[None, v, u], mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
         access.store_rows(rDx, mDx, first_row, place)
-        access.store_rows(rDresidual, mDresidual, first_row, place)
 
 
 @cute.jit
@@ -459,7 +452,6 @@ def add_layernorm_frozen_launch(
     mResidualOut: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
-    mDresidual: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -477,7 +469,7 @@ def add_layernorm_frozen_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     add_layernorm_frozen_kernel(
-        mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual,
+        mDy, mDresidualOut, mResidualOut, mWeight, mDx,
         eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -490,13 +482,11 @@ def add_layernorm_frozen_xla(dy, dresidual_out, residual_out, weight, size_n, ep
     t0 = weight * dy
     centred = residual_out - jnp.mean(residual_out, axis=-1, keepdims=True)
     rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
-    t3 = size_n.astype(jnp.float32)
-    t4 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t3 * centred
-    t1 = t4 + weight * rstd * dy
-    t2 = t1 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t3
-    dx = t2
-    dresidual = dx
-    return dx, dresidual
+    t2 = size_n.astype(jnp.float32)
+    t3 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
+    t1 = t3 + weight * rstd * dy
+    dx = t1 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
+    return dx
 
 
 def add_layernorm_backward_rows_stage0(dy, residual_out, weight):
@@ -710,15 +700,13 @@ def add_layernorm_backward_stage1(dy, residual_out, weight, row_mean):
 
 
 def add_layernorm_backward_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
-    """The chain: dx, dresidual; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     centred = residual_out - row_mean
     rstd = device.rsqrt(row_mean2 + eps, approx)
-    t3 = size_n.to(cutlass.Float32)
-    t1 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t3, approx) * centred + weight * rstd * dy
-    t2 = t1 - device.divide(rstd * row_sum2, t3, approx)
-    dx = t2
-    dresidual = dx
-    return dresidual, dresidual, dy * (centred * rstd), dy
+    t2 = size_n.to(cutlass.Float32)
+    t1 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t2, approx) * centred + weight * rstd * dy
+    dx = t1 - device.divide(rstd * row_sum2, t2, approx)
+    return dx, dy * (centred * rstd), dy
 
 
 def add_layernorm_backward_columns(column_sum, column_sum2):
@@ -735,7 +723,6 @@ def add_layernorm_backward_kernel(
     mResidualOut: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor | None,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     mDweight: cute.Tensor,  # (N) T
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
@@ -789,7 +776,6 @@ def add_layernorm_backward_kernel(
     else:
         rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
     if cutlass.const_expr(not whole):
         rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
         rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
@@ -890,7 +876,7 @@ def add_layernorm_backward_kernel(
                 row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, dresidual, column_sum_of, column_sum2_of = add_layernorm_backward_chain(
+                dx, column_sum_of, column_sum2_of = add_layernorm_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
                     device.cast(rDresidualOut[None, v, k].load(), cutlass.Float32),
                     device.cast(rResidualOut[None, v, k].load(), cutlass.Float32),
@@ -906,9 +892,7 @@ def add_layernorm_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                rDresidual.store(dresidual.to(mDresidual.element_type))
                 access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-                access.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
@@ -968,7 +952,6 @@ def add_layernorm_backward_launch(
     mResidualOut: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
-    mDresidual: cute.Tensor,
     mDweight: cute.Tensor,
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
@@ -1019,7 +1002,7 @@ def add_layernorm_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         add_layernorm_backward_kernel(
-            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, mCounter,
+            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, mCounter,
             eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -1039,15 +1022,13 @@ def add_layernorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, 
     t0 = weight * dy
     centred = residual_out - jnp.mean(residual_out, axis=-1, keepdims=True)
     rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
-    t3 = size_n.astype(jnp.float32)
-    t4 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t3 * centred
-    t1 = t4 + weight * rstd * dy
-    t2 = t1 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t3
-    dx = t2
-    dresidual = dx
+    t2 = size_n.astype(jnp.float32)
+    t3 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
+    t1 = t3 + weight * rstd * dy
+    dx = t1 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
     dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
-    return dx, dresidual, dweight, dbias
+    return dx, dweight, dbias
 
 
 @runtime.op(

@@ -235,8 +235,7 @@ def add_rmsnorm_frozen_chain(dy, dresidual_out, residual_out, weight, size_n, ep
     rstd = device.rsqrt(row_mean + eps, approx)
     t0 = dresidual_out + weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * residual_out
     dx = t0
-    dresidual = dx
-    return dresidual, dresidual
+    return dx
 
 
 @cute.kernel
@@ -246,7 +245,6 @@ def add_rmsnorm_frozen_kernel(
     mResidualOut: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor | None,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -275,12 +273,11 @@ def add_rmsnorm_frozen_kernel(
     else:
         rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec, vectors, at_once), mDresidual.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rDresidualOut, rResidualOut, rDx, rDresidual)
+        place = access.meeting_place(threads, rDy, rDresidualOut, rResidualOut, rDx)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mDresidualOut, first_row, rDresidualOut, place)
         access.load_rows(mResidualOut, first_row, rResidualOut, place)
@@ -342,7 +339,7 @@ def add_rmsnorm_frozen_kernel(
                 c = column + v * step
                 if cutlass.const_expr(mWeight is not None):
                     access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-                dx, dresidual = add_rmsnorm_frozen_chain(
+                dx = add_rmsnorm_frozen_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     device.cast(rDresidualOut[None, v, u].load(), cutlass.Float32),
                     device.cast(rResidualOut[None, v, u].load(), cutlass.Float32),
@@ -354,14 +351,11 @@ def add_rmsnorm_frozen_kernel(
                     approx,
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
-                rDresidual[None, v, u].store(dresidual.to(mDresidual.element_type))
                 if cutlass.const_expr(at_once == 1):
                     access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-                    access.store_row(rDresidual[None, v, u], mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
         access.store_rows(rDx, mDx, first_row, place)
-        access.store_rows(rDresidual, mDresidual, first_row, place)
 
 
 @cute.jit
@@ -372,7 +366,6 @@ def add_rmsnorm_frozen_launch(
     mResidualOut: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
-    mDresidual: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -390,7 +383,7 @@ def add_rmsnorm_frozen_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     add_rmsnorm_frozen_kernel(
-        mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual,
+        mDy, mDresidualOut, mResidualOut, mWeight, mDx,
         eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -404,8 +397,7 @@ def add_rmsnorm_frozen_xla(dy, dresidual_out, residual_out, weight, size_n, eps)
     t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
     t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
     dx = t0
-    dresidual = dx
-    return dx, dresidual
+    return dx
 
 
 def add_rmsnorm_backward_rows_stage0(dy, residual_out, weight):
@@ -560,12 +552,11 @@ def add_rmsnorm_backward_stage0(dy, residual_out, weight):
 
 
 def add_rmsnorm_backward_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum, approx):
-    """The chain: dx, dresidual; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     t0 = dresidual_out + weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * residual_out
     dx = t0
-    dresidual = dx
-    return dresidual, dresidual, dy * (residual_out * rstd)
+    return dx, dy * (residual_out * rstd)
 
 
 def add_rmsnorm_backward_columns(column_sum):
@@ -581,7 +572,6 @@ def add_rmsnorm_backward_kernel(
     mResidualOut: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor | None,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     mDweight: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
@@ -631,7 +621,6 @@ def add_rmsnorm_backward_kernel(
     else:
         rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
     if cutlass.const_expr(not whole):
         rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
@@ -704,7 +693,7 @@ def add_rmsnorm_backward_kernel(
                 row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, dresidual, column_sum_of = add_rmsnorm_backward_chain(
+                dx, column_sum_of = add_rmsnorm_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
                     device.cast(rDresidualOut[None, v, k].load(), cutlass.Float32),
                     device.cast(rResidualOut[None, v, k].load(), cutlass.Float32),
@@ -718,9 +707,7 @@ def add_rmsnorm_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                rDresidual.store(dresidual.to(mDresidual.element_type))
                 access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-                access.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
@@ -772,7 +759,6 @@ def add_rmsnorm_backward_launch(
     mResidualOut: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
-    mDresidual: cute.Tensor,
     mDweight: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mRowMeanOfRows: cute.Tensor,
@@ -819,7 +805,7 @@ def add_rmsnorm_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         add_rmsnorm_backward_kernel(
-            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter,
+            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter,
             eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -840,9 +826,8 @@ def add_rmsnorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, ep
     t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
     t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
     dx = t0
-    dresidual = dx
     dweight = jnp.sum(dy * (residual_out * rstd), axis=row_axes, keepdims=True)
-    return dx, dresidual, dweight
+    return dx, dweight
 
 
 @runtime.op(

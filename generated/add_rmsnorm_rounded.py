@@ -223,10 +223,8 @@ def add_rmsnorm_rounded_frozen_chain(dy, dresidual_out, residual_out, weight, si
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = dresidual_out + weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * residual_out
-    t1 = device.cast(t0, cutlass.BFloat16).to(cutlass.Float32)
-    dx = t1
-    dresidual = dx
-    return dresidual, dresidual
+    dx = device.cast(t0, cutlass.BFloat16).to(cutlass.Float32)
+    return dx
 
 
 @cute.kernel
@@ -236,7 +234,6 @@ def add_rmsnorm_rounded_frozen_kernel(
     mResidualOut: cute.Tensor,  # (rows, N) bfloat16
     mWeight: cute.Tensor,  # (N) bfloat16
     mDx: cute.Tensor,  # (rows, N) bfloat16
-    mDresidual: cute.Tensor,  # (rows, N) bfloat16
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -260,12 +257,11 @@ def add_rmsnorm_rounded_frozen_kernel(
     rResidualOut = cute.make_rmem_tensor((vec, vectors, at_once), mResidualOut.element_type)
     rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec, vectors, at_once), mDresidual.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rDresidualOut, rResidualOut, rDx, rDresidual)
+        place = access.meeting_place(threads, rDy, rDresidualOut, rResidualOut, rDx)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mDresidualOut, first_row, rDresidualOut, place)
         access.load_rows(mResidualOut, first_row, rResidualOut, place)
@@ -325,7 +321,7 @@ def add_rmsnorm_rounded_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-                dx, dresidual = add_rmsnorm_rounded_frozen_chain(
+                dx = add_rmsnorm_rounded_frozen_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     device.cast(rDresidualOut[None, v, u].load(), cutlass.Float32),
                     device.cast(rResidualOut[None, v, u].load(), cutlass.Float32),
@@ -336,14 +332,11 @@ def add_rmsnorm_rounded_frozen_kernel(
                     cute.full((vec,), row_sum, cutlass.Float32),
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
-                rDresidual[None, v, u].store(dresidual.to(mDresidual.element_type))
                 if cutlass.const_expr(at_once == 1):
                     access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-                    access.store_row(rDresidual[None, v, u], mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, True, per_row)
 
     if cutlass.const_expr(at_once > 1):
         access.store_rows(rDx, mDx, first_row, place)
-        access.store_rows(rDresidual, mDresidual, first_row, place)
 
 
 @cute.jit
@@ -354,7 +347,6 @@ def add_rmsnorm_rounded_frozen_launch(
     mResidualOut: cute.Tensor,
     mWeight: cute.Tensor,
     mDx: cute.Tensor,
-    mDresidual: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -372,7 +364,7 @@ def add_rmsnorm_rounded_frozen_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     add_rmsnorm_rounded_frozen_kernel(
-        mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual,
+        mDy, mDresidualOut, mResidualOut, mWeight, mDx,
         eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -383,12 +375,10 @@ def add_rmsnorm_rounded_frozen_launch(
 def add_rmsnorm_rounded_frozen_xla(dy, dresidual_out, residual_out, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t2 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t0 = dresidual_out + weight * rstd * dy - t2 * residual_out
-    t1 = runtime.cast(t0, jnp.bfloat16).astype(jnp.float32)
-    dx = t1
-    dresidual = dx
-    return dx, dresidual
+    t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
+    dx = runtime.cast(t0, jnp.bfloat16).astype(jnp.float32)
+    return dx
 
 
 def add_rmsnorm_rounded_backward_rows_stage0(dy, residual_out, weight):
@@ -538,13 +528,11 @@ def add_rmsnorm_rounded_backward_stage0(dy, residual_out, weight):
 
 
 def add_rmsnorm_rounded_backward_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum):
-    """The chain: dx, dresidual; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = dresidual_out + weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * residual_out
-    t1 = device.cast(t0, cutlass.BFloat16).to(cutlass.Float32)
-    dx = t1
-    dresidual = dx
-    return dresidual, dresidual, dy * (residual_out * rstd)
+    dx = device.cast(t0, cutlass.BFloat16).to(cutlass.Float32)
+    return dx, dy * (residual_out * rstd)
 
 
 def add_rmsnorm_rounded_backward_columns(column_sum):
@@ -560,7 +548,6 @@ def add_rmsnorm_rounded_backward_kernel(
     mResidualOut: cute.Tensor,  # (rows, N) bfloat16
     mWeight: cute.Tensor,  # (N) bfloat16
     mDx: cute.Tensor,  # (rows, N) bfloat16
-    mDresidual: cute.Tensor,  # (rows, N) bfloat16
     mDweight: cute.Tensor,  # (N) bfloat16
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
@@ -605,7 +592,6 @@ def add_rmsnorm_rounded_backward_kernel(
     rResidualOut = cute.make_rmem_tensor((vec, vectors, held), mResidualOut.element_type)
     rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
     if cutlass.const_expr(not whole):
         rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
@@ -676,7 +662,7 @@ def add_rmsnorm_rounded_backward_kernel(
                 row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, dresidual, column_sum_of = add_rmsnorm_rounded_backward_chain(
+                dx, column_sum_of = add_rmsnorm_rounded_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
                     device.cast(rDresidualOut[None, v, k].load(), cutlass.Float32),
                     device.cast(rResidualOut[None, v, k].load(), cutlass.Float32),
@@ -689,9 +675,7 @@ def add_rmsnorm_rounded_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                rDresidual.store(dresidual.to(mDresidual.element_type))
                 access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-                access.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, False, per_row)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
@@ -743,7 +727,6 @@ def add_rmsnorm_rounded_backward_launch(
     mResidualOut: cute.Tensor,
     mWeight: cute.Tensor,
     mDx: cute.Tensor,
-    mDresidual: cute.Tensor,
     mDweight: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mRowMeanOfRows: cute.Tensor,
@@ -790,7 +773,7 @@ def add_rmsnorm_rounded_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         add_rmsnorm_rounded_backward_kernel(
-            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDresidual, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter,
+            mDy, mDresidualOut, mResidualOut, mWeight, mDx, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter,
             eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -808,13 +791,11 @@ def add_rmsnorm_rounded_backward_launch(
 def add_rmsnorm_rounded_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t2 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t0 = dresidual_out + weight * rstd * dy - t2 * residual_out
-    t1 = runtime.cast(t0, jnp.bfloat16).astype(jnp.float32)
-    dx = t1
-    dresidual = dx
+    t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
+    dx = runtime.cast(t0, jnp.bfloat16).astype(jnp.float32)
     dweight = jnp.sum(dy * (residual_out * rstd), axis=row_axes, keepdims=True)
-    return dx, dresidual, dweight
+    return dx, dweight
 
 
 @runtime.op(

@@ -136,10 +136,9 @@ def alibi_bias_reference(x, slope):
 
 
 def alibi_bias_backward_chain(dy, index_k, index_q):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
-    dx = dy
+    """What is folded into column_sum, on one vector of each operand."""
     t0 = device.cast(index_k, cutlass.Float32).to(cutlass.Float32) - device.cast(index_q, cutlass.Float32).to(cutlass.Float32)
-    return dx, t0 * dx
+    return t0 * dy
 
 
 def alibi_bias_backward_columns(column_sum):
@@ -151,7 +150,6 @@ def alibi_bias_backward_columns(column_sum):
 @cute.kernel
 def alibi_bias_backward_kernel(
     mDy: cute.Tensor,  # (B, H, Q, K) T
-    mDx: cute.Tensor,  # (B, H, Q, K) T
     mDslope: cute.Tensor,  # (H) float32
     mColumnSumParts: cute.Tensor,  # (parts, H * Q * K) column_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
@@ -181,7 +179,6 @@ def alibi_bias_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rIndexK = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
     rIndexQ = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
     columns, column = H * Q * K, first
@@ -202,15 +199,13 @@ def alibi_bias_backward_kernel(
             columns = cutlass.select_(row < B, H * Q * K, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, column_sum_of = alibi_bias_backward_chain(
+                column_sum_of = alibi_bias_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     rIndexK[None, v].load().to(cutlass.Int32),
                     rIndexQ[None, v].load().to(cutlass.Int32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                access.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iB = row
             columns = cutlass.select_(row < B, H * Q * K, 0)  # past the last row nothing is accessed
@@ -250,7 +245,6 @@ def alibi_bias_backward_finish(
 def alibi_bias_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
-    mDx: cute.Tensor,
     mDslope: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
@@ -269,7 +263,7 @@ def alibi_bias_backward_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         alibi_bias_backward_kernel(
-            mDy, mDx, mDslope, mColumnSumParts,
+            mDy, mDslope, mColumnSumParts,
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -285,10 +279,9 @@ def alibi_bias_backward_launch(
 
 def alibi_bias_backward_xla(dy, index_k, index_q):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy
     t0 = runtime.cast(index_k, jnp.float32).astype(jnp.float32) - runtime.cast(index_q, jnp.float32).astype(jnp.float32)
-    dslope = jnp.sum(t0 * dx, axis=(-4, -2, -1), keepdims=True)
-    return dx, dslope
+    dslope = jnp.sum(t0 * dy, axis=(-4, -2, -1), keepdims=True)
+    return dslope
 
 
 @runtime.op(

@@ -128,8 +128,7 @@ def bias_relu_residual_reference(x, bias, residual):
 def bias_relu_residual_frozen_chain(dy, x, bias):
     """The chain, on one vector of each operand."""
     dx = device.where(x + bias > 0.0, dy, 0.0)
-    dresidual = dy
-    return dx, dresidual
+    return dx
 
 
 @cute.kernel
@@ -138,7 +137,6 @@ def bias_relu_residual_frozen_kernel(
     mX: cute.Tensor,  # (rows, N) T
     mBias: cute.Tensor,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
@@ -157,13 +155,11 @@ def bias_relu_residual_frozen_kernel(
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
     rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
 
     if valid > 0:
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
         gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        gDresidual = cute.make_tensor(mDresidual.iterator + start, cute.make_layout((vec,)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDy, rDy)
             cute.autovec_copy(gX, rX)
@@ -180,20 +176,17 @@ def bias_relu_residual_frozen_kernel(
                         rBias[i] = mBias[iN_i]
                     (iN_i,) = device.next_coordinates((iN_i,), (N,))
 
-        dx, dresidual = bias_relu_residual_frozen_chain(
+        dx = bias_relu_residual_frozen_chain(
             device.cast(rDy.load(), cutlass.Float32),
             device.cast(rX.load(), cutlass.Float32),
             device.cast(rBias.load(), cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
-        rDresidual.store(dresidual.to(mDresidual.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDx, gDx)
-            cute.autovec_copy(rDresidual, gDresidual)
         else:
             device.copy_whole_or_part(rDx, gDx, valid)
-            device.copy_whole_or_part(rDresidual, gDresidual, valid)
 
 
 @cute.jit
@@ -203,7 +196,6 @@ def bias_relu_residual_frozen_launch(
     mX: cute.Tensor,
     mBias: cute.Tensor,
     mDx: cute.Tensor,
-    mDresidual: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -211,7 +203,7 @@ def bias_relu_residual_frozen_launch(
     size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     bias_relu_residual_frozen_kernel(
-        mDy, mX, mBias, mDx, mDresidual,
+        mDy, mX, mBias, mDx,
         vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
@@ -219,16 +211,14 @@ def bias_relu_residual_frozen_launch(
 def bias_relu_residual_frozen_xla(dy, x, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dx = jnp.where(x + bias > 0.0, dy, 0.0)
-    dresidual = dy
-    return dx, dresidual
+    return dx
 
 
 def bias_relu_residual_backward_chain(dy, x, bias):
-    """The chain: dx, dresidual; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     t0 = device.where(x + bias > 0.0, dy, 0.0)
     dx = t0
-    dresidual = dy
-    return dx, dresidual, dx
+    return dx, dx
 
 
 def bias_relu_residual_backward_columns(column_sum):
@@ -244,7 +234,6 @@ def bias_relu_residual_backward_kernel(
     mBias: cute.Tensor,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -273,7 +262,6 @@ def bias_relu_residual_backward_kernel(
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rBias = cute.make_rmem_tensor((vec, vectors), mBias.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
@@ -292,7 +280,7 @@ def bias_relu_residual_backward_kernel(
             columns = cutlass.select_(row < rows, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, dresidual, column_sum_of = bias_relu_residual_backward_chain(
+                dx, column_sum_of = bias_relu_residual_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rBias[None, v].load(), cutlass.Float32),
@@ -300,9 +288,7 @@ def bias_relu_residual_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                rDresidual.store(dresidual.to(mDresidual.element_type))
                 access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-                access.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
@@ -343,7 +329,6 @@ def bias_relu_residual_backward_launch(
     mBias: cute.Tensor,
     mDx: cute.Tensor,
     mDbias: cute.Tensor,
-    mDresidual: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -360,7 +345,7 @@ def bias_relu_residual_backward_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         bias_relu_residual_backward_kernel(
-            mDy, mX, mBias, mDx, mDbias, mDresidual, mColumnSumParts,
+            mDy, mX, mBias, mDx, mDbias, mColumnSumParts,
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -379,8 +364,7 @@ def bias_relu_residual_backward_xla(dy, x, bias, row_axes):
     t0 = jnp.where(x + bias > 0.0, dy, 0.0)
     dx = t0
     dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
-    dresidual = dy
-    return dx, dbias, dresidual
+    return dx, dbias
 
 
 @runtime.op(

@@ -125,10 +125,8 @@ def bias_residual_reference(x, bias, residual):
 
 
 def bias_residual_backward_chain(dy):
-    """The chain: dx, dresidual; what is folded into column_sum, on one vector of each operand."""
-    dx = dy
-    dresidual = dx
-    return dresidual, dresidual, dresidual
+    """What is folded into column_sum, on one vector of each operand."""
+    return dy
 
 
 def bias_residual_backward_columns(column_sum):
@@ -140,9 +138,7 @@ def bias_residual_backward_columns(column_sum):
 @cute.kernel
 def bias_residual_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mDx: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -168,8 +164,6 @@ def bias_residual_backward_kernel(
     pace = parts * rows_a_block  # from one row of a thread to its next
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -185,15 +179,11 @@ def bias_residual_backward_kernel(
             columns = cutlass.select_(row < rows, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, dresidual, column_sum_of = bias_residual_backward_chain(
+                column_sum_of = bias_residual_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                rDresidual.store(dresidual.to(mDresidual.element_type))
-                access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-                access.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
@@ -229,9 +219,7 @@ def bias_residual_backward_finish(
 def bias_residual_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
-    mDx: cute.Tensor,
     mDbias: cute.Tensor,
-    mDresidual: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -248,7 +236,7 @@ def bias_residual_backward_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         bias_residual_backward_kernel(
-            mDy, mDx, mDbias, mDresidual, mColumnSumParts,
+            mDy, mDbias, mColumnSumParts,
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -264,10 +252,8 @@ def bias_residual_backward_launch(
 
 def bias_residual_backward_xla(dy, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy
-    dbias = jnp.sum(dx, axis=row_axes, keepdims=True)
-    dresidual = dx
-    return dx, dbias, dresidual
+    dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
+    return dbias
 
 
 @runtime.op(

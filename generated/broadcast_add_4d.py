@@ -119,9 +119,8 @@ def broadcast_add_4d_reference(x, bias):
 
 
 def broadcast_add_4d_backward_chain(dy):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
-    dx = dy
-    return dx, dx
+    """What is folded into column_sum, on one vector of each operand."""
+    return dy
 
 
 def broadcast_add_4d_backward_columns(column_sum):
@@ -133,7 +132,6 @@ def broadcast_add_4d_backward_columns(column_sum):
 @cute.kernel
 def broadcast_add_4d_backward_kernel(
     mDy: cute.Tensor,  # (B, S, H, D) T
-    mDx: cute.Tensor,  # (B, S, H, D) T
     mDbias: cute.Tensor,  # (S, D) T
     mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
@@ -160,7 +158,6 @@ def broadcast_add_4d_backward_kernel(
     pace = parts * rows_a_block  # from one row of a thread to its next
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -178,13 +175,11 @@ def broadcast_add_4d_backward_kernel(
             columns = cutlass.select_(row < B, S * H * D, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dx, column_sum_of = broadcast_add_4d_backward_chain(
+                column_sum_of = broadcast_add_4d_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                access.store_row(rDx, mDx, cute.crd2idx((iB, 0, 0, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             iB = row
             columns = cutlass.select_(row < B, S * H * D, 0)  # past the last row nothing is accessed
@@ -225,7 +220,6 @@ def broadcast_add_4d_backward_finish(
 def broadcast_add_4d_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
-    mDx: cute.Tensor,
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
@@ -243,7 +237,7 @@ def broadcast_add_4d_backward_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         broadcast_add_4d_backward_kernel(
-            mDy, mDx, mDbias, mColumnSumParts,
+            mDy, mDbias, mColumnSumParts,
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -259,9 +253,8 @@ def broadcast_add_4d_backward_launch(
 
 def broadcast_add_4d_backward_xla(dy):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy
-    dbias = jnp.sum(dx, axis=(-4, -2), keepdims=True)
-    return dx, dbias
+    dbias = jnp.sum(dy, axis=(-4, -2), keepdims=True)
+    return dbias
 
 
 @runtime.op(

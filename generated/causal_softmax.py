@@ -239,25 +239,20 @@ def causal_softmax_reference(x, scale):
 def causal_softmax_frozen_keep_t0(x, index_k, index_q, scale, row_max, row_sum, approx):
     """t0, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
-    t3 = device.where(seen, x * scale, -float("inf"))
-    t4 = device.exp(t3 - row_max, approx)
-    t0 = device.divide_by_row(t4, row_sum, approx)
+    t0 = device.divide_by_row(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx), row_sum, approx)
     return t0
 
 
 def causal_softmax_frozen_row_max(x, index_k, index_q, scale):
     """What is folded into row_max (max), on one vector of each operand."""
     seen = index_k <= index_q
-    t3 = device.where(seen, x * scale, -float("inf"))
-    return t3
+    return device.where(seen, x * scale, -float("inf"))
 
 
 def causal_softmax_frozen_row_sum(x, index_k, index_q, scale, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
     seen = index_k <= index_q
-    t3 = device.where(seen, x * scale, -float("inf"))
-    t4 = device.exp(t3 - row_max, approx)
-    return t4
+    return device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx)
 
 
 def causal_softmax_frozen_row_sum2(dy, index_k, index_q, t0):
@@ -477,9 +472,9 @@ def causal_softmax_frozen_launch(
 def causal_softmax_frozen_xla(dy, x, index_k, index_q, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     seen = index_k <= index_q
-    t3 = jnp.where(seen, x * scale, -float("inf"))
-    t4 = jnp.exp(t3 - jnp.max(t3, axis=-1, keepdims=True))
-    t0 = t4 / jnp.sum(t4, axis=-1, keepdims=True)
+    t2 = jnp.where(seen, x * scale, -float("inf"))
+    t3 = jnp.exp(t2 - jnp.max(t2, axis=-1, keepdims=True))
+    t0 = t3 / jnp.sum(t3, axis=-1, keepdims=True)
     t1 = jnp.where(seen, dy, 0.0)
     dx = scale * jnp.where(seen, t0 * (t1 - jnp.sum(t1 * t0, axis=-1, keepdims=True)), 0.0)
     return dx

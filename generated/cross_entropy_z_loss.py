@@ -239,23 +239,21 @@ def cross_entropy_z_loss_reference(x, label, ignore_index, z_weight):
     return loss, z_loss
 
 
-def cross_entropy_z_loss_frozen_t3(x):
-    """What is folded into t3 (max), on one vector of each operand."""
+def cross_entropy_z_loss_frozen_row_max(x):
+    """What is folded into row_max (max), on one vector of each operand."""
     return x
 
 
-def cross_entropy_z_loss_frozen_row_sum(x, t3, approx):
+def cross_entropy_z_loss_frozen_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    t4 = device.where(device.isfinite(t3), t3, 0.0)
-    return device.exp_term(x - t4, approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
-def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, t3, row_sum, approx):
+def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
-    t4 = device.where(device.isfinite(t3), t3, 0.0)
-    lse = cute.math.log(row_sum) + t4
+    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
     t1 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
     t2 = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + t1
     dx = t2
@@ -294,7 +292,7 @@ def cross_entropy_z_loss_frozen_kernel(
     rDzLoss = cute.make_rmem_tensor((1, at_once), mDzLoss.element_type)
     rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    sT3 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -318,12 +316,12 @@ def cross_entropy_z_loss_frozen_kernel(
         access.load_one(mDloss, (row,), row < rows, rDloss[None, u])
         access.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
         access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-        reduce.meet([*sT3], cluster)
+        reduce.meet([*sRowMax], cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rT3 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rT3Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -332,24 +330,24 @@ def cross_entropy_z_loss_frozen_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = cross_entropy_z_loss_frozen_t3(
+                    values = cross_entropy_z_loss_frozen_row_max(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rT3], ("max",), values, inside)
-                t3 = reduce.risen(rT3, rT3Seen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
                     values = cross_entropy_z_loss_frozen_row_sum(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), t3, cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
                         approx,
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
-        t3, row_sum = reduce.over_row([rT3, rRowSum], ("max", "sum"), sT3, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -370,7 +368,7 @@ def cross_entropy_z_loss_frozen_kernel(
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), ignore_index, cutlass.Int32),
                     cute.full((vec,), mZWeight[0], cutlass.Float32),
-                    cute.full((vec,), t3, cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
@@ -420,9 +418,9 @@ def cross_entropy_z_loss_frozen_xla(dloss, dz_loss, x, label, index_n, size_n, i
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ignored = label == ignore_index
     t0 = jnp.where(ignored, 0.0, dloss)
-    t3 = jnp.max(x, axis=-1, keepdims=True)
-    t4 = jnp.where(jnp.isfinite(t3), t3, 0.0)
-    lse = jnp.log(jnp.sum(jnp.exp(x - t4), axis=-1, keepdims=True)) + t4
+    t1 = jnp.max(x, axis=-1, keepdims=True)
+    t3 = jnp.where(jnp.isfinite(t1), t1, 0.0)
+    lse = jnp.log(jnp.sum(jnp.exp(x - t3), axis=-1, keepdims=True)) + t3
     t2 = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (t0 + 2.0 * z_weight * (t0 + jnp.where(ignored, 0.0, dz_loss)) * lse) * jnp.exp(x - lse)
     dx = t2
     return dx

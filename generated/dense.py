@@ -204,9 +204,8 @@ def dense_epilogue_xla(acc, bias):
 
 
 def dense_backward_chain(dy):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    dacc = dy
-    return dacc, dacc
+    """What is folded into column_sum, on one vector of each operand."""
+    return dy
 
 
 def dense_backward_columns(column_sum):
@@ -218,7 +217,6 @@ def dense_backward_columns(column_sum):
 @cute.kernel
 def dense_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
-    mDacc: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
@@ -245,7 +243,6 @@ def dense_backward_kernel(
     pace = parts * rows_a_block  # from one row of a thread to its next
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -261,13 +258,11 @@ def dense_backward_kernel(
             columns = cutlass.select_(row < rows, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dacc, column_sum_of = dense_backward_chain(
+                column_sum_of = dense_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDacc.store(dacc.to(mDacc.element_type))
-                access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
@@ -303,7 +298,6 @@ def dense_backward_finish(
 def dense_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
-    mDacc: cute.Tensor,
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
@@ -321,7 +315,7 @@ def dense_backward_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         dense_backward_kernel(
-            mDy, mDacc, mDbias, mColumnSumParts,
+            mDy, mDbias, mColumnSumParts,
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -337,9 +331,8 @@ def dense_backward_launch(
 
 def dense_backward_xla(dy, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dacc = dy
-    dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)
-    return dacc, dbias
+    dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
+    return dbias
 
 
 @runtime.op(

@@ -308,10 +308,8 @@ def dense_residual_squares_epilogue_xla(acc, residual):
 
 def dense_residual_squares_backward_chain(dy, dsquares, y):
     """The chain, on one vector of each operand."""
-    t0 = dy + 2.0 * dsquares * y
-    dacc = t0
-    dresidual = dacc
-    return dacc, dresidual
+    dacc = dy + 2.0 * dsquares * y
+    return dacc
 
 
 @cute.kernel
@@ -320,7 +318,6 @@ def dense_residual_squares_backward_kernel(
     mDsquares: cute.Tensor,  # (rows) float32
     mY: cute.Tensor,  # (rows, N) T
     mDacc: cute.Tensor,  # (rows, N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
@@ -340,13 +337,11 @@ def dense_residual_squares_backward_kernel(
     rDsquares = cute.make_rmem_tensor((vec,), mDsquares.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
     rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
 
     if valid > 0:
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
         gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        gDresidual = cute.make_tensor(mDresidual.iterator + start, cute.make_layout((vec,)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDy, rDy)
             rDsquares.fill(mDsquares[row])
@@ -363,20 +358,17 @@ def dense_residual_squares_backward_kernel(
                         rDsquares[i] = mDsquares[row_i]
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
-        dacc, dresidual = dense_residual_squares_backward_chain(
+        dacc = dense_residual_squares_backward_chain(
             device.cast(rDy.load(), cutlass.Float32),
             device.cast(rDsquares.load(), cutlass.Float32),
             device.cast(rY.load(), cutlass.Float32),
         )
         rDacc.store(dacc.to(mDacc.element_type))
-        rDresidual.store(dresidual.to(mDresidual.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDacc, gDacc)
-            cute.autovec_copy(rDresidual, gDresidual)
         else:
             device.copy_whole_or_part(rDacc, gDacc, valid)
-            device.copy_whole_or_part(rDresidual, gDresidual, valid)
 
 
 @cute.jit
@@ -386,7 +378,6 @@ def dense_residual_squares_backward_launch(
     mDsquares: cute.Tensor,
     mY: cute.Tensor,
     mDacc: cute.Tensor,
-    mDresidual: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -394,17 +385,15 @@ def dense_residual_squares_backward_launch(
     size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     dense_residual_squares_backward_kernel(
-        mDy, mDsquares, mY, mDacc, mDresidual,
+        mDy, mDsquares, mY, mDacc,
         vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
 
 def dense_residual_squares_backward_xla(dy, dsquares, y):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = dy + 2.0 * dsquares * y
-    dacc = t0
-    dresidual = dacc
-    return dacc, dresidual
+    dacc = dy + 2.0 * dsquares * y
+    return dacc
 
 
 @runtime.op(

@@ -327,15 +327,13 @@ def dense_row_scaled_residual_backward_keep_t4(acc, scale):
 
 def dense_row_scaled_residual_backward_row_sum(dy, acc, t4):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    dresidual = dy
-    return dresidual * t4 * acc
+    return dy * t4 * acc
 
 
 def dense_row_scaled_residual_backward_chain(dy, scale, t4):
     """The chain, on one vector of each operand and the row's statistics."""
     dacc = scale * dy * t4
-    dresidual = dy
-    return dacc, dresidual
+    return dacc
 
 
 def dense_row_scaled_residual_backward_row(row_sum):
@@ -350,7 +348,6 @@ def dense_row_scaled_residual_backward_kernel(
     mAcc: cute.Tensor,  # (rows, N) wide T
     mScale: cute.Tensor,  # (rows) float32
     mDacc: cute.Tensor,  # (rows, N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     mDscale: cute.Tensor,  # (rows) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -373,7 +370,6 @@ def dense_row_scaled_residual_backward_kernel(
     rAcc = cute.make_rmem_tensor((vec, vectors, at_once), mAcc.element_type)
     rScale = cute.make_rmem_tensor((1, at_once), mScale.element_type)
     rDacc = cute.make_rmem_tensor((vec, vectors, at_once), mDacc.element_type)
-    rDresidual = cute.make_rmem_tensor((vec, vectors, at_once), mDresidual.element_type)
     rDscale = cute.make_rmem_tensor((1, at_once), mDscale.element_type)
     if cutlass.const_expr(carried):
         rT4Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
@@ -381,7 +377,7 @@ def dense_row_scaled_residual_backward_kernel(
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rAcc, rDacc, rDresidual, rDscale)
+        place = access.meeting_place(threads, rDy, rAcc, rDacc, rDscale)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
@@ -447,16 +443,14 @@ def dense_row_scaled_residual_backward_kernel(
                         device.cast(rAcc[None, v, u].load(), cutlass.Float32),
                         device.cast(cute.full((vec,), rScale[0, u], rScale.element_type), cutlass.Float32),
                     )
-                dacc, dresidual = dense_row_scaled_residual_backward_chain(
+                dacc = dense_row_scaled_residual_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     device.cast(cute.full((vec,), rScale[0, u], rScale.element_type), cutlass.Float32),
                     t4,
                 )
                 rDacc[None, v, u].store(dacc.to(mDacc.element_type))
-                rDresidual[None, v, u].store(dresidual.to(mDresidual.element_type))
                 if cutlass.const_expr(at_once == 1):
                     access.store_row(rDacc[None, v, u], mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, True, per_row)
-                    access.store_row(rDresidual[None, v, u], mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, True, per_row)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
             dscale = dense_row_scaled_residual_backward_row(
@@ -468,7 +462,6 @@ def dense_row_scaled_residual_backward_kernel(
 
     if cutlass.const_expr(at_once > 1):
         access.store_rows(rDacc, mDacc, first_row, place)
-        access.store_rows(rDresidual, mDresidual, first_row, place)
         access.store_rows(rDscale, mDscale, first_row, place)
 
 
@@ -479,7 +472,6 @@ def dense_row_scaled_residual_backward_launch(
     mAcc: cute.Tensor,
     mScale: cute.Tensor,
     mDacc: cute.Tensor,
-    mDresidual: cute.Tensor,
     mDscale: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -497,7 +489,7 @@ def dense_row_scaled_residual_backward_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     dense_row_scaled_residual_backward_kernel(
-        mDy, mAcc, mScale, mDacc, mDresidual, mDscale,
+        mDy, mAcc, mScale, mDacc, mDscale,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -514,9 +506,8 @@ def dense_row_scaled_residual_backward_xla(dy, acc, scale):
     t3 = jax.lax.logistic(t2)
     t4 = t3 + z * t3 * jax.lax.logistic(-t2) * (1.5957691216057308 + t1 * 0.2140644488178048)
     dacc = scale * dy * t4
-    dresidual = dy
-    dscale = jnp.sum(dresidual * t4 * acc, axis=-1, keepdims=True)
-    return dacc, dresidual, dscale
+    dscale = jnp.sum(dy * t4 * acc, axis=-1, keepdims=True)
+    return dacc, dscale
 
 
 @runtime.op(

@@ -375,8 +375,7 @@ def dense_silu_residual_forward_launch(
 def dense_silu_residual_frozen_chain(dy, z, approx):
     """The chain, on one vector of each operand."""
     dacc = dy * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
-    dresidual = dy
-    return dacc, dresidual
+    return dacc
 
 
 @cute.kernel
@@ -384,7 +383,6 @@ def dense_silu_residual_frozen_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
     mZ: cute.Tensor,  # (rows, cols) wide T
     mDacc: cute.Tensor,  # (rows, cols) T
-    mDresidual: cute.Tensor,  # (rows, cols) T
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
     threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
@@ -401,13 +399,11 @@ def dense_silu_residual_frozen_kernel(
     rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
     rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
     rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
 
     if valid > 0:
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         gZ = cute.make_tensor(mZ.iterator + start, cute.make_layout((vec,)))
         gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        gDresidual = cute.make_tensor(mDresidual.iterator + start, cute.make_layout((vec,)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDy, rDy)
             cute.autovec_copy(gZ, rZ)
@@ -415,20 +411,17 @@ def dense_silu_residual_frozen_kernel(
             device.copy_whole_or_part(gDy, rDy, valid)
             device.copy_whole_or_part(gZ, rZ, valid)
 
-        dacc, dresidual = dense_silu_residual_frozen_chain(
+        dacc = dense_silu_residual_frozen_chain(
             device.cast(rDy.load(), cutlass.Float32),
             device.cast(rZ.load(), cutlass.Float32),
             approx,
         )
         rDacc.store(dacc.to(mDacc.element_type))
-        rDresidual.store(dresidual.to(mDresidual.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDacc, gDacc)
-            cute.autovec_copy(rDresidual, gDresidual)
         else:
             device.copy_whole_or_part(rDacc, gDacc, valid)
-            device.copy_whole_or_part(rDresidual, gDresidual, valid)
 
 
 @cute.jit
@@ -437,7 +430,6 @@ def dense_silu_residual_frozen_launch(
     mDy: cute.Tensor,
     mZ: cute.Tensor,
     mDacc: cute.Tensor,
-    mDresidual: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -445,7 +437,7 @@ def dense_silu_residual_frozen_launch(
     size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     dense_silu_residual_frozen_kernel(
-        mDy, mZ, mDacc, mDresidual,
+        mDy, mZ, mDacc,
         vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
@@ -453,16 +445,14 @@ def dense_silu_residual_frozen_launch(
 def dense_silu_residual_frozen_xla(dy, z):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dacc = dy * jax.lax.logistic(z) * (1.0 + z * jax.lax.logistic(-z))
-    dresidual = dy
-    return dacc, dresidual
+    return dacc
 
 
 def dense_silu_residual_backward_chain(dy, z, approx):
-    """The chain: dacc, dresidual; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
     t0 = dy * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
     dacc = t0
-    dresidual = dy
-    return dacc, dresidual, dacc
+    return dacc, dacc
 
 
 def dense_silu_residual_backward_columns(column_sum):
@@ -476,7 +466,6 @@ def dense_silu_residual_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
     mZ: cute.Tensor,  # (rows, N) wide T
     mDacc: cute.Tensor,  # (rows, N) T
-    mDresidual: cute.Tensor,  # (rows, N) T
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     vec: cutlass.Constexpr[int],  # columns of a vector
@@ -506,7 +495,6 @@ def dense_silu_residual_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rZ = cute.make_rmem_tensor((vec, vectors, at_once), mZ.element_type)
     rDacc = cute.make_rmem_tensor((vec,), mDacc.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -523,7 +511,7 @@ def dense_silu_residual_backward_kernel(
             columns = cutlass.select_(row < rows, N, 0)
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
-                dacc, dresidual, column_sum_of = dense_silu_residual_backward_chain(
+                dacc, column_sum_of = dense_silu_residual_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     device.cast(rZ[None, v, u].load(), cutlass.Float32),
                     approx,
@@ -531,9 +519,7 @@ def dense_silu_residual_backward_kernel(
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDacc.store(dacc.to(mDacc.element_type))
-                rDresidual.store(dresidual.to(mDresidual.element_type))
                 access.store_row(rDacc, mDacc, cute.crd2idx((row, 0), mDacc.layout), column, v * step, columns, 1, ragged, False, per_row)
-                access.store_row(rDresidual, mDresidual, cute.crd2idx((row, 0), mDresidual.layout), column, v * step, columns, 1, ragged, False, per_row)
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
@@ -572,7 +558,6 @@ def dense_silu_residual_backward_launch(
     mDy: cute.Tensor,
     mZ: cute.Tensor,
     mDacc: cute.Tensor,
-    mDresidual: cute.Tensor,
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     vec: cutlass.Constexpr[int],
@@ -590,7 +575,7 @@ def dense_silu_residual_backward_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         dense_silu_residual_backward_kernel(
-            mDy, mZ, mDacc, mDresidual, mDbias, mColumnSumParts,
+            mDy, mZ, mDacc, mDbias, mColumnSumParts,
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -608,9 +593,8 @@ def dense_silu_residual_backward_xla(dy, z, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = dy * jax.lax.logistic(z) * (1.0 + z * jax.lax.logistic(-z))
     dacc = t0
-    dresidual = dy
     dbias = jnp.sum(dacc, axis=row_axes, keepdims=True)
-    return dacc, dresidual, dbias
+    return dacc, dbias
 
 
 @runtime.op(

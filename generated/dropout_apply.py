@@ -132,8 +132,7 @@ def dropout_apply_reference(x, mask, residual, keep_prob):
 def dropout_apply_backward_chain(dy, mask, keep_prob, approx):
     """The chain, on one vector of each operand."""
     dx = device.divide(device.where(mask, dy, 0.0), keep_prob, approx)
-    dresidual = dy
-    return dx, dresidual
+    return dx
 
 
 @cute.kernel
@@ -141,7 +140,6 @@ def dropout_apply_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
     mMask: cute.Tensor,  # (rows, cols) bool
     mDx: cute.Tensor,  # (rows, cols) T
-    mDresidual: cute.Tensor,  # (rows, cols) T
     keep_prob: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
@@ -159,13 +157,11 @@ def dropout_apply_backward_kernel(
     rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
     rMask = cute.make_rmem_tensor((vec,), mMask.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDresidual = cute.make_rmem_tensor((vec,), mDresidual.element_type)
 
     if valid > 0:
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         gMask = cute.make_tensor(mMask.iterator + start, cute.make_layout((vec,)))
         gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        gDresidual = cute.make_tensor(mDresidual.iterator + start, cute.make_layout((vec,)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDy, rDy)
             cute.autovec_copy(gMask, rMask)
@@ -173,21 +169,18 @@ def dropout_apply_backward_kernel(
             device.copy_whole_or_part(gDy, rDy, valid)
             device.copy_whole_or_part(gMask, rMask, valid)
 
-        dx, dresidual = dropout_apply_backward_chain(
+        dx = dropout_apply_backward_chain(
             device.cast(rDy.load(), cutlass.Float32),
             rMask.load() != 0,
             cute.full((vec,), keep_prob, cutlass.Float32),
             approx,
         )
         rDx.store(dx.to(mDx.element_type))
-        rDresidual.store(dresidual.to(mDresidual.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDx, gDx)
-            cute.autovec_copy(rDresidual, gDresidual)
         else:
             device.copy_whole_or_part(rDx, gDx, valid)
-            device.copy_whole_or_part(rDresidual, gDresidual, valid)
 
 
 @cute.jit
@@ -196,7 +189,6 @@ def dropout_apply_backward_launch(
     mDy: cute.Tensor,
     mMask: cute.Tensor,
     mDx: cute.Tensor,
-    mDresidual: cute.Tensor,
     keep_prob: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -206,7 +198,7 @@ def dropout_apply_backward_launch(
     size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     dropout_apply_backward_kernel(
-        mDy, mMask, mDx, mDresidual,
+        mDy, mMask, mDx,
         keep_prob, vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
@@ -214,8 +206,7 @@ def dropout_apply_backward_launch(
 def dropout_apply_backward_xla(dy, mask, keep_prob):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dx = jnp.where(mask, dy, 0.0) / keep_prob
-    dresidual = dy
-    return dx, dresidual
+    return dx
 
 
 @runtime.op(

@@ -248,15 +248,15 @@ def group_norm_frozen_stage0(dy, x, weight):
 
 def group_norm_frozen_stage1(dy, x, weight, row_mean):
     """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
-    centred = x - row_mean
     t0 = weight * dy
+    centred = x - row_mean
     return centred * centred, t0 * centred
 
 
 def group_norm_frozen_chain(dy, x, weight, size_c, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    centred = x - row_mean
     rstd = device.rsqrt(row_mean2 + eps, approx)
+    centred = x - row_mean
     t1 = size_c.to(cutlass.Float32) * (1.0 * size_s.to(cutlass.Float32))
     t2 = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred - device.divide(rstd * row_sum2, t1, approx)
     dx = t2

@@ -248,9 +248,9 @@ def instance_norm_frozen_stage1(dy, x, row_mean):
 
 def instance_norm_frozen_chain(dy, x, weight, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    centred = x - row_mean
     rstd = device.rsqrt(row_mean2 + eps, approx)
     t0 = weight * rstd
+    centred = x - row_mean
     t2 = size_s.to(cutlass.Float32)
     t1 = t0 * dy - device.divide(weight * row_sum * rstd * rstd * rstd, t2, approx) * centred - device.divide(t0 * row_sum2, t2, approx)
     dx = t1

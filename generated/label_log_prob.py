@@ -226,22 +226,20 @@ def label_log_prob_frozen_keep_z(x, temperature, approx):
     return z
 
 
-def label_log_prob_frozen_t1(z):
-    """What is folded into t1 (max), on one vector of each operand."""
+def label_log_prob_frozen_row_max(z):
+    """What is folded into row_max (max), on one vector of each operand."""
     return z
 
 
-def label_log_prob_frozen_row_sum(z, t1, approx):
+def label_log_prob_frozen_row_sum(z, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    t2 = device.where(device.isfinite(t1), t1, 0.0)
-    return device.exp_term(z - t2, approx)
+    return device.exp_term(z - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
-def label_log_prob_frozen_chain(dy, label, index_n, temperature, z, t1, row_sum, approx):
+def label_log_prob_frozen_chain(dy, label, index_n, temperature, z, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t2 = device.where(device.isfinite(t1), t1, 0.0)
-    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(z - (cute.math.log(row_sum) + t2), approx)
-    dx = device.divide_by_row(t0, temperature, approx)
+    t0 = device.exp(z - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
+    dx = device.divide_by_row(device.where(index_n == label, dy, 0.0) - dy * t0, temperature, approx)
     return dx
 
 
@@ -276,7 +274,7 @@ def label_log_prob_frozen_kernel(
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     if cutlass.const_expr(carried):
         rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sT1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -299,12 +297,12 @@ def label_log_prob_frozen_kernel(
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
         access.load_one(mDy, (row,), row < rows, rDy[None, u])
         access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-        reduce.meet([*sT1], cluster)
+        reduce.meet([*sRowMax], cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rT1 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rT1Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -320,13 +318,13 @@ def label_log_prob_frozen_kernel(
                     )
                     if cutlass.const_expr(carried):
                         rZKept[None, v].store(z)
-                    values = label_log_prob_frozen_t1(
+                    values = label_log_prob_frozen_row_max(
                         z,
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rT1], ("max",), values, inside)
-                t1 = reduce.risen(rT1, rT1Seen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
                     if cutlass.const_expr(carried):
@@ -339,13 +337,13 @@ def label_log_prob_frozen_kernel(
                         )
                     values = label_log_prob_frozen_row_sum(
                         z,
-                        cute.full((vec,), t1, cutlass.Float32),
+                        cute.full((vec,), row_max, cutlass.Float32),
                         approx,
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
-        t1, row_sum = reduce.over_row([rT1, rRowSum], ("max", "sum"), sT1, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -371,7 +369,7 @@ def label_log_prob_frozen_kernel(
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),
                     z,
-                    cute.full((vec,), t1, cutlass.Float32),
+                    cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
@@ -418,10 +416,10 @@ def label_log_prob_frozen_launch(
 def label_log_prob_frozen_xla(dy, x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x / temperature
-    t1 = jnp.max(z, axis=-1, keepdims=True)
-    t2 = jnp.where(jnp.isfinite(t1), t1, 0.0)
-    t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - (jnp.log(jnp.sum(jnp.exp(z - t2), axis=-1, keepdims=True)) + t2))
-    dx = t0 / temperature
+    t0 = jnp.max(z, axis=-1, keepdims=True)
+    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    t2 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - (jnp.log(jnp.sum(jnp.exp(z - t1), axis=-1, keepdims=True)) + t1))
+    dx = t2 / temperature
     return dx
 
 

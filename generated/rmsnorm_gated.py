@@ -197,8 +197,7 @@ def rmsnorm_gated_reference(x, z, weight, eps):
 
 def rmsnorm_gated_frozen_keep_t0(z, approx):
     """t0, on one vector of each operand: several passes need it."""
-    t2 = device.sigmoid(z, approx)
-    t0 = z * t2
+    t0 = z * device.sigmoid(z, approx)
     return t0
 
 
@@ -210,9 +209,8 @@ def rmsnorm_gated_frozen_stage0(dy, x, weight, t0):
 def rmsnorm_gated_frozen_chain(dy, x, z, weight, size_n, eps, t0, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t2 = device.sigmoid(z, approx)
     dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
-    dz = dy * (x * rstd * weight) * t2 * (1.0 + z * device.sigmoid(-z, approx))
+    dz = dy * (x * rstd * weight) * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
     return dx, dz
 
 
@@ -396,11 +394,11 @@ def rmsnorm_gated_frozen_launch(
 def rmsnorm_gated_frozen_xla(dy, x, z, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t2 = jax.lax.logistic(z)
-    t0 = z * t2
-    t1 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = weight * rstd * dy * t0 - t1 * x
-    dz = dy * (x * rstd * weight) * t2 * (1.0 + z * jax.lax.logistic(-z))
+    t1 = jax.lax.logistic(z)
+    t0 = z * t1
+    t2 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = weight * rstd * dy * t0 - t2 * x
+    dz = dy * (x * rstd * weight) * t1 * (1.0 + z * jax.lax.logistic(-z))
     return dx, dz
 
 

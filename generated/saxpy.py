@@ -113,15 +113,13 @@ def saxpy_reference(x, y, alpha):
 def saxpy_backward_chain(dz, alpha):
     """The chain, on one vector of each operand."""
     dx = alpha * dz
-    dy = dz
-    return dx, dy
+    return dx
 
 
 @cute.kernel
 def saxpy_backward_kernel(
     mDz: cute.Tensor,  # (rows, cols) T
     mDx: cute.Tensor,  # (rows, cols) T
-    mDy: cute.Tensor,  # (rows, cols) T
     alpha: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # elements a thread
     ragged: cutlass.Constexpr[bool],  # whether the arrays' end lies inside a vector
@@ -137,30 +135,25 @@ def saxpy_backward_kernel(
 
     rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
 
     if valid > 0:
         gDz = cute.make_tensor(mDz.iterator + start, cute.make_layout((vec,)))
         gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDz, rDz)
         else:
             device.copy_whole_or_part(gDz, rDz, valid)
 
-        dx, dy = saxpy_backward_chain(
+        dx = saxpy_backward_chain(
             device.cast(rDz.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
         )
         rDx.store(dx.to(mDx.element_type))
-        rDy.store(dy.to(mDy.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDx, gDx)
-            cute.autovec_copy(rDy, gDy)
         else:
             device.copy_whole_or_part(rDx, gDx, valid)
-            device.copy_whole_or_part(rDy, gDy, valid)
 
 
 @cute.jit
@@ -168,7 +161,6 @@ def saxpy_backward_launch(
     stream: cuda.CUstream,
     mDz: cute.Tensor,
     mDx: cute.Tensor,
-    mDy: cute.Tensor,
     alpha: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -177,7 +169,7 @@ def saxpy_backward_launch(
     size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
     blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
     saxpy_backward_kernel(
-        mDz, mDx, mDy,
+        mDz, mDx,
         alpha, vec, ragged, threads,
     ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
 
@@ -185,8 +177,7 @@ def saxpy_backward_launch(
 def saxpy_backward_xla(dz, alpha):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dx = alpha * dz
-    dy = dz
-    return dx, dy
+    return dx
 
 
 @runtime.op(

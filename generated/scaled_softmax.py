@@ -216,23 +216,18 @@ def scaled_softmax_reference(x, scale):
 
 def scaled_softmax_frozen_keep_t0(x, scale, row_max, row_sum, approx):
     """t0, on one vector of each operand: several passes need it."""
-    t2 = x * scale
-    t3 = device.exp(t2 - row_max, approx)
-    t0 = device.divide_by_row(t3, row_sum, approx)
+    t0 = device.divide_by_row(device.exp(x * scale - row_max, approx), row_sum, approx)
     return t0
 
 
 def scaled_softmax_frozen_row_max(x, scale):
     """What is folded into row_max (max), on one vector of each operand."""
-    t2 = x * scale
-    return t2
+    return x * scale
 
 
 def scaled_softmax_frozen_row_sum(x, scale, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    t2 = x * scale
-    t3 = device.exp(t2 - row_max, approx)
-    return t3
+    return device.exp(x * scale - row_max, approx)
 
 
 def scaled_softmax_frozen_row_sum2(dy, t0):
@@ -433,9 +428,9 @@ def scaled_softmax_frozen_launch(
 
 def scaled_softmax_frozen_xla(dy, x, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t2 = x * scale
-    t3 = jnp.exp(t2 - jnp.max(t2, axis=-1, keepdims=True))
-    t0 = t3 / jnp.sum(t3, axis=-1, keepdims=True)
+    t1 = x * scale
+    t2 = jnp.exp(t1 - jnp.max(t1, axis=-1, keepdims=True))
+    t0 = t2 / jnp.sum(t2, axis=-1, keepdims=True)
     dx = scale * t0 * (dy - jnp.sum(dy * t0, axis=-1, keepdims=True))
     return dx
 

@@ -221,25 +221,20 @@ def softcap_softmax_reference(x, cap):
 def softcap_softmax_frozen_keep_t2(x, cap, row_max, row_sum, approx):
     """t2, on one vector of each operand: several passes need it."""
     t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
-    t5 = cap * t1
-    t6 = device.exp(t5 - row_max, approx)
-    t2 = device.divide_by_row(t6, row_sum, approx)
+    t2 = device.divide_by_row(device.exp(cap * t1 - row_max, approx), row_sum, approx)
     return t2
 
 
 def softcap_softmax_frozen_row_max(x, cap, approx):
     """What is folded into row_max (max), on one vector of each operand."""
     t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
-    t5 = cap * t1
-    return t5
+    return cap * t1
 
 
 def softcap_softmax_frozen_row_sum(x, cap, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
     t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
-    t5 = cap * t1
-    t6 = device.exp(t5 - row_max, approx)
-    return t6
+    return device.exp(cap * t1 - row_max, approx)
 
 
 def softcap_softmax_frozen_row_sum2(dy, t2):
@@ -445,9 +440,9 @@ def softcap_softmax_frozen_launch(
 def softcap_softmax_frozen_xla(dy, x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t1 = jnp.tanh(x / cap)
-    t5 = cap * t1
-    t6 = jnp.exp(t5 - jnp.max(t5, axis=-1, keepdims=True))
-    t2 = t6 / jnp.sum(t6, axis=-1, keepdims=True)
+    t0 = cap * t1
+    t3 = jnp.exp(t0 - jnp.max(t0, axis=-1, keepdims=True))
+    t2 = t3 / jnp.sum(t3, axis=-1, keepdims=True)
     dx = cap * t2 * (dy - jnp.sum(dy * t2, axis=-1, keepdims=True)) * (1.0 - t1 * t1) / cap
     return dx
 

@@ -136,15 +136,15 @@ def swiglu_clamped_reference(x, limit):
 def swiglu_clamped_frozen_chain(dy, x0, x1, limit, approx):
     """The chain, on one vector of each operand."""
     t0 = -limit
+    t1 = device.sigmoid(x0, approx)
+    t2 = x0 * t1
     t5 = device.maximum(x1, t0)
-    t10 = device.sigmoid(x0, approx)
-    t2 = x0 * t10
-    t1 = dy * device.minimum(t5, limit) * device.where(t2 < limit, 1.0, device.where(t2 == limit, 0.5, 0.0))
-    t11 = t1 * t10 * (1.0 + x0 * device.sigmoid(-x0, approx))
-    dx0 = t11
-    t3 = dy * device.minimum(t2, limit) * device.where(t5 < limit, 1.0, device.where(t5 == limit, 0.5, 0.0))
-    t12 = t3 * device.where(x1 > t0, 1.0, device.where(x1 == t0, 0.5, 0.0))
-    dx1 = t12
+    t3 = dy * device.minimum(t5, limit) * device.where(t2 < limit, 1.0, device.where(t2 == limit, 0.5, 0.0))
+    t10 = t3 * t1 * (1.0 + x0 * device.sigmoid(-x0, approx))
+    dx0 = t10
+    t4 = dy * device.minimum(t2, limit) * device.where(t5 < limit, 1.0, device.where(t5 == limit, 0.5, 0.0))
+    t11 = t4 * device.where(x1 > t0, 1.0, device.where(x1 == t0, 0.5, 0.0))
+    dx1 = t11
     return dx0, dx1
 
 
@@ -244,15 +244,15 @@ def swiglu_clamped_frozen_launch(
 def swiglu_clamped_frozen_xla(dy, x0, x1, limit):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = -limit
+    t1 = jax.lax.logistic(x0)
+    t2 = x0 * t1
     t5 = jnp.maximum(x1, t0)
-    t10 = jax.lax.logistic(x0)
-    t2 = x0 * t10
-    t1 = dy * jnp.minimum(t5, limit) * jnp.where(t2 < limit, 1.0, jnp.where(t2 == limit, jnp.asarray(0.5, jnp.float32), 0.0))
-    t11 = t1 * t10 * (1.0 + x0 * jax.lax.logistic(-x0))
-    dx0 = t11
-    t3 = dy * jnp.minimum(t2, limit) * jnp.where(t5 < limit, 1.0, jnp.where(t5 == limit, jnp.asarray(0.5, jnp.float32), 0.0))
-    t12 = t3 * jnp.where(x1 > t0, 1.0, jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0))
-    dx1 = t12
+    t3 = dy * jnp.minimum(t5, limit) * jnp.where(t2 < limit, 1.0, jnp.where(t2 == limit, jnp.asarray(0.5, jnp.float32), 0.0))
+    t10 = t3 * t1 * (1.0 + x0 * jax.lax.logistic(-x0))
+    dx0 = t10
+    t4 = dy * jnp.minimum(t2, limit) * jnp.where(t5 < limit, 1.0, jnp.where(t5 == limit, jnp.asarray(0.5, jnp.float32), 0.0))
+    t11 = t4 * jnp.where(x1 > t0, 1.0, jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0))
+    dx1 = t11
     return dx0, dx1
 
 

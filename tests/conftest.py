@@ -65,6 +65,7 @@ if "device_count" not in given:  # as it is in the processes of pytest-xdist
     os.environ["XLA_FLAGS"] = " ".join([*quick, given, "--xla_force_host_platform_device_count=8"])
 
 
+@pytest.hookimpl(trylast=True)  # of what the command line selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     in_turns(config, items)
     if GPU:

@@ -170,7 +170,8 @@ def backward_calls(
         )  # fmt: skip
         sets.append((residuals, cotangents))
         others.append((arrays, cotangents))
-    wanted = [name for name, _ in op.derived.how.gradients if name in made[0]]
+    how = op.derived.how
+    wanted = [name for name, _ in (*how.gradients, *how.same) if name in made[0]]
 
     def pulled(given: tuple) -> Any:
         arrays, cotangents = given

@@ -529,7 +529,9 @@ class _Derived(Op):
         arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
         own = Key(key.implementation, key.types, arrays, static)
-        return self._functions(own)(*(there[name] for name in (*arrays, *(p.name for p in self._dynamic))))
+        # what it computes in may be less than what the op does, which has other inputs
+        dynamic = (jnp.asarray(there[p.name]).astype(self._scalar_dtype(own, p.kind)) for p in self._dynamic)
+        return self._functions(own)(*(there[name] for name in arrays), *dynamic)
 
 
 class Backward(_Derived):
@@ -554,7 +556,7 @@ class Backward(_Derived):
         all rows, "frozen", if there is one, or "xla", the jnp form of this one, if it then only hands on what it reads;
         else "backward", this one."""
         wanted = {name for name, asked in zip(self._operand_names(key), perturbed, strict=True) if asked}
-        if self.derived.shared and not wanted & self.derived.shared:
+        if not wanted & self.derived.shared:
             if self.frozen is not None:
                 return "frozen", self.frozen
             if self.derived.hands_on and key.implementation is None:
@@ -591,7 +593,9 @@ class Backward(_Derived):
         there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
         if self.first is not None:
             there |= dict(zip((a.name for a in self.first.spec.outputs), self.first.given(key, there), strict=True))
-        found = {name: dx for (name, _), dx in zip(how.gradients, self.given(key, there), strict=True)}
+        given = {dx: x for (_, dx), x in zip(how.gradients, self.given(key, there), strict=True)}
+        found = {name: given[dx] for name, dx in how.gradients}
+        found |= {name: given[a.name] if a.name in given else there[a.name] for name, a in how.same}
         for table, index in how.scattered:
             rows, at = there[table], there[index]
             at = at if at.dtype.itemsize >= 4 else at.astype(jnp.int32)

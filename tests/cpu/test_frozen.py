@@ -134,3 +134,29 @@ def test_rows_without_a_name(tmp_path):
     assert "made_frozen" in text and "made_backward" not in text
     got = jax.grad(lambda x: op(x, t, implementation="interpret").sum())(x)
     np.testing.assert_allclose(got, np.broadcast_to(np.tanh(t), x.shape), rtol=1e-6)
+
+
+def test_a_parameter_beside_a_float64_array_that_is_frozen(tmp_path):
+    """What is left is computed in float32, and so is the parameter."""
+    text = spec_text(
+        "x: float32[..., N]; w: float64[N]", "y: float32[..., N]", "y = x * s + CHAIN", reference="y = x * s + CHAIN",
+        more="params:\n  s: {type: float, static: false, default: 1.0, doc: A factor.}\n",
+    )  # fmt: skip
+    for chain in ("tanh(w)", "w"):
+        made = text.replace("CHAIN", chain, 1).replace("CHAIN", chain.replace("tanh", "jnp.tanh"))
+        with jax.enable_x64(True):
+            op, wide = make_op(tmp_path, made), W.astype(np.float64)
+            for wanted in ((0,), (0, 1)):
+                grads = jax.grad(lambda x, w: op(x, w, s=1 / 3, implementation="interpret").sum(), wanted)(X, W)
+                np.testing.assert_array_equal(grads[0], np.full_like(X, 1 / 3))
+
+
+def test_kernels_that_fold_over_rows_before_are_not_left_to_xla(tmp_path):
+    """Ties for a column's maximum are counted first: there is no backward of rows alone."""
+    text = spec_text(
+        "x: float32[..., N]; w: float32[N]",
+        "y: float32[N]; z: float32[..., N]",
+        "y = max(x, axis=...); z = tanh(x) * w",
+    )
+    op = make_op(tmp_path, text)
+    assert {"made_first", "made_backward"} <= launched(program(op, X, W, wanted=(0,)))

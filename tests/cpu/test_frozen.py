@@ -147,7 +147,7 @@ def test_a_parameter_beside_a_float64_array_that_is_frozen(tmp_path):
         with jax.enable_x64(True):
             op, wide = make_op(tmp_path, made), W.astype(np.float64)
             for wanted in ((0,), (0, 1)):
-                grads = jax.grad(lambda x, w: op(x, w, s=1 / 3, implementation="interpret").sum(), wanted)(X, W)
+                grads = jax.grad(lambda x, w: op(x, w, s=1 / 3, implementation="interpret").sum(), wanted)(X, wide)
                 np.testing.assert_array_equal(grads[0], np.full_like(X, 1 / 3))
 
 

@@ -156,7 +156,8 @@ def backward_calls(
     op: Backward, made: list[dict[str, Any]], static: dict[str, Any], implementation: Any
 ) -> tuple[Callable, Callable, list, list]:
     """Ours and XLA's backward, and the sets of arrays that each takes. Ours takes what the forward saved; XLA's the inputs,
-    from which it computes again what it needs in its own kernels: jax.vjp of the reference, the forward's result unused."""
+    from which it computes again what it needs in its own kernels: jax.vjp of the reference, the forward's result unused. What
+    is the gradient of two inputs, or a cotangent, is no result of either: a program that ends there would copy it."""
     origin = op.origin
     key, _ = origin.bind((), {**made[0], **static, "implementation": implementation})
     sets, others = [], []
@@ -170,8 +171,9 @@ def backward_calls(
         )  # fmt: skip
         sets.append((residuals, cotangents))
         others.append((arrays, cotangents))
-    how = op.derived.how
-    wanted = [name for name, _ in (*how.gradients, *how.same) if name in made[0]]
+    how, names = op.derived.how, op._operand_names(key)
+    wanted = [name for name, _ in how.gradients if name in made[0]]
+    own = [i for i, name in enumerate(names) if name not in dict(how.same)]
 
     def pulled(given: tuple) -> Any:
         arrays, cotangents = given
@@ -183,7 +185,11 @@ def backward_calls(
 
         return jax.vjp(forward, {n: arrays[n] for n in wanted})[1](cotangents)
 
-    return jax.jit(lambda given: op.pull(key, *given)), jax.jit(pulled), sets, others
+    def ours(given: tuple) -> list:
+        gradients = op.pull(key, *given)
+        return [gradients[i] for i in own]
+
+    return jax.jit(ours), jax.jit(pulled), sets, others
 
 
 def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) -> Measurement:

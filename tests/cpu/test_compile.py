@@ -66,7 +66,7 @@ KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
 # Of the ops' own more than of those that save more, and what is known to spill
 OWN = [name for name in PRODUCTS if name in generated.__all__]
 SAVING = [name for name in PRODUCTS if name not in generated.__all__]
-ON_HOPPER = list(dict.fromkeys([*some(OWN, 4), *some(SAVING, 12), *some(SPILLS_OF_ROW_FOLDS, 2)]))
+ON_HOPPER = list(dict.fromkeys([*some(OWN, 5), *some(SAVING, 12), *some(SPILLS_OF_ROW_FOLDS, 2)]))
 
 
 @pytest.mark.parametrize("name", ON_HOPPER)
@@ -118,7 +118,7 @@ def test_ragged_rows_of_products_for_hopper(name):
 
 # Of the ops' own more than of those that belong to one
 DERIVED = [name for name in KERNELS if name not in generated.__all__]
-SOME_KERNELS = [*some([name for name in KERNELS if name in generated.__all__], 4), *some(DERIVED, 20)]
+SOME_KERNELS = [*some([name for name in KERNELS if name in generated.__all__], 6), *some(DERIVED, 24)]
 
 
 @pytest.mark.parametrize("name", SOME_KERNELS)

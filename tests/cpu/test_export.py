@@ -123,6 +123,7 @@ def test_static_params_types_and_the_architecture_are_compiled_in(tmp_path, monk
         assert number in (flags & 0xFF, flags >> 8 & 0xFF)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("op", "shape", "cases"),
     [

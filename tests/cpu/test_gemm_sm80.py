@@ -23,7 +23,7 @@ def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 # Whole extents and odd ones in turns: a GPU runs them all
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("case", gemm_cases.CASES, ids=str)
 def test_products(case):
     operands = case.operands(np.random.default_rng(0))
@@ -127,7 +127,7 @@ KERNELS = [
 ]  # fmt: skip
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("case", KERNELS, ids=str)
 def test_nothing_is_spilled(case):
     """What is spilled lies on the stack, and so does what is indexed by a value that only the GPU knows; on one architecture

@@ -61,7 +61,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("product", SHAPES, ids=str)
 def test_the_tensor_cores_are_fed_by_tma(product):
     tiles, kind = product.tiles, DTYPES[product.dtype]

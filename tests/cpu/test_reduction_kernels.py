@@ -148,7 +148,7 @@ def made(folder, name: str):
     return make_op(folder, text.replace("op: made", f"op: {name}"))
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", OPS)
 def test_kernels_agree_with_their_reference(name, tmp_path):
     op = made(tmp_path, name)

@@ -28,7 +28,7 @@ COLUMNS = (3, 5, 6, 7, 10, 12, 15)
 
 
 # Some lengths of each op; the dtypes in turns
-@pytest.mark.parametrize(("name", "columns"), [(n, c) for i, n in enumerate(OPS) for c in some(COLUMNS, 5, i % 5)])
+@pytest.mark.parametrize(("name", "columns"), [(n, c) for i, n in enumerate(OPS) for c in some(COLUMNS, 7, i % 7)])
 def test_short_rows(name, columns, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     dtype = list(BYTES)[(OPS.index(name) // 2 + COLUMNS.index(columns) // 2) % 2]

@@ -55,9 +55,7 @@ class Backward:
     inputs: tuple[str, ...]  # inputs it takes
     gradients: tuple[tuple[str, str], ...]  # (x, dx)
     scattered: tuple[tuple[str, str], ...] = ()  # (a table, the indices by which its dx, of rows taken, is added up)
-    same: tuple[
-        tuple[str, Array], ...
-    ] = ()  # (x, the cotangent or the gradient of another that is its gradient as well)
+    same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or other gradient that is its gradient as well)
 
 
 def differentiate(spec: Spec, kept: str = "float32") -> Backward:

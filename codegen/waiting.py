@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from codegen.errors import Mistake
 from codegen.ir import Call, Leaf, Node, Statement, topological
@@ -29,11 +28,11 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
     own = {a.name for a in spec.outputs}
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
-    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {})
+    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {})
     leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
     # The parameters are all the other's too: who calls both takes their values from its
-    then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves)
+    then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {})
     return first, replace(then, params=spec.params)
 
 
@@ -45,7 +44,7 @@ def restricted(
     more: list[Array],
     names: dict[int, str],
     leaves: dict[int, str],
-    calls: Mapping[int, Call] = MappingProxyType({}),
+    calls: Mapping[int, Call],
 ) -> Spec:
     """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`."""
     statements = list(statements)

@@ -78,16 +78,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test with `@pytest.mark.turns(n)` every n-th set of parameters, where not all are asked for."""
     found: Counter[str] = Counter()
-    left = []
+    kept, left = [], []
     for item in items:
-        if (mark := item.get_closest_marker("turns")) and not EVERY:
-            name = item.nodeid.partition("[")[0]
-            if found[name] % mark.args[0]:
-                left.append(item)
-            found[name] += 1
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        mark, name = item.get_closest_marker("turns"), item.nodeid.partition("[")[0]
+        (left if mark and not EVERY and found[name] % mark.args[0] else kept).append(item)
+        found[name] += 1
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
 
 
 MOST_RESIDENT = 3 * 2**30  # bytes of a process that keeps what it compiled

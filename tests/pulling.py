@@ -14,10 +14,10 @@ from codegen.runtime import draw
 def with_gradients(op, case: draw.Case, implementation: str = "cute") -> Callable[[], list[Any]]:
     """A function that calls the op on a case's arguments: its outputs, and where its gradients are kernels those of all
     floating arguments, for cotangents of ones, then those of what rows do not share. To be called where x64 is enabled."""
-    args, keywords = draw.operands(op, case, draw.arrays(op, case))
-    given = {a.name: x for a, x in zip(op.spec.inputs, args, strict=True) if x is not None} | keywords
-    floating = {p.name: jnp.asarray(given[p.name]) for p in op.spec.params if p.kind == "float" and not p.static}
-    floating |= {n: x for n, x in given.items() if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)}
+    given = draw.named(op, case)
+    key, operands = op.bind((), given)
+    named = zip(op.operand_names(key), operands, strict=True)
+    floating = {name: x for name, x in named if jnp.issubdtype(x.dtype, jnp.floating)}
 
     def run(own):
         return op(**{**given, **own}, implementation=implementation)

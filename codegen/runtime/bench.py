@@ -171,7 +171,7 @@ def backward_calls(
         )  # fmt: skip
         sets.append((residuals, cotangents))
         others.append((arrays, cotangents))
-    how, names = op.derived.how, op._operand_names(key)
+    how, names = op.derived.how, origin.operand_names(key)
     wanted = [name for name, _ in how.gradients if name in made[0]]
     own = [i for i, name in enumerate(names) if name not in dict(how.same)]
 

@@ -262,6 +262,12 @@ def special_values(dtype: str) -> list[float]:
     return [float("nan"), *positive, *(-v for v in positive)]
 
 
+def named(op, case: Case) -> dict[str, Any]:
+    """The arguments of the call by name."""
+    args, keywords = operands(op, case, arrays(op, case))
+    return {a.name: x for a, x in zip(op.spec.inputs, args, strict=True) if x is not None} | keywords
+
+
 def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict[str, Any]]:
     """The positional and keyword arguments of the call."""
     args = [None if a.name in case.absent else jax.device_put(made[a.name]) for a in op.spec.inputs]

@@ -247,6 +247,10 @@ class Op(Generic[P, R]):
         wide = any(key.types.dtype(a) == "float64" for a in self.spec.inputs if a.name in key.present)
         return "float64" if wide else "float32"
 
+    def operand_names(self, key: Key) -> list[str]:
+        """Those of a call's operands: inputs that are there, dynamic parameters."""
+        return [*key.present, *(p.name for p in self._dynamic)]
+
     def _arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(key.present, operands, strict=False))
 
@@ -310,8 +314,8 @@ class Op(Generic[P, R]):
             kernel = self._backward_for(key)
             if kernel is None:
                 return plain(*operands), {"": operands}
-            way, own = kernel.way(key, [p.perturbed for p in primals])
-            outputs, kept = own.saved(key, plain, operands)
+            way = kernel.way(key, [p.perturbed for p in primals])
+            outputs, kept = kernel.by(way).saved(key, plain, operands)
             return outputs, {way: kept}
 
         def pull(residuals, cotangents):
@@ -551,17 +555,16 @@ class Backward(_Derived):
         self.first = _Derived(forward, "first", parts) if "first_launch" in parts else None
         self.frozen = type(self)(forward, parts, self) if "frozen_launch" in parts else None
 
-    def way(self, key: Key, perturbed: Sequence[bool]) -> tuple[str, Backward]:
-        """Which backward gives the gradients of the operands that are `perturbed`, and its name: where none of them is shared by
-        all rows, "frozen", if there is one, or "xla", the jnp form of this one, if it then only hands on what it reads;
-        else "backward", this one."""
-        wanted = {name for name, asked in zip(self._operand_names(key), perturbed, strict=True) if asked}
+    def way(self, key: Key, perturbed: Sequence[bool]) -> str:
+        """What gives the gradients of the operands that are `perturbed`: where none of them is shared by all rows, "frozen", if
+        there is one, or "xla", the jnp form of this one, if it then only hands on what it reads; else "backward", this one."""
+        wanted = {name for name, asked in zip(self.origin.operand_names(key), perturbed, strict=True) if asked}
         if not wanted & self.derived.shared:
             if self.frozen is not None:
-                return "frozen", self.frozen
+                return "frozen"
             if self.derived.hands_on and key.implementation is None:
-                return "xla", self
-        return "backward", self
+                return "xla"
+        return "backward"
 
     def by(self, way: str) -> Backward:
         """The one of that name."""
@@ -573,7 +576,7 @@ class Backward(_Derived):
         how = self.derived.how
         outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
         made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
-        given = dict(zip(self._operand_names(key), operands, strict=True))
+        given = dict(zip(self.origin.operand_names(key), operands, strict=True))
         names = self._kept()
         residuals = tuple(made[name] for name in how.saved), tuple(given.get(name) for name in names)
         return outputs[: len(self.origin.spec.outputs)], residuals
@@ -614,12 +617,8 @@ class Backward(_Derived):
         scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
         return tuple(
             gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
-            for name in self._operand_names(key)
+            for name in self.origin.operand_names(key)
         )
-
-    def _operand_names(self, key: Key) -> list[str]:
-        """Those of the forward's operands."""
-        return [*key.present, *(p.name for p in self.origin._dynamic)]
 
 
 def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:

@@ -455,14 +455,13 @@ class GradientCall:
     share if it is `frozen`, the outputs' cotangents, the gradients `expected` of the reference in float64."""
 
     def __init__(self, op: Op, case: Case, frozen: bool):
-        self.op, self.case, spec = op, case, op.spec
-        args, keywords = draw.operands(op, case, draw.arrays(op, case))
-        self.all: Values = {a.name: x for a, x in zip(spec.inputs, args, strict=True) if x is not None} | keywords
-        key, operands = op.bind((), self.all)
-        there = dict(zip((*key.present, *(p.name for p in spec.params if not p.static)), operands, strict=True))
+        self.op, self.case = op, case
+        self.all: Values = draw.named(op, case)
+        self.key, operands = op.bind((), self.all)
+        self.operands: Values = dict(zip(op.operand_names(self.key), operands, strict=True))
         shared = op.backward.shared if frozen and isinstance(op.backward, Derived) else ()
         self.own: Values = {
-            name: x for name, x in there.items() if jnp.issubdtype(x.dtype, jnp.floating) and name not in shared
+            name: x for name, x in self.operands.items() if jnp.issubdtype(x.dtype, jnp.floating) and name not in shared
         }
         shapes = jax.eval_shape(lambda xs: self.outputs(lambda values: op(**values), xs), self.own)
         self.random = np.random.default_rng(case.seed)
@@ -483,14 +482,11 @@ class GradientCall:
 
     def reference(self, values: Values, precision: str = "float64") -> tuple:
         op = self.op
-        key, operands = op.bind(
-            (), jax.tree.map(lambda x: jax.device_put(np.asarray(x)) if hasattr(x, "shape") else x, self.all)
-        )
-        names = (*key.present, *(p.name for p in op.spec.params if not p.static))
-        given = tuple(values[name] if name in self.own else x for name, x in zip(names, operands, strict=True))
+        fixed = {name: jax.device_put(np.asarray(x)) for name, x in self.operands.items() if name not in self.own}
+        given = tuple((values if name in self.own else fixed)[name] for name in self.operands)
         shapes = [views.user_shape(a, self.case.axes) for a in op.spec.outputs]
         with _of_reference(op):
-            results = op.evaluate_reference(key, given, precision)
+            results = op.evaluate_reference(self.key, given, precision)
             return tuple(jnp.broadcast_to(v, shape) for v, shape in zip(results, shapes, strict=True))
 
     def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple], Values]:

@@ -144,8 +144,8 @@ def dealt_out(op: Op) -> list[tuple[Variant, str]]:
         return everything
     if op.plan.kind == "elementwise" and op.spec.op in generated.__all__:
         kept = {a for _, a in everything}
-        some = [a for i, a in enumerate(ARCHITECTURES) if (i + SOME_KERNELS.index(op.spec.op)) % 4 == 0 and a in kept]
-        everything = [(v, a) for v, a in everything if a in (some or kept)]
+        own = [a for i, a in enumerate(ARCHITECTURES) if (i + SOME_KERNELS.index(op.spec.op)) % 4 == 0 and a in kept]
+        everything = [(v, a) for v, a in everything if a in (own or kept)]
     forward = op.spec.op in generated.__all__
     kernels: dict[object, list[tuple[Variant, str]]] = {}
     for variant, arch in everything:

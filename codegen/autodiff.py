@@ -58,11 +58,11 @@ class Backward:
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or other gradient that is its gradient as well)
 
 
-def differentiate(spec: Spec, kept: str = "float32") -> Backward:
+def differentiate(spec: Spec, kept: str = "float32", statistics: bool = False) -> Backward:
     """The backward of a checked spec; what it saves of the chain is `kept` in this type. If that is not float32, inputs are
     rounded to it which the forward had in more bits: it takes none of the statistics that outputs hold, which theirs would
-    not be. Raises `Mistake` where it has none that could be a kernel."""
-    return _Reverse(spec, kept).backward()
+    not be. `statistics`: it may have the forward keep others. Raises `Mistake` where it has none that could be a kernel."""
+    return _Reverse(spec, kept).backward(statistics)
 
 
 class _Reverse:
@@ -246,12 +246,14 @@ class _Reverse:
 
     # The spec
 
-    def backward(self) -> Backward:
+    def backward(self, statistics: bool) -> Backward:
         found = self.gradients() | self.written_formulas()
         outputs, assigned = self.outputs(found)
         if not assigned:
             raise Mistake("no output varies with an input that has a derivative")
         saved = self.saved(assigned)
+        if statistics and not self.spec.save:
+            saved |= self.statistics(assigned, saved)
         leaves = {id(node): name for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
@@ -262,7 +264,8 @@ class _Reverse:
         inputs += kept
         inputs += self.spec.inputs_for(used, inputs, {axis for _, output in outputs for axis in output.axes})
         names = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
-        text = unparse(assigned, self.calls, names, leaves)
+        calls = {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and not self.holds(n, leaves)}
+        text = unparse(assigned, calls, names, leaves, self.taken)
         spec = self.spec.with_chain(
             f"{self.spec.path} (backward)", text,
             op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
@@ -271,14 +274,10 @@ class _Reverse:
         )  # fmt: skip
         forward = None
         if more:
-            forward = replace(
-                self.spec,
-                op=f"{self.spec.op}_forward",
-                outputs=(*self.spec.outputs, *more),
-                grad="none",
-                save=(),
-                bench=(),
-            )
+            forward = self.spec.with_chain(
+                self.spec.source.path, self.spec.chain.value.rstrip("\n") + "\n" + self.unnamed(saved),
+                op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none", save=(), bench=(),
+            )  # fmt: skip
         return Backward(
             spec,
             forward,
@@ -356,6 +355,55 @@ class _Reverse:
                 chosen = more
         return chosen
 
+    def statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
+        """What rows come to in the forward, to be saved as well: where the backward would have to fold them again before it
+        can fold anything else, and so goes over a row more often. It costs four bytes a row, and a pass over the row less."""
+        if self.kept != "float32" or self.doubles:
+            return {}
+        leaves = {id(v) for v in saved.values()}
+        forward = list(topological(s.value for s in self.statements))
+        widest = max((n.dims for n in forward), key=len)
+        folded: set[int] = set()  # what depends on a fold along a row
+        for node in forward:
+            if any(id(a) in folded for a in node.args) or (node.op in REDUCTIONS and of_rows(node, widest)):
+                folded.add(id(node))
+        nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
+        compared = {id(a) for n in nodes if n.op == "eq" for a in n.args if a.op in ("max", "min")}
+        own = {id(n) for n in forward if id(n) in folded and of_rows(n, widest) and n.kind == "float"} - compared
+        reached = topological((s.value for s in assigned), lambda n: id(n) in own | leaves)
+        taken = {id(n): n for n in reached if id(n) in own - leaves}
+        for node in list(taken.values()):
+            inner = topological(node.args, lambda n: id(n) in taken)
+            if not any(n.op in REDUCTIONS and id(n) not in taken for n in inner) and node.op not in REDUCTIONS:
+                del taken[id(node)]  # it follows from others
+        named = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
+        ops = {i: self.calls[i].name if i in self.calls else a.op for i, a in taken.items()}
+        found = {named.get(i) or self.fresh(f"row_{ops[i].lstrip('_')}"): a for i, a in taken.items()}
+        fewer = self.rounds(assigned, {**saved, **found}, widest) < self.rounds(assigned, saved, widest)
+        return found if fewer else {}
+
+    def rounds(self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]) -> int:
+        """How many folds along rows of these axes have to wait for each other, at most."""
+        leaves, depth = {id(v) for v in saved.values()}, {}
+        for node in topological((s.value for s in assigned), lambda n: id(n) in leaves):
+            before = 0 if id(node) in leaves else max((depth[id(a)] for a in node.args), default=0)
+            folds = node.op in REDUCTIONS and of_rows(node, widest) and id(node) not in leaves
+            depth[id(node)] = before + folds
+        return max(depth.values())
+
+    def holds(self, node: Node, leaves: Mapping[int, str]) -> bool:
+        """Whether something in a composite function is there already: it is not written as a call then."""
+        given = {id(a) for a in self.calls[id(node)].values}
+        inside = topological([node], lambda n: id(n) in given or id(n) in leaves)
+        return any(id(n) in leaves and id(n) not in given and n is not node for n in inside)
+
+    def unnamed(self, saved: Mapping[str, Node]) -> str:
+        """Lines of the chain for what is saved and has no name in it."""
+        named = {s.name for s in self.statements}
+        leaves = {id(s.value): s.name for s in reversed(self.statements) if s.part is None}
+        lines = [Statement(name, None, value) for name, value in saved.items() if name not in named]
+        return unparse(lines, self.calls, {id(s.value): s.name for s in lines}, leaves, self.taken) if lines else ""
+
     def coarse(self, name: str, value: Node, assigned: list[Statement], fewer: bool) -> bool:
         """Whether an output is stored in too few bits to stand for its value: a statistic, or float8, in fewer than it has;
         other elements, unless that makes the arrays that are read `fewer`, or unless they are but factors. A product is off
@@ -400,3 +448,8 @@ class _Reverse:
         arrays |= {(name, len(v.dims)) for name, v in saved.items() if any(n is v for n in nodes)}
         large = sum(size == most for _, size in arrays)
         return large, sum(n.op in REDUCTIONS for n in nodes if id(n) not in leaves)
+
+
+def of_rows(node: Node, axes: tuple[str, ...]) -> bool:
+    """Whether a value belongs to each row of an array with these axes: it has the first of them alone."""
+    return 0 < len(node.dims) < len(axes) and node.dims == axes[: len(node.dims)]

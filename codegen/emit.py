@@ -135,8 +135,9 @@ class _Emitter:
     def visit(self, node: Node, name: str | None) -> None:
         text, binding = self.expression(node)
         leaf = node.is_const or self.is_leaf(node)
-        if not leaf and name is None and (self.uses[id(node)] > 1 or len(text) > WIDTH):
-            fresh = self.own.get(id(node)) or self.fresh()  # that of a statement still to come
+        later = self.own.get(id(node))  # the name of a statement still to come
+        if not leaf and name is None and (later or self.uses[id(node)] > 1 or len(text) > WIDTH):
+            fresh = later or self.fresh()
             self.out.append(f"{fresh} = {text}")
             text, binding = fresh, ATOM
         self.text[id(node)], self.binding[id(node)] = text, binding

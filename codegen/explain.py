@@ -297,10 +297,17 @@ def saved(op: Op) -> dict[str, Any]:
         why += f", and {', '.join(made)} as the forward writes it" if made else ""
         return {"names": list(dict.fromkeys((*made, *factors, *names))), "why": why}
     why = "inputs; everything else is computed again, which costs no memory"
-    if chosen := [name for name in how.saved if name not in op.spec.save]:
-        why = f"{', '.join(chosen)} saves reading other arrays or reducing again; all else is computed again"
-    elif how.saved:
-        why = "what the spec's `save` says, and inputs; all else is computed again"
+    outputs = {a.name for a in op.spec.outputs}
+    made = [name for name in how.saved if name not in op.spec.save and name not in outputs]
+    reasons = []
+    if taken := [name for name in how.saved if name not in op.spec.save and name in outputs]:
+        reasons.append(f"with {', '.join(taken)} it reads fewer arrays or reduces less")
+    if made:
+        reasons.append(f"the forward writes {', '.join(made)}, a float32 a row each, for a pass over the row less")
+    if not reasons and how.saved:
+        reasons.append("what the spec's `save` says, and inputs")
+    if reasons:
+        why = "; ".join([*reasons, "all else is computed again"])
     return {"names": names, "why": why}
 
 

@@ -201,7 +201,7 @@ class _Splitter:
             for s in reversed((*straight, *self.statements))
             if s.part is None and s.name not in made | accs and id(s.value) not in leaves
         }
-        text = unparse(assigned, self.scope.graph.calls, names, leaves)
+        text = unparse(assigned, self.scope.graph.calls, names, leaves, self.taken)
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
         used |= {str(n.attr) for n in nodes if n.op == "param"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,12 +46,7 @@ class Op:
         try:
             if isinstance(self.plan, Gemm):
                 return gemm_backward(self.spec, self.plan)
-            how = differentiate(self.spec)
-            forward = derived(how.forward) if how.forward else None
-            first, op = _in_turns(how.spec)
-            if first is None:
-                op, how = _once(op, how)
-            return Derived(first, op, how, forward)
+            return row_backward(self.spec)
         except SpecError as error:
             return Mistake(error.diagnostics[0].message)
         except Mistake as mistake:
@@ -182,6 +178,22 @@ def derived(spec: Spec) -> Op:
     if isinstance(plan, Elementwise | Reduction) and not plan.loads:
         raise Mistake("it reads nothing: what it gives does not depend on anything")
     return Op(spec, statements, Reference(()), plan)
+
+
+def row_backward(spec: Spec) -> Derived:
+    """The backward of an op that does not contract: with statistics that the forward keeps, where these save it a pass and both
+    are kernels then."""
+    with contextlib.suppress(SpecError, Mistake):
+        return _row_backward(differentiate(spec, statistics=True))
+    return _row_backward(differentiate(spec))
+
+
+def _row_backward(how: Backward) -> Derived:
+    forward = derived(how.forward) if how.forward else None
+    first, op = _in_turns(how.spec)
+    if first is None:
+        op, how = _once(op, how)
+    return Derived(first, op, how, forward)
 
 
 def gemm_backward(spec: Spec, plan: Gemm) -> Derived:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from codegen.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.ir import Call, Leaf, Node, Statement, axes_text, lost_axes, topological
@@ -14,25 +14,27 @@ SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}"}  # where jnp's 
 
 
 def unparse(
-    statements: Iterable[Statement], calls: Mapping[int, Call], names: Mapping[int, str], leaves: Mapping[int, str]
-) -> str:
+    statements: Iterable[Statement], calls: Mapping[int, Call], names: Mapping[int, str], leaves: Mapping[int, str],
+    taken: Collection[str],
+) -> str:  # fmt: skip
     """A line for each statement, and before it for each value it shares with others: `names` are what the values were
     called before. Composite functions (`calls`) are written as calls; the private ones of the prelude are written out.
-    `leaves` are there already, under these names."""
-    return _Writer(list(statements), calls, names, leaves).text()
+    `leaves` are there already, under these names; no new one is among those `taken`."""
+    return _Writer(list(statements), calls, names, leaves, taken).text()
 
 
 class _Writer:
     def __init__(
-        self, statements: list[Statement], calls: Mapping, names: Mapping[int, str], leaves: Mapping[int, str]
-    ):
+        self, statements: list[Statement], calls: Mapping, names: Mapping[int, str], leaves: Mapping[int, str],
+        taken: Collection[str],
+    ):  # fmt: skip
         self.statements, self.calls, self.names, self.leaves = statements, calls, names, leaves
         self.uses: Counter[int] = Counter(id(s.value) for s in statements)
         for node in self.reached(s.value for s in statements):
             if id(node) not in leaves:
                 self.uses.update(id(a) for a in set(self.arguments(node)))
         self.written: dict[int, tuple[str, int]] = {}
-        self.taken = {*names.values(), *leaves.values(), *(s.name for s in statements)}
+        self.taken = {*taken, *names.values(), *leaves.values(), *(s.name for s in statements)}
         self.lines: list[str] = []
         self.count = 0
 

@@ -52,6 +52,7 @@ def restricted(
     read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
-    text = unparse(statements, calls, names, leaves)
+    taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
+    text = unparse(statements, calls, names, leaves, taken)
     inputs = (*spec.inputs_for(read, more, axes), *more)
     return spec.with_chain(title, text, inputs=inputs, outputs=tuple(outputs), params=params)

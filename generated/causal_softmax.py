@@ -236,43 +236,258 @@ def causal_softmax_reference(x, scale):
     return y
 
 
-def causal_softmax_frozen_keep_t0(x, index_k, index_q, scale, row_max, row_sum, approx):
+def causal_softmax_forward_keep_value(x, index_k, index_q, scale, row_max_):
+    """value, on one vector of each operand: several passes need it."""
+    seen = index_k <= index_q
+    t0 = device.where(seen, x * scale, -float("inf"))
+    row_max = row_max_
+    return device.exp(t0 - row_max, False)
+
+
+def causal_softmax_forward_row_max_(x, index_k, index_q, scale):
+    """What is folded into row_max_ (max), on one vector of each operand."""
+    seen = index_k <= index_q
+    t0 = device.where(seen, x * scale, -float("inf"))
+    return t0
+
+
+def causal_softmax_forward_row_sum_(value):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    return value
+
+
+def causal_softmax_forward_chain(index_k, index_q, value, row_sum_, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    seen = index_k <= index_q
+    y = device.where(seen, device.divide_by_row(value, row_sum_, approx), 0.0)
+    return y
+
+
+def causal_softmax_forward_row(row_max_, row_sum_):
+    """The row's own results, from its statistics."""
+    row_max = row_max_
+    row_sum = row_sum_
+    return row_max, row_sum
+
+
+@cute.kernel
+def causal_softmax_forward_kernel(
+    mX: cute.Tensor,  # (rows, Q, K) T
+    mScale: cute.Tensor,  # (1) scale
+    mY: cute.Tensor,  # (rows, Q, K) T
+    mRowMax: cute.Tensor,  # (rows, Q) float32
+    mRowSum: cute.Tensor,  # (rows, Q) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, Q, K = mX.shape[0], mX.shape[1], mX.shape[2]
+    approx = device.narrow(mY)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
+    if cutlass.const_expr(carried):
+        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowMax_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rY, rRowMax, rRowSum)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iQ = row % Q
+        iRows = (row // Q)
+        columns = cutlass.select_(row < rows * Q, K, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (K) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (K + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMax_], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = causal_softmax_forward_row_max_(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        reduce.count_up(c, vec).to(cutlass.Int32),
+                        cute.full((vec,), iQ, cutlass.Int32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax_], ("max",), values, inside)
+                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    value = causal_softmax_forward_keep_value(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        reduce.count_up(c, vec).to(cutlass.Int32),
+                        cute.full((vec,), iQ, cutlass.Int32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max_, cutlass.Float32),
+                    )
+                    if cutlass.const_expr(carried):
+                        rValueKept[None, v].store(value)
+                    values = causal_softmax_forward_row_sum_(
+                        value,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum_], ("sum",), values, inside)
+        row_max_, row_sum_ = reduce.over_row([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+        if cutlass.const_expr(carried):
+            reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    value = rValueKept[None, v].load()
+                else:
+                    value = causal_softmax_forward_keep_value(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        reduce.count_up(c, vec).to(cutlass.Int32),
+                        cute.full((vec,), iQ, cutlass.Int32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max_, cutlass.Float32),
+                    )
+                y = causal_softmax_forward_chain(
+                    reduce.count_up(c, vec).to(cutlass.Int32),
+                    cute.full((vec,), iQ, cutlass.Int32),
+                    value,
+                    cute.full((vec,), row_sum_, cutlass.Float32),
+                    approx,
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((iRows, iQ, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows * Q) & (first_of_row) | (at_once > 1):
+            row_max, row_sum = causal_softmax_forward_row(
+                cute.full((1,), row_max_, cutlass.Float32),
+                cute.full((1,), row_sum_, cutlass.Float32),
+            )
+            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
+            rRowSum[None, u].store(row_sum.to(mRowSum.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowMax[iRows, iQ] = rRowMax[None, u][0]
+                mRowSum[iRows, iQ] = rRowSum[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowMax, mRowMax, first_row, place)
+        access.store_rows(rRowSum, mRowSum, first_row, place)
+
+
+@cute.jit
+def causal_softmax_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mY: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows, Q = mX.shape[0], mX.shape[1]
+    blocks = (rows * Q // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    causal_softmax_forward_kernel(
+        mX, mScale, mY, mRowMax, mRowSum,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def causal_softmax_forward_xla(x, index_k, index_q, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    seen = index_k <= index_q
+    t0 = jnp.where(seen, x * scale, -float("inf"))
+    row_max = jnp.max(t0, axis=-1, keepdims=True)
+    t1 = jnp.exp(t0 - row_max)
+    row_sum = jnp.sum(t1, axis=-1, keepdims=True)
+    y = jnp.where(seen, t1 / row_sum, 0.0)
+    return y, row_max, row_sum
+
+
+def causal_softmax_frozen_keep_t0(row_max, row_sum, x, index_k, index_q, scale, approx):
     """t0, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
     t0 = device.divide_by_row(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx), row_sum, approx)
     return t0
 
 
-def causal_softmax_frozen_row_max(x, index_k, index_q, scale):
-    """What is folded into row_max (max), on one vector of each operand."""
-    seen = index_k <= index_q
-    return device.where(seen, x * scale, -float("inf"))
-
-
-def causal_softmax_frozen_row_sum(x, index_k, index_q, scale, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    seen = index_k <= index_q
-    return device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx)
-
-
-def causal_softmax_frozen_row_sum2(dy, index_k, index_q, t0):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+def causal_softmax_frozen_row_sum_(dy, index_k, index_q, t0):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
     seen = index_k <= index_q
     t1 = device.where(seen, dy, 0.0)
     return t1 * t0
 
 
-def causal_softmax_frozen_chain(dy, index_k, index_q, scale, t0, row_sum2):
+def causal_softmax_frozen_chain(dy, index_k, index_q, scale, t0, row_sum_):
     """The chain, on one vector of each operand and the row's statistics."""
     seen = index_k <= index_q
     t1 = device.where(seen, dy, 0.0)
-    dx = scale * device.where(seen, t0 * (t1 - row_sum2), 0.0)
+    dx = scale * device.where(seen, t0 * (t1 - row_sum_), 0.0)
     return dx
 
 
 @cute.kernel
 def causal_softmax_frozen_kernel(
     mDy: cute.Tensor,  # (rows, Q, K) T
+    mRowMax: cute.Tensor,  # (rows, Q) float32
+    mRowSum: cute.Tensor,  # (rows, Q) float32
     mX: cute.Tensor,  # (rows, Q, K) T
     mScale: cute.Tensor,  # (1) scale
     mDx: cute.Tensor,  # (rows, Q, K) T
@@ -296,11 +511,12 @@ def causal_softmax_frozen_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     if cutlass.const_expr(carried):
         rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -325,50 +541,11 @@ def causal_softmax_frozen_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((iRows, iQ, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowMax, *sRowSum2], cluster)
+        access.load_one(mRowMax, (iRows, iQ), row < rows * Q, rRowMax[None, u])
+        access.load_one(mRowSum, (iRows, iQ), row < rows * Q, rRowSum[None, u])
+        reduce.meet([*sRowSum_], cluster)
 
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = causal_softmax_frozen_row_max(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        reduce.count_up(c, vec).to(cutlass.Int32),
-                        cute.full((vec,), iQ, cutlass.Int32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = causal_softmax_frozen_row_sum(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        reduce.count_up(c, vec).to(cutlass.Int32),
-                        cute.full((vec,), iQ, cutlass.Int32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -377,17 +554,17 @@ def causal_softmax_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
                 t0 = causal_softmax_frozen_keep_t0(
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
                 if cutlass.const_expr(carried):
                     rT0Kept[None, v].store(t0)
-                values = causal_softmax_frozen_row_sum2(
+                values = causal_softmax_frozen_row_sum_(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
@@ -395,8 +572,8 @@ def causal_softmax_frozen_kernel(
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum2], ("sum",), values, inside)
-        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+                reduce.accumulate([rRowSum_], ("sum",), values, inside)
+        row_sum_, = reduce.over_row([rRowSum_], ("sum",), sRowSum_, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -414,12 +591,12 @@ def causal_softmax_frozen_kernel(
                     t0 = rT0Kept[None, v].load()
                 else:
                     t0 = causal_softmax_frozen_keep_t0(
+                        device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         reduce.count_up(c, vec).to(cutlass.Int32),
                         cute.full((vec,), iQ, cutlass.Int32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        cute.full((vec,), row_sum, cutlass.Float32),
                         approx,
                     )
                 dx = causal_softmax_frozen_chain(
@@ -428,7 +605,7 @@ def causal_softmax_frozen_kernel(
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     t0,
-                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_sum_, cutlass.Float32),
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
                 if cutlass.const_expr(at_once == 1):
@@ -442,6 +619,8 @@ def causal_softmax_frozen_kernel(
 def causal_softmax_frozen_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
     mX: cute.Tensor,
     mScale: cute.Tensor,
     mDx: cute.Tensor,
@@ -461,7 +640,7 @@ def causal_softmax_frozen_launch(
     rows, Q = mDy.shape[0], mDy.shape[1]
     blocks = (rows * Q // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     causal_softmax_frozen_kernel(
-        mDy, mX, mScale, mDx,
+        mDy, mRowMax, mRowSum, mX, mScale, mDx,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -469,53 +648,36 @@ def causal_softmax_frozen_launch(
     )
 
 
-def causal_softmax_frozen_xla(dy, x, index_k, index_q, scale):
+def causal_softmax_frozen_xla(dy, row_max, row_sum, x, index_k, index_q, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     seen = index_k <= index_q
-    t2 = jnp.where(seen, x * scale, -float("inf"))
-    t3 = jnp.exp(t2 - jnp.max(t2, axis=-1, keepdims=True))
-    t0 = t3 / jnp.sum(t3, axis=-1, keepdims=True)
+    t0 = jnp.exp(jnp.where(seen, x * scale, -float("inf")) - row_max) / row_sum
     t1 = jnp.where(seen, dy, 0.0)
     dx = scale * jnp.where(seen, t0 * (t1 - jnp.sum(t1 * t0, axis=-1, keepdims=True)), 0.0)
     return dx
 
 
-def causal_softmax_backward_rows_row_max(x, index_k, index_q, scale):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return device.where(index_k <= index_q, x * scale, -float("inf"))
-
-
-def causal_softmax_backward_rows_row_sum(x, index_k, index_q, scale, row_max):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    row_max_of_rows = row_max
-    return device.exp(device.where(index_k <= index_q, x * scale, -float("inf")) - row_max_of_rows, False)
-
-
-def causal_softmax_backward_rows_row_sum2(dy, x, index_k, index_q, scale, row_max, row_sum):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
-    row_max_of_rows = row_max
-    row_sum_of_rows = row_sum
+def causal_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
     t0 = index_k <= index_q
-    t1 = device.divide_by_row(device.exp(device.where(t0, x * scale, -float("inf")) - row_max_of_rows, False), row_sum_of_rows, False)
+    t1 = device.divide_by_row(device.exp(device.where(t0, x * scale, -float("inf")) - row_max, False), row_sum, False)
     return device.where(t0, dy, 0.0) * t1
 
 
-def causal_softmax_backward_rows_row(row_max, row_sum, row_sum2):
+def causal_softmax_backward_rows_row(row_sum_):
     """The row's own results, from its statistics."""
-    row_max_of_rows = row_max
-    row_sum_of_rows = row_sum
-    row_sum2_of_rows = row_sum2
-    return row_max_of_rows, row_sum_of_rows, row_sum2_of_rows
+    row_sum__of_rows = row_sum_
+    return row_sum__of_rows
 
 
 @cute.kernel
 def causal_softmax_backward_rows_kernel(
     mDy: cute.Tensor,  # (rows, Q, K) T
+    mRowMax: cute.Tensor,  # (rows, Q) float32
+    mRowSum: cute.Tensor,  # (rows, Q) float32
     mX: cute.Tensor,  # (rows, Q, K) T
     mScale: cute.Tensor,  # (1) scale
-    mRowMaxOfRows: cute.Tensor,  # (rows, Q) float32
-    mRowSumOfRows: cute.Tensor,  # (rows, Q) float32
-    mRowSum2OfRows: cute.Tensor,  # (rows, Q) float32
+    mRowSum_OfRows: cute.Tensor,  # (rows, Q) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -535,15 +697,14 @@ def causal_softmax_backward_rows_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
-    rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
-    rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
+    rRowSum_OfRows = cute.make_rmem_tensor((1, at_once), mRowSum_OfRows.element_type)
+    sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rX, rRowMaxOfRows, rRowSumOfRows, rRowSum2OfRows)
+        place = access.meeting_place(threads, rDy, rX, rRowSum_OfRows)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
@@ -565,49 +726,11 @@ def causal_softmax_backward_rows_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((iRows, iQ, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowMax, *sRowSum2], cluster)
+        access.load_one(mRowMax, (iRows, iQ), row < rows * Q, rRowMax[None, u])
+        access.load_one(mRowSum, (iRows, iQ), row < rows * Q, rRowSum[None, u])
+        reduce.meet([*sRowSum_], cluster)
 
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = causal_softmax_backward_rows_row_max(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        reduce.count_up(c, vec).to(cutlass.Int32),
-                        cute.full((vec,), iQ, cutlass.Int32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = causal_softmax_backward_rows_row_sum(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        reduce.count_up(c, vec).to(cutlass.Int32),
-                        cute.full((vec,), iQ, cutlass.Int32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -615,49 +738,41 @@ def causal_softmax_backward_rows_kernel(
                 access.load_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
             for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = causal_softmax_backward_rows_row_sum2(
+                values = causal_softmax_backward_rows_row_sum_(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum2], ("sum",), values, inside)
-        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+                reduce.accumulate([rRowSum_], ("sum",), values, inside)
+        row_sum_, = reduce.over_row([rRowSum_], ("sum",), sRowSum_, per_row, cluster)
 
         if (row < rows * Q) & (first_of_row) | (at_once > 1):
-            row_max_of_rows, row_sum_of_rows, row_sum2_of_rows = causal_softmax_backward_rows_row(
-                cute.full((1,), row_max, cutlass.Float32),
-                cute.full((1,), row_sum, cutlass.Float32),
-                cute.full((1,), row_sum2, cutlass.Float32),
+            row_sum__of_rows = causal_softmax_backward_rows_row(
+                cute.full((1,), row_sum_, cutlass.Float32),
             )
-            rRowMaxOfRows[None, u].store(row_max_of_rows.to(mRowMaxOfRows.element_type))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+            rRowSum_OfRows[None, u].store(row_sum__of_rows.to(mRowSum_OfRows.element_type))
             if cutlass.const_expr(at_once == 1):
-                mRowMaxOfRows[iRows, iQ] = rRowMaxOfRows[None, u][0]
-                mRowSumOfRows[iRows, iQ] = rRowSumOfRows[None, u][0]
-                mRowSum2OfRows[iRows, iQ] = rRowSum2OfRows[None, u][0]
+                mRowSum_OfRows[iRows, iQ] = rRowSum_OfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
+        access.store_rows(rRowSum_OfRows, mRowSum_OfRows, first_row, place)
 
 
 @cute.jit
 def causal_softmax_backward_rows_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
     mX: cute.Tensor,
     mScale: cute.Tensor,
-    mRowMaxOfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
+    mRowSum_OfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -674,7 +789,7 @@ def causal_softmax_backward_rows_launch(
     rows, Q = mDy.shape[0], mDy.shape[1]
     blocks = (rows * Q // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     causal_softmax_backward_rows_kernel(
-        mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows,
+        mDy, mRowMax, mRowSum, mX, mScale, mRowSum_OfRows,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -682,32 +797,20 @@ def causal_softmax_backward_rows_launch(
     )
 
 
-def causal_softmax_backward_row_max(x, index_k, index_q, scale):
-    """What is folded into row_max (max), on one vector of each operand."""
-    seen = index_k <= index_q
-    return device.where(seen, x * scale, -float("inf"))
-
-
-def causal_softmax_backward_row_sum(x, index_k, index_q, scale, row_max):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    seen = index_k <= index_q
-    return device.exp(device.where(seen, x * scale, -float("inf")) - row_max, False)
-
-
-def causal_softmax_backward_row_sum2(dy, x, index_k, index_q, scale, row_max, row_sum):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+def causal_softmax_backward_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
     seen = index_k <= index_q
     t0 = device.divide_by_row(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, False), row_sum, False)
     t1 = device.where(seen, dy, 0.0)
     return t1 * t0
 
 
-def causal_softmax_backward_chain(dy, x, index_k, index_q, scale, row_max, row_sum, row_sum2):
+def causal_softmax_backward_chain(dy, row_max, row_sum, x, index_k, index_q, scale, row_sum_):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     seen = index_k <= index_q
     t0 = device.divide_by_row(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, False), row_sum, False)
     t1 = device.where(seen, dy, 0.0)
-    t2 = device.where(seen, t0 * (t1 - row_sum2), 0.0)
+    t2 = device.where(seen, t0 * (t1 - row_sum_), 0.0)
     dx = scale * t2
     return dx, t2 * x
 
@@ -721,14 +824,14 @@ def causal_softmax_backward_columns(total_sum):
 @cute.kernel
 def causal_softmax_backward_kernel(
     mDy: cute.Tensor,  # (rows, Q, K) T
+    mRowMax: cute.Tensor,  # (rows, Q) float32
+    mRowSum: cute.Tensor,  # (rows, Q) float32
     mX: cute.Tensor,  # (rows, Q, K) T
     mScale: cute.Tensor,  # (1) scale
     mDx: cute.Tensor,  # (rows, Q, K) T
     mDscale: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
-    mRowMaxOfRows: cute.Tensor,  # (rows, Q), or nothing
-    mRowSumOfRows: cute.Tensor,  # (rows, Q), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (rows, Q), or nothing
+    mRowSum_OfRows: cute.Tensor,  # (rows, Q), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -766,23 +869,21 @@ def causal_softmax_backward_kernel(
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
-        rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
-        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
-        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
+        rRowSum_OfRows = cute.make_rmem_tensor((1, at_once), mRowSum_OfRows.element_type)
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
         if cutlass.const_expr(paced):
             sSeen = partials.rows_seen(at_once)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
-    reduce.meet([*sRowMax, *sRowSum, *sRowSum2], cluster)
+    reduce.meet([*sRowSum_], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -790,10 +891,10 @@ def causal_softmax_backward_kernel(
         iRows = (row // Q)
         columns = cutlass.select_(row < rows * Q, K, 0)  # past the last row nothing is accessed
         column = first
+        access.load_one(mRowMax, (iRows, iQ), row < rows * Q, rRowMax[None, u])
+        access.load_one(mRowSum, (iRows, iQ), row < rows * Q, rRowSum[None, u])
         if cutlass.const_expr(not whole):
-            access.load_one(mRowMaxOfRows, (iRows, iQ), row < rows * Q, rRowMaxOfRows[None, u])
-            access.load_one(mRowSumOfRows, (iRows, iQ), row < rows * Q, rRowSumOfRows[None, u])
-            access.load_one(mRowSum2OfRows, (iRows, iQ), row < rows * Q, rRowSum2OfRows[None, u])
+            access.load_one(mRowSum_OfRows, (iRows, iQ), row < rows * Q, rRowSum_OfRows[None, u])
         if cutlass.const_expr(staged):
             access.fetch_row(mDy, cute.crd2idx((iRows, iQ, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -816,70 +917,37 @@ def causal_softmax_backward_kernel(
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
-                rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+                rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
-                    values = causal_softmax_backward_row_max(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        reduce.count_up(c, vec).to(cutlass.Int32),
-                        cute.full((vec,), iQ, cutlass.Int32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
-                if cutlass.const_expr(lean):
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = causal_softmax_backward_row_sum(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        reduce.count_up(c, vec).to(cutlass.Int32),
-                        cute.full((vec,), iQ, cutlass.Int32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
-                if cutlass.const_expr(lean):
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
-                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = causal_softmax_backward_row_sum2(
+                    values = causal_softmax_backward_row_sum_(
                         device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                         reduce.count_up(c, vec).to(cutlass.Int32),
                         cute.full((vec,), iQ, cutlass.Int32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        cute.full((vec,), row_sum, cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowSum2], ("sum",), values, inside)
-                row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster, turn)
+                    reduce.accumulate([rRowSum_], ("sum",), values, inside)
+                row_sum_, = reduce.over_row([rRowSum_], ("sum",), sRowSum_, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
             else:
-                row_max = rRowMaxOfRows[0, u]
-                row_sum = rRowSumOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
+                row_sum_ = rRowSum_OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = causal_softmax_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, k].load(), cutlass.Float32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_sum_, cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
@@ -891,10 +959,10 @@ def causal_softmax_backward_kernel(
             iRows = (row // Q)
             columns = cutlass.select_(row < rows * Q, K, 0)  # past the last row nothing is accessed
             column = first
+            access.load_one(mRowMax, (iRows, iQ), row < rows * Q, rRowMax[None, u])
+            access.load_one(mRowSum, (iRows, iQ), row < rows * Q, rRowSum[None, u])
             if cutlass.const_expr(not whole):
-                access.load_one(mRowMaxOfRows, (iRows, iQ), row < rows * Q, rRowMaxOfRows[None, u])
-                access.load_one(mRowSumOfRows, (iRows, iQ), row < rows * Q, rRowSumOfRows[None, u])
-                access.load_one(mRowSum2OfRows, (iRows, iQ), row < rows * Q, rRowSum2OfRows[None, u])
+                access.load_one(mRowSum_OfRows, (iRows, iQ), row < rows * Q, rRowSum_OfRows[None, u])
             if cutlass.const_expr(staged):
                 access.fetch_row(mDy, cute.crd2idx((iRows, iQ, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((iRows, iQ, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -932,14 +1000,14 @@ def causal_softmax_backward_finish(
 def causal_softmax_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
     mX: cute.Tensor,
     mScale: cute.Tensor,
     mDx: cute.Tensor,
     mDscale: cute.Tensor,
     mTotalSumParts: cute.Tensor,
-    mRowMaxOfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
+    mRowSum_OfRows: cute.Tensor,
     mCounter: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -970,14 +1038,14 @@ def causal_softmax_backward_launch(
 ):
     if cutlass.const_expr(not whole):
         causal_softmax_backward_rows_launch(
-            stream, mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
+            stream, mDy, mRowMax, mRowSum, mX, mScale, mRowSum_OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         causal_softmax_backward_kernel(
-            mDy, mX, mScale, mDx, mDscale, mTotalSumParts, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows, mCounter,
+            mDy, mRowMax, mRowSum, mX, mScale, mDx, mDscale, mTotalSumParts, mRowSum_OfRows, mCounter,
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -991,12 +1059,10 @@ def causal_softmax_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def causal_softmax_backward_xla(dy, x, index_k, index_q, scale):
+def causal_softmax_backward_xla(dy, row_max, row_sum, x, index_k, index_q, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     seen = index_k <= index_q
-    t3 = jnp.where(seen, x * scale, -float("inf"))
-    t4 = jnp.exp(t3 - jnp.max(t3, axis=-1, keepdims=True))
-    t0 = t4 / jnp.sum(t4, axis=-1, keepdims=True)
+    t0 = jnp.exp(jnp.where(seen, x * scale, -float("inf")) - row_max) / row_sum
     t1 = jnp.where(seen, dy, 0.0)
     t2 = jnp.where(seen, t0 * (t1 - jnp.sum(t1 * t0, axis=-1, keepdims=True)), 0.0)
     dx = scale * t2
@@ -1009,6 +1075,8 @@ def causal_softmax_backward_xla(dy, x, index_k, index_q, scale):
     launch=causal_softmax_launch,
     xla=causal_softmax_xla,
     reference=causal_softmax_reference,
+    forward_launch=causal_softmax_forward_launch,
+    forward_xla=causal_softmax_forward_xla,
     frozen_launch=causal_softmax_frozen_launch,
     frozen_xla=causal_softmax_frozen_xla,
     backward_launch=causal_softmax_backward_launch,

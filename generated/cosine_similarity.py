@@ -183,35 +183,28 @@ def cosine_similarity_reference(x, y, eps):
     return similarity
 
 
-def cosine_similarity_backward_stage0(x, y):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
-    return x * x, y * y
+def cosine_similarity_forward_stage0(x, y):
+    """What is folded into row_sum (sum), row_sum2 (sum), row_sum3 (sum), on one vector of each operand."""
+    return x * x, y * y, x * y
 
 
-def cosine_similarity_backward_chain(dsimilarity, similarity, x, y, eps, row_sum, row_sum2, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.sqrt(row_sum, approx)
-    x_norm = device.maximum(t0, eps)
-    t1 = device.sqrt(row_sum2, approx)
-    y_norm = device.maximum(t1, eps)
-    t2 = x_norm * y_norm
-    t3 = device.divide(dsimilarity, t2, approx)
-    t4 = device.divide(dsimilarity * similarity, t2, approx)
-    t5 = device.divide(t4 * y_norm * device.where(t0 > eps, 1.0, device.where(t0 == eps, 0.5, 0.0)), t0, approx)
-    dx = t3 * y - t5 * x
-    t6 = device.divide(t4 * x_norm * device.where(t1 > eps, 1.0, device.where(t1 == eps, 0.5, 0.0)), t1, approx)
-    dy = t3 * x - t6 * y
-    return dx, dy
+def cosine_similarity_forward_row(eps, row_sum, row_sum2, row_sum3):
+    """The row's own results, from its statistics."""
+    row_norm = device.sqrt(row_sum, False)
+    x_norm = device.maximum(row_norm, eps)
+    row_norm_ = device.sqrt(row_sum2, False)
+    y_norm = device.maximum(row_norm_, eps)
+    similarity = device.divide(row_sum3, x_norm * y_norm, False)
+    return similarity, row_norm, row_norm_
 
 
 @cute.kernel
-def cosine_similarity_backward_kernel(
-    mDsimilarity: cute.Tensor,  # (rows) float32
-    mSimilarity: cute.Tensor,  # (rows) float32
+def cosine_similarity_forward_kernel(
     mX: cute.Tensor,  # (rows, N) T
     mY: cute.Tensor,  # (rows, N) T
-    mDx: cute.Tensor,  # (rows, N) T
-    mDy: cute.Tensor,  # (rows, N) T
+    mSimilarity: cute.Tensor,  # (rows) float32
+    mRowNorm: cute.Tensor,  # (rows) float32
+    mRowNorm_: cute.Tensor,  # (rows) float32
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -228,20 +221,18 @@ def cosine_similarity_backward_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDsimilarity.shape[0], mX.shape[1]
-    approx = device.narrow(mDx)
+    rows, N = mX.shape[0], mX.shape[1]
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
-    rDsimilarity = cute.make_rmem_tensor((1, at_once), mDsimilarity.element_type)
     rSimilarity = cute.make_rmem_tensor((1, at_once), mSimilarity.element_type)
-    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    rRowNorm = cute.make_rmem_tensor((1, at_once), mRowNorm.element_type)
+    rRowNorm_ = cute.make_rmem_tensor((1, at_once), mRowNorm_.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rX, rY, rDx, rDy)
+        place = access.meeting_place(threads, rX, rY, rSimilarity, rRowNorm, rRowNorm_)
         access.load_rows(mX, first_row, rX, place)
         access.load_rows(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
@@ -254,18 +245,18 @@ def cosine_similarity_backward_kernel(
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
         step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
         passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
         column = first
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
             access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, True, kept)
-        access.load_one(mDsimilarity, (row,), row < rows, rDsimilarity[None, u])
-        access.load_one(mSimilarity, (row,), row < rows, rSimilarity[None, u])
         reduce.meet([*sStage0], cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -273,57 +264,44 @@ def cosine_similarity_backward_kernel(
                 access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, True, kept)
             for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = cosine_similarity_backward_stage0(
+                values = cosine_similarity_forward_stage0(
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rY[None, v, u].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
-        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
+                reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, inside)
+        row_sum, row_sum2, row_sum3 = reduce.over_row([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0, per_row, cluster)
 
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rX)
-            access.forget(rY)
-
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-                access.load_row(mY, cute.crd2idx((row, 0), mY.layout), column, step, columns, rY[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                dx, dy = cosine_similarity_backward_chain(
-                    device.cast(cute.full((vec,), rDsimilarity[0, u], rDsimilarity.element_type), cutlass.Float32),
-                    device.cast(cute.full((vec,), rSimilarity[0, u], rSimilarity.element_type), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    device.cast(rY[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
-                    approx,
-                )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                rDy[None, v, u].store(dy.to(mDy.element_type))
-                if cutlass.const_expr(at_once == 1):
-                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-                    access.store_row(rDy[None, v, u], mDy, cute.crd2idx((row, 0), mDy.layout), column, v * step, columns, 1, ragged, True, per_row)
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            similarity, row_norm, row_norm_ = cosine_similarity_forward_row(
+                cute.full((1,), eps, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
+                cute.full((1,), row_sum3, cutlass.Float32),
+            )
+            rSimilarity[None, u].store(similarity.to(mSimilarity.element_type))
+            rRowNorm[None, u].store(row_norm.to(mRowNorm.element_type))
+            rRowNorm_[None, u].store(row_norm_.to(mRowNorm_.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mSimilarity[row] = rSimilarity[None, u][0]
+                mRowNorm[row] = rRowNorm[None, u][0]
+                mRowNorm_[row] = rRowNorm_[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
-        access.store_rows(rDy, mDy, first_row, place)
+        access.store_rows(rSimilarity, mSimilarity, first_row, place)
+        access.store_rows(rRowNorm, mRowNorm, first_row, place)
+        access.store_rows(rRowNorm_, mRowNorm_, first_row, place)
 
 
 @cute.jit
-def cosine_similarity_backward_launch(
+def cosine_similarity_forward_launch(
     stream: cuda.CUstream,
-    mDsimilarity: cute.Tensor,
-    mSimilarity: cute.Tensor,
     mX: cute.Tensor,
     mY: cute.Tensor,
-    mDx: cute.Tensor,
-    mDy: cute.Tensor,
+    mSimilarity: cute.Tensor,
+    mRowNorm: cute.Tensor,
+    mRowNorm_: cute.Tensor,
     eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -338,10 +316,10 @@ def cosine_similarity_backward_launch(
     resident: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
 ):
-    rows = mDsimilarity.shape[0]
+    rows = mX.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
-    cosine_similarity_backward_kernel(
-        mDsimilarity, mSimilarity, mX, mY, mDx, mDy,
+    cosine_similarity_forward_kernel(
+        mX, mY, mSimilarity, mRowNorm, mRowNorm_,
         eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -349,19 +327,154 @@ def cosine_similarity_backward_launch(
     )
 
 
-def cosine_similarity_backward_xla(dsimilarity, similarity, x, y, eps):
+def cosine_similarity_forward_xla(x, y, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
-    x_norm = jnp.maximum(t0, eps)
-    t1 = jnp.sqrt(jnp.sum(y * y, axis=-1, keepdims=True))
-    y_norm = jnp.maximum(t1, eps)
-    t2 = x_norm * y_norm
-    t3 = dsimilarity / t2
-    t4 = dsimilarity * similarity / t2
-    t5 = t4 * y_norm * jnp.where(t0 > eps, 1.0, jnp.where(t0 == eps, jnp.asarray(0.5, jnp.float32), 0.0)) / t0
-    dx = t3 * y - t5 * x
-    t6 = t4 * x_norm * jnp.where(t1 > eps, 1.0, jnp.where(t1 == eps, jnp.asarray(0.5, jnp.float32), 0.0)) / t1
-    dy = t3 * x - t6 * y
+    row_norm = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
+    x_norm = jnp.maximum(row_norm, eps)
+    row_norm_ = jnp.sqrt(jnp.sum(y * y, axis=-1, keepdims=True))
+    y_norm = jnp.maximum(row_norm_, eps)
+    similarity = jnp.sum(x * y, axis=-1, keepdims=True) / (x_norm * y_norm)
+    return similarity, row_norm, row_norm_
+
+
+def cosine_similarity_backward_chain(dsimilarity, similarity, row_norm, row_norm_, x, y, eps, approx):
+    """The chain, on one vector of each operand."""
+    x_norm = device.maximum(row_norm, eps)
+    y_norm = device.maximum(row_norm_, eps)
+    t0 = x_norm * y_norm
+    t1 = device.divide(dsimilarity, t0, approx)
+    t2 = device.divide(dsimilarity * similarity, t0, approx)
+    t4 = device.divide(t2 * y_norm * device.where(row_norm > eps, 1.0, device.where(row_norm == eps, 0.5, 0.0)), row_norm, approx)
+    dx = t1 * y - t4 * x
+    t5 = device.divide(t2 * x_norm * device.where(row_norm_ > eps, 1.0, device.where(row_norm_ == eps, 0.5, 0.0)), row_norm_, approx)
+    t3 = t1 * x - t5 * y
+    dy = t3
+    return dx, dy
+
+
+@cute.kernel
+def cosine_similarity_backward_kernel(
+    mDsimilarity: cute.Tensor,  # (rows) float32
+    mSimilarity: cute.Tensor,  # (rows) float32
+    mRowNorm: cute.Tensor,  # (rows) float32
+    mRowNorm_: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDy: cute.Tensor,  # (rows, N) T
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDsimilarity = cute.make_rmem_tensor((vec,), mDsimilarity.element_type)
+    rSimilarity = cute.make_rmem_tensor((vec,), mSimilarity.element_type)
+    rRowNorm = cute.make_rmem_tensor((vec,), mRowNorm.element_type)
+    rRowNorm_ = cute.make_rmem_tensor((vec,), mRowNorm_.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDsimilarity.fill(mDsimilarity[row])
+            rSimilarity.fill(mSimilarity[row])
+            rRowNorm.fill(mRowNorm[row])
+            rRowNorm_.fill(mRowNorm_[row])
+            cute.autovec_copy(gX, rX)
+            cute.autovec_copy(gY, rY)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            device.copy_whole_or_part(gY, rY, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDsimilarity.fill(mDsimilarity[row])
+                rSimilarity.fill(mSimilarity[row])
+                rRowNorm.fill(mRowNorm[row])
+                rRowNorm_.fill(mRowNorm_[row])
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDsimilarity[i] = mDsimilarity[row_i]
+                        rSimilarity[i] = mSimilarity[row_i]
+                        rRowNorm[i] = mRowNorm[row_i]
+                        rRowNorm_[i] = mRowNorm_[row_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx, dy = cosine_similarity_backward_chain(
+            device.cast(rDsimilarity.load(), cutlass.Float32),
+            device.cast(rSimilarity.load(), cutlass.Float32),
+            device.cast(rRowNorm.load(), cutlass.Float32),
+            device.cast(rRowNorm_.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            device.cast(rY.load(), cutlass.Float32),
+            cute.full((vec,), eps, cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+        rDy.store(dy.to(mDy.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+            cute.autovec_copy(rDy, gDy)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+            device.copy_whole_or_part(rDy, gDy, valid)
+
+
+@cute.jit
+def cosine_similarity_backward_launch(
+    stream: cuda.CUstream,
+    mDsimilarity: cute.Tensor,
+    mSimilarity: cute.Tensor,
+    mRowNorm: cute.Tensor,
+    mRowNorm_: cute.Tensor,
+    mX: cute.Tensor,
+    mY: cute.Tensor,
+    mDx: cute.Tensor,
+    mDy: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    cosine_similarity_backward_kernel(
+        mDsimilarity, mSimilarity, mRowNorm, mRowNorm_, mX, mY, mDx, mDy,
+        eps, vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def cosine_similarity_backward_xla(dsimilarity, similarity, row_norm, row_norm_, x, y, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    x_norm = jnp.maximum(row_norm, eps)
+    y_norm = jnp.maximum(row_norm_, eps)
+    t0 = x_norm * y_norm
+    t1 = dsimilarity / t0
+    t2 = dsimilarity * similarity / t0
+    t4 = t2 * y_norm * jnp.where(row_norm > eps, 1.0, jnp.where(row_norm == eps, jnp.asarray(0.5, jnp.float32), 0.0))
+    dx = t1 * y - t4 / row_norm * x
+    t5 = t2 * x_norm * jnp.where(row_norm_ > eps, 1.0, jnp.where(row_norm_ == eps, jnp.asarray(0.5, jnp.float32), 0.0))
+    t3 = t1 * x - t5 / row_norm_ * y
+    dy = t3
     return dx, dy
 
 
@@ -370,6 +483,8 @@ def cosine_similarity_backward_xla(dsimilarity, similarity, x, y, eps):
     launch=cosine_similarity_launch,
     xla=cosine_similarity_xla,
     reference=cosine_similarity_reference,
+    forward_launch=cosine_similarity_forward_launch,
+    forward_xla=cosine_similarity_forward_xla,
     backward_launch=cosine_similarity_backward_launch,
     backward_xla=cosine_similarity_backward_xla,
 )

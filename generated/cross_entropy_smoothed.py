@@ -210,31 +210,29 @@ def cross_entropy_smoothed_reference(x, label, smoothing):
     return loss
 
 
-def cross_entropy_smoothed_backward_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return x
+def cross_entropy_smoothed_forward_stage0(x, label, index_n):
+    """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
+    return x, device.where(index_n == label, x, 0.0), x
 
 
-def cross_entropy_smoothed_backward_row_sum(x, row_max, approx):
+def cross_entropy_smoothed_forward_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
-def cross_entropy_smoothed_backward_chain(dloss, x, label, index_n, size_n, smoothing, row_max, row_sum, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
-    t0 = (1.0 - smoothing) * dloss
-    t1 = smoothing * dloss
-    t2 = device.exp(x - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
-    dx = device.where(index_n == label, -t0, 0.0) - device.divide(t1, size_n.to(cutlass.Float32), approx) + (t1 + t0) * t2
-    return dx
+def cross_entropy_smoothed_forward_row(smoothing, row_max, picked, row_mean, row_sum):
+    """The row's own results, from its statistics."""
+    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - row_mean)
+    return lse, loss
 
 
 @cute.kernel
-def cross_entropy_smoothed_backward_kernel(
-    mDloss: cute.Tensor,  # (rows) float32
+def cross_entropy_smoothed_forward_kernel(
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
-    mDx: cute.Tensor,  # (rows, N) T
+    mLoss: cute.Tensor,  # (rows) float32
+    mLse: cute.Tensor,  # (rows) float32
     smoothing: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -251,18 +249,18 @@ def cross_entropy_smoothed_backward_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDloss.shape[0], mX.shape[1]
-    approx = device.narrow(mDx)
+    rows, N = mX.shape[0], mX.shape[1]
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rDloss = cute.make_rmem_tensor((1, at_once), mDloss.element_type)
     rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
-    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    rLse = cute.make_rmem_tensor((1, at_once), mLse.element_type)
+    rLoss = cute.make_rmem_tensor((1, at_once), mLoss.element_type)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rX, rDx)
+        place = access.meeting_place(threads, rX, rLse, rLoss)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
@@ -270,21 +268,24 @@ def cross_entropy_smoothed_backward_kernel(
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
         step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
         passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
         column = first
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        access.load_one(mDloss, (row,), row < rows, rDloss[None, u])
         access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-        reduce.meet([*sRowMax], cluster)
+        reduce.meet([*sStage0], cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(passes):
@@ -295,61 +296,54 @@ def cross_entropy_smoothed_backward_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = cross_entropy_smoothed_backward_row_max(
+                    values = cross_entropy_smoothed_forward_stage0(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(c, vec).to(cutlass.Int32),
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
+                    reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, inside)
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = cross_entropy_smoothed_backward_row_sum(
+                    values = cross_entropy_smoothed_forward_row_sum(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
+                        approx_terms,
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+        row_max, picked, row_mean, row_sum = reduce.over_row([rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, per_row, cluster, rescaled=((3, 0, "exp", 1.0),))
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
 
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rX)
-
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                dx = cross_entropy_smoothed_backward_chain(
-                    device.cast(cute.full((vec,), rDloss[0, u], rDloss.element_type), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(c, vec).to(cutlass.Int32),
-                    cute.full((vec,), N, cutlass.Int32),
-                    cute.full((vec,), smoothing, cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                    approx,
-                )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                if cutlass.const_expr(at_once == 1):
-                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            lse, loss = cross_entropy_smoothed_forward_row(
+                cute.full((1,), smoothing, cutlass.Float32),
+                cute.full((1,), row_max, cutlass.Float32),
+                cute.full((1,), picked, cutlass.Float32),
+                cute.full((1,), row_mean, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+            )
+            rLse[None, u].store(lse.to(mLse.element_type))
+            rLoss[None, u].store(loss.to(mLoss.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mLse[row] = rLse[None, u][0]
+                mLoss[row] = rLoss[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+        access.store_rows(rLse, mLse, first_row, place)
+        access.store_rows(rLoss, mLoss, first_row, place)
 
 
 @cute.jit
-def cross_entropy_smoothed_backward_launch(
+def cross_entropy_smoothed_forward_launch(
     stream: cuda.CUstream,
-    mDloss: cute.Tensor,
     mX: cute.Tensor,
     mLabel: cute.Tensor,
-    mDx: cute.Tensor,
+    mLoss: cute.Tensor,
+    mLse: cute.Tensor,
     smoothing: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -364,10 +358,10 @@ def cross_entropy_smoothed_backward_launch(
     resident: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
 ):
-    rows = mDloss.shape[0]
+    rows = mX.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
-    cross_entropy_smoothed_backward_kernel(
-        mDloss, mX, mLabel, mDx,
+    cross_entropy_smoothed_forward_kernel(
+        mX, mLabel, mLoss, mLse,
         smoothing, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -375,13 +369,125 @@ def cross_entropy_smoothed_backward_launch(
     )
 
 
-def cross_entropy_smoothed_backward_xla(dloss, x, label, index_n, size_n, smoothing):
+def cross_entropy_smoothed_forward_xla(x, label, index_n, smoothing):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.max(x, axis=-1, keepdims=True)
+    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
+    picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
+    loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - jnp.mean(x, axis=-1, keepdims=True))
+    return lse, loss
+
+
+def cross_entropy_smoothed_backward_chain(dloss, lse, x, label, index_n, size_n, smoothing, approx):
+    """The chain, on one vector of each operand."""
+    t0 = (1.0 - smoothing) * dloss
+    t1 = smoothing * dloss
+    dx = device.where(index_n == label, -t0, 0.0) - device.divide(t1, size_n.to(cutlass.Float32), approx) + (t1 + t0) * device.exp(x - lse, approx)
+    return dx
+
+
+@cute.kernel
+def cross_entropy_smoothed_backward_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mLse: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mDx: cute.Tensor,  # (rows, N) T
+    smoothing: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDloss = cute.make_rmem_tensor((vec,), mDloss.element_type)
+    rLse = cute.make_rmem_tensor((vec,), mLse.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
+    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDloss.fill(mDloss[row])
+            rLse.fill(mLse[row])
+            cute.autovec_copy(gX, rX)
+            rLabel.fill(mLabel[row])
+            device.count_up(rIndexN, iN)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDloss.fill(mDloss[row])
+                rLse.fill(mLse[row])
+                rLabel.fill(mLabel[row])
+                device.count_up(rIndexN, iN)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDloss[i] = mDloss[row_i]
+                        rLse[i] = mLse[row_i]
+                        rLabel[i] = mLabel[row_i]
+                        rIndexN[i] = iN_i
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = cross_entropy_smoothed_backward_chain(
+            device.cast(rDloss.load(), cutlass.Float32),
+            device.cast(rLse.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            rLabel.load().to(cutlass.Int32),
+            rIndexN.load().to(cutlass.Int32),
+            cute.full((vec,), N, cutlass.Int32),
+            cute.full((vec,), smoothing, cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def cross_entropy_smoothed_backward_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mLse: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mDx: cute.Tensor,
+    smoothing: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    cross_entropy_smoothed_backward_kernel(
+        mDloss, mLse, mX, mLabel, mDx,
+        smoothing, vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def cross_entropy_smoothed_backward_xla(dloss, lse, x, label, index_n, size_n, smoothing):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = (1.0 - smoothing) * dloss
     t1 = smoothing * dloss
-    t2 = jnp.max(x, axis=-1, keepdims=True)
-    t3 = jnp.where(jnp.isfinite(t2), t2, 0.0)
-    dx = jnp.where(index_n == label, -t0, 0.0) - t1 / size_n.astype(jnp.float32) + (t1 + t0) * jnp.exp(x - (jnp.log(jnp.sum(jnp.exp(x - t3), axis=-1, keepdims=True)) + t3))
+    dx = jnp.where(index_n == label, -t0, 0.0) - t1 / size_n.astype(jnp.float32) + (t1 + t0) * jnp.exp(x - lse)
     return dx
 
 
@@ -390,6 +496,8 @@ def cross_entropy_smoothed_backward_xla(dloss, x, label, index_n, size_n, smooth
     launch=cross_entropy_smoothed_launch,
     xla=cross_entropy_smoothed_xla,
     reference=cross_entropy_smoothed_reference,
+    forward_launch=cross_entropy_smoothed_forward_launch,
+    forward_xla=cross_entropy_smoothed_forward_xla,
     backward_launch=cross_entropy_smoothed_backward_launch,
     backward_xla=cross_entropy_smoothed_backward_xla,
 )

@@ -239,221 +239,35 @@ def cross_entropy_z_loss_reference(x, label, ignore_index, z_weight):
     return loss, z_loss
 
 
-def cross_entropy_z_loss_frozen_row_max(x):
+def cross_entropy_z_loss_forward_row_max(x):
     """What is folded into row_max (max), on one vector of each operand."""
     return x
 
 
-def cross_entropy_z_loss_frozen_row_sum(x, row_max, approx):
+def cross_entropy_z_loss_forward_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
-def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_max, row_sum, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
-    ignored = label == ignore_index
-    t0 = device.where(ignored, 0.0, dloss)
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
-    t1 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
-    t2 = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + t1
-    dx = t2
-    return dx
-
-
-@cute.kernel
-def cross_entropy_z_loss_frozen_kernel(
-    mDloss: cute.Tensor,  # (rows) float32
-    mDzLoss: cute.Tensor,  # (rows) float32
-    mX: cute.Tensor,  # (rows, N) T
-    mLabel: cute.Tensor,  # (rows) int32
-    mZWeight: cute.Tensor,  # (1) z_weight
-    mDx: cute.Tensor,  # (rows, N) T
-    ignore_index: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],  # columns of a vector
-    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
-    threads: cutlass.Constexpr[int],  # of a block
-    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
-    vectors: cutlass.Constexpr[int],  # of a thread
-    cluster: cutlass.Constexpr[int],  # blocks that share a row
-    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
-    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
-    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDloss.shape[0], mX.shape[1]
-    approx = device.narrow(mDx)
-
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rDloss = cute.make_rmem_tensor((1, at_once), mDloss.element_type)
-    rDzLoss = cute.make_rmem_tensor((1, at_once), mDzLoss.element_type)
-    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
-    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-
-    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rX, rDx)
-        access.load_rows(mX, first_row, rX, place)
-    for u in cutlass.range_constexpr(at_once):
-        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-        row = first_row + u
-        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
-            columns = vec * vectors
-        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-        step = per_row * cluster * vec
-        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-        column = first
-        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        access.load_one(mDloss, (row,), row < rows, rDloss[None, u])
-        access.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
-        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-        reduce.meet([*sRowMax], cluster)
-
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = cross_entropy_z_loss_frozen_row_max(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = cross_entropy_z_loss_frozen_row_sum(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rX)
-
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                dx = cross_entropy_z_loss_frozen_chain(
-                    device.cast(cute.full((vec,), rDloss[0, u], rDloss.element_type), cutlass.Float32),
-                    device.cast(cute.full((vec,), rDzLoss[0, u], rDzLoss.element_type), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(c, vec).to(cutlass.Int32),
-                    cute.full((vec,), N, cutlass.Int32),
-                    cute.full((vec,), ignore_index, cutlass.Int32),
-                    cute.full((vec,), mZWeight[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                    approx,
-                )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                if cutlass.const_expr(at_once == 1):
-                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
-
-
-@cute.jit
-def cross_entropy_z_loss_frozen_launch(
-    stream: cuda.CUstream,
-    mDloss: cute.Tensor,
-    mDzLoss: cute.Tensor,
-    mX: cute.Tensor,
-    mLabel: cute.Tensor,
-    mZWeight: cute.Tensor,
-    mDx: cute.Tensor,
-    ignore_index: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    threads: cutlass.Constexpr[int],
-    per_row: cutlass.Constexpr[int],
-    vectors: cutlass.Constexpr[int],
-    cluster: cutlass.Constexpr[int],
-    kept: cutlass.Constexpr[bool],
-    exact: cutlass.Constexpr[bool],
-    carried: cutlass.Constexpr[bool],
-    lean: cutlass.Constexpr[bool],
-    resident: cutlass.Constexpr[int],
-    at_once: cutlass.Constexpr[int],
-):
-    rows = mDloss.shape[0]
-    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
-    cross_entropy_z_loss_frozen_kernel(
-        mDloss, mDzLoss, mX, mLabel, mZWeight, mDx,
-        ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
-    ).launch(
-        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
-        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
-    )
-
-
-def cross_entropy_z_loss_frozen_xla(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    ignored = label == ignore_index
-    t0 = jnp.where(ignored, 0.0, dloss)
-    t1 = jnp.max(x, axis=-1, keepdims=True)
-    t3 = jnp.where(jnp.isfinite(t1), t1, 0.0)
-    lse = jnp.log(jnp.sum(jnp.exp(x - t3), axis=-1, keepdims=True)) + t3
-    t2 = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (t0 + 2.0 * z_weight * (t0 + jnp.where(ignored, 0.0, dz_loss)) * lse) * jnp.exp(x - lse)
-    dx = t2
-    return dx
-
-
-def cross_entropy_z_loss_backward_rows_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return x
-
-
-def cross_entropy_z_loss_backward_rows_row_sum(x, row_max, approx_terms):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    row_max_of_rows = row_max
-    t0 = device.exp_term(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
-    return t0
-
-
-def cross_entropy_z_loss_backward_rows_row(row_max, row_sum):
+def cross_entropy_z_loss_forward_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
     """The row's own results, from its statistics."""
-    row_max_of_rows = row_max
-    row_sum_of_rows = row_sum
-    return row_max_of_rows, row_sum_of_rows
+    ignored = label == ignore_index
+    picked = x_at_label
+    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    t0 = z_weight * (lse * lse)
+    z_loss = device.where(ignored, 0.0, t0)
+    loss = device.where(ignored, 0.0, lse - picked + t0)
+    return lse, z_loss, loss
 
 
 @cute.kernel
-def cross_entropy_z_loss_backward_rows_kernel(
-    mDloss: cute.Tensor,  # (rows) float32
-    mDzLoss: cute.Tensor,  # (rows) float32
+def cross_entropy_z_loss_forward_kernel(
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mZWeight: cute.Tensor,  # (1) z_weight
-    mRowMaxOfRows: cute.Tensor,  # (rows) float32
-    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    mLoss: cute.Tensor,  # (rows) float32
+    mZLoss: cute.Tensor,  # (rows) float32
+    mLse: cute.Tensor,  # (rows) float32
     ignore_index: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -470,17 +284,21 @@ def cross_entropy_z_loss_backward_rows_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDloss.shape[0], mX.shape[1]
+    rows, N = mX.shape[0], mX.shape[1]
     approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
-    rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    rXAtLabel = cute.make_rmem_tensor((1, at_once), mX.element_type)
+    rXAtLabelAt = cute.make_rmem_tensor((1,), mLabel.element_type)
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rLse = cute.make_rmem_tensor((1, at_once), mLse.element_type)
+    rZLoss = cute.make_rmem_tensor((1, at_once), mZLoss.element_type)
+    rLoss = cute.make_rmem_tensor((1, at_once), mLoss.element_type)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rX, rRowMaxOfRows, rRowSumOfRows)
+        place = access.meeting_place(threads, rX, rLse, rZLoss, rLoss)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
@@ -498,6 +316,9 @@ def cross_entropy_z_loss_backward_rows_kernel(
         column = first
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mLabel, (row,), row < rows, rXAtLabelAt)
+        access.load_one(mX, (row, device.clip_index(rXAtLabelAt[0], mX.shape[1])), row < rows, rXAtLabel[None, u])
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
         reduce.meet([*sRowMax], cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -512,7 +333,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = cross_entropy_z_loss_backward_rows_row_max(
+                    values = cross_entropy_z_loss_forward_row_max(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -521,7 +342,7 @@ def cross_entropy_z_loss_backward_rows_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = cross_entropy_z_loss_backward_rows_row_sum(
+                    values = cross_entropy_z_loss_forward_row_sum(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
                         approx_terms,
@@ -532,31 +353,37 @@ def cross_entropy_z_loss_backward_rows_kernel(
         row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
         if (row < rows) & (first_of_row) | (at_once > 1):
-            row_max_of_rows, row_sum_of_rows = cross_entropy_z_loss_backward_rows_row(
+            lse, z_loss, loss = cross_entropy_z_loss_forward_row(
+                device.cast(cute.full((1,), rXAtLabel[0, u], rXAtLabel.element_type), cutlass.Float32),
+                cute.full((1,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                cute.full((1,), ignore_index, cutlass.Int32),
+                cute.full((1,), mZWeight[0], cutlass.Float32),
                 cute.full((1,), row_max, cutlass.Float32),
                 cute.full((1,), row_sum, cutlass.Float32),
             )
-            rRowMaxOfRows[None, u].store(row_max_of_rows.to(mRowMaxOfRows.element_type))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            rLse[None, u].store(lse.to(mLse.element_type))
+            rZLoss[None, u].store(z_loss.to(mZLoss.element_type))
+            rLoss[None, u].store(loss.to(mLoss.element_type))
             if cutlass.const_expr(at_once == 1):
-                mRowMaxOfRows[row] = rRowMaxOfRows[None, u][0]
-                mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
+                mLse[row] = rLse[None, u][0]
+                mZLoss[row] = rZLoss[None, u][0]
+                mLoss[row] = rLoss[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+        access.store_rows(rLse, mLse, first_row, place)
+        access.store_rows(rZLoss, mZLoss, first_row, place)
+        access.store_rows(rLoss, mLoss, first_row, place)
 
 
 @cute.jit
-def cross_entropy_z_loss_backward_rows_launch(
+def cross_entropy_z_loss_forward_launch(
     stream: cuda.CUstream,
-    mDloss: cute.Tensor,
-    mDzLoss: cute.Tensor,
     mX: cute.Tensor,
     mLabel: cute.Tensor,
     mZWeight: cute.Tensor,
-    mRowMaxOfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor,
+    mLoss: cute.Tensor,
+    mZLoss: cute.Tensor,
+    mLse: cute.Tensor,
     ignore_index: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -571,10 +398,10 @@ def cross_entropy_z_loss_backward_rows_launch(
     resident: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
 ):
-    rows = mDloss.shape[0]
+    rows = mX.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
-    cross_entropy_z_loss_backward_rows_kernel(
-        mDloss, mDzLoss, mX, mLabel, mZWeight, mRowMaxOfRows, mRowSumOfRows,
+    cross_entropy_z_loss_forward_kernel(
+        mX, mLabel, mZWeight, mLoss, mZLoss, mLse,
         ignore_index, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -582,22 +409,149 @@ def cross_entropy_z_loss_backward_rows_launch(
     )
 
 
-def cross_entropy_z_loss_backward_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return x
+def cross_entropy_z_loss_forward_xla(x, x_at_label, label, ignore_index, z_weight):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    ignored = label == ignore_index
+    picked = x_at_label
+    t0 = jnp.max(x, axis=-1, keepdims=True)
+    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
+    t2 = z_weight * (lse * lse)
+    z_loss = jnp.where(ignored, 0.0, t2)
+    loss = jnp.where(ignored, 0.0, lse - picked + t2)
+    return lse, z_loss, loss
 
 
-def cross_entropy_z_loss_backward_row_sum(x, row_max, approx_terms):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight, approx):
+    """The chain, on one vector of each operand."""
+    ignored = label == ignore_index
+    t0 = device.where(ignored, 0.0, dloss)
+    t1 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
+    t2 = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + t1
+    dx = t2
+    return dx
 
 
-def cross_entropy_z_loss_backward_chain(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_max, row_sum, approx):
+@cute.kernel
+def cross_entropy_z_loss_frozen_kernel(
+    mDloss: cute.Tensor,  # (rows) float32
+    mDzLoss: cute.Tensor,  # (rows) float32
+    mLse: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mZWeight: cute.Tensor,  # (1) z_weight
+    mDx: cute.Tensor,  # (rows, N) T
+    ignore_index: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDloss = cute.make_rmem_tensor((vec,), mDloss.element_type)
+    rDzLoss = cute.make_rmem_tensor((vec,), mDzLoss.element_type)
+    rLse = cute.make_rmem_tensor((vec,), mLse.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
+    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDloss.fill(mDloss[row])
+            rDzLoss.fill(mDzLoss[row])
+            rLse.fill(mLse[row])
+            cute.autovec_copy(gX, rX)
+            rLabel.fill(mLabel[row])
+            device.count_up(rIndexN, iN)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDloss.fill(mDloss[row])
+                rDzLoss.fill(mDzLoss[row])
+                rLse.fill(mLse[row])
+                rLabel.fill(mLabel[row])
+                device.count_up(rIndexN, iN)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDloss[i] = mDloss[row_i]
+                        rDzLoss[i] = mDzLoss[row_i]
+                        rLse[i] = mLse[row_i]
+                        rLabel[i] = mLabel[row_i]
+                        rIndexN[i] = iN_i
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = cross_entropy_z_loss_frozen_chain(
+            device.cast(rDloss.load(), cutlass.Float32),
+            device.cast(rDzLoss.load(), cutlass.Float32),
+            device.cast(rLse.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            rLabel.load().to(cutlass.Int32),
+            rIndexN.load().to(cutlass.Int32),
+            cute.full((vec,), N, cutlass.Int32),
+            cute.full((vec,), ignore_index, cutlass.Int32),
+            cute.full((vec,), mZWeight[0], cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def cross_entropy_z_loss_frozen_launch(
+    stream: cuda.CUstream,
+    mDloss: cute.Tensor,
+    mDzLoss: cute.Tensor,
+    mLse: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mZWeight: cute.Tensor,
+    mDx: cute.Tensor,
+    ignore_index: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    cross_entropy_z_loss_frozen_kernel(
+        mDloss, mDzLoss, mLse, mX, mLabel, mZWeight, mDx,
+        ignore_index, vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def cross_entropy_z_loss_frozen_xla(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    ignored = label == ignore_index
+    t0 = jnp.where(ignored, 0.0, dloss)
+    t2 = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (t0 + 2.0 * z_weight * (t0 + jnp.where(ignored, 0.0, dz_loss)) * lse) * jnp.exp(x - lse)
+    dx = t2
+    return dx
+
+
+def cross_entropy_z_loss_backward_chain(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
     t1 = t0 + device.where(ignored, 0.0, dz_loss)
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
     t2 = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
     dx = t2
     return dx, t1 * (lse * lse)
@@ -613,15 +567,13 @@ def cross_entropy_z_loss_backward_columns(total_sum):
 def cross_entropy_z_loss_backward_kernel(
     mDloss: cute.Tensor,  # (rows) float32
     mDzLoss: cute.Tensor,  # (rows) float32
+    mLse: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mZWeight: cute.Tensor,  # (1) z_weight
     mDx: cute.Tensor,  # (rows, N) T
     mDzWeight: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
-    mRowMaxOfRows: cute.Tensor,  # (rows), or nothing
-    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
-    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     ignore_index: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -632,23 +584,14 @@ def cross_entropy_z_loss_backward_kernel(
     at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
-    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
-    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
-    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
-    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
-    paced: cutlass.Constexpr[bool],  # whether blocks wait for those that memory serves worse
 ):
-    if cutlass.const_expr(paced):
-        partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDloss.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    pieces = cluster
-    if cutlass.const_expr(not whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
-        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
     parts = mTotalSumParts.shape[0] // pieces
     part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
@@ -656,116 +599,56 @@ def cross_entropy_z_loss_backward_kernel(
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
-    approx_terms = device.narrow(mX)
 
-    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
-    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rDloss = cute.make_rmem_tensor((1, at_once), mDloss.element_type)
     rDzLoss = cute.make_rmem_tensor((1, at_once), mDzLoss.element_type)
+    rLse = cute.make_rmem_tensor((1, at_once), mLse.element_type)
     rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    if cutlass.const_expr(not whole):
-        rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
-        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
-    if cutlass.const_expr(staged):
-        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
-        if cutlass.const_expr(paced):
-            sSeen = partials.rows_seen(at_once)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
-    reduce.meet([*sRowMax, *sRowSum], cluster)
-    turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
         access.load_one(mDloss, (row,), row < rows, rDloss[None, u])
         access.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
+        access.load_one(mLse, (row,), row < rows, rLse[None, u])
         access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-        if cutlass.const_expr(not whole):
-            access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
-        if cutlass.const_expr(staged):
-            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
-            cute.arch.cp_async_commit_group()
-        else:
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            column, k = first, u % held
-            if cutlass.const_expr(staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
-                if cutlass.const_expr(paced):
-                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
-            if cutlass.const_expr(whole):
-                rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = cross_entropy_z_loss_backward_row_max(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
-                if cutlass.const_expr(lean):
-                    access.forget(rX[None, None, k])
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = cross_entropy_z_loss_backward_row_sum(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx_terms,
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
-                if cutlass.const_expr(lean):
-                    access.forget(rX[None, None, k])
-            else:
-                row_max = rRowMaxOfRows[0, u]
-                row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = cross_entropy_z_loss_backward_chain(
                     device.cast(cute.full((vec,), rDloss[0, u], rDloss.element_type), cutlass.Float32),
                     device.cast(cute.full((vec,), rDzLoss[0, u], rDzLoss.element_type), cutlass.Float32),
-                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rLse[0, u], rLse.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), N, cutlass.Int32),
                     cute.full((vec,), ignore_index, cutlass.Int32),
                     cute.full((vec,), mZWeight[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
                 once = reduce.inside(c, cutlass.select_(row < rows, 1, 0), vec, True, False)  # a row counts once
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
                 rDx.store(dx.to(mDx.element_type))
                 access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-            turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
             access.load_one(mDloss, (row,), row < rows, rDloss[None, u])
             access.load_one(mDzLoss, (row,), row < rows, rDzLoss[None, u])
+            access.load_one(mLse, (row,), row < rows, rLse[None, u])
             access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-            if cutlass.const_expr(not whole):
-                access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
-            if cutlass.const_expr(staged):
-                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
-                cute.arch.cp_async_commit_group()
-            else:
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
@@ -797,15 +680,13 @@ def cross_entropy_z_loss_backward_launch(
     stream: cuda.CUstream,
     mDloss: cute.Tensor,
     mDzLoss: cute.Tensor,
+    mLse: cute.Tensor,
     mX: cute.Tensor,
     mLabel: cute.Tensor,
     mZWeight: cute.Tensor,
     mDx: cute.Tensor,
     mDzWeight: cute.Tensor,
     mTotalSumParts: cute.Tensor,
-    mRowMaxOfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor,
-    mCounter: cute.Tensor,
     ignore_index: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -816,39 +697,15 @@ def cross_entropy_z_loss_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
-    staged: cutlass.Constexpr[bool],
-    shared_sums: cutlass.Constexpr[bool],
-    lean: cutlass.Constexpr[bool],
-    whole: cutlass.Constexpr[bool],
-    paced: cutlass.Constexpr[bool],
-    rows_vec: cutlass.Constexpr[int],
-    rows_ragged: cutlass.Constexpr[bool],
-    rows_threads: cutlass.Constexpr[int],
-    rows_per_row: cutlass.Constexpr[int],
-    rows_vectors: cutlass.Constexpr[int],
-    rows_cluster: cutlass.Constexpr[int],
-    rows_kept: cutlass.Constexpr[bool],
-    rows_exact: cutlass.Constexpr[bool],
-    rows_carried: cutlass.Constexpr[bool],
-    rows_lean: cutlass.Constexpr[bool],
-    rows_resident: cutlass.Constexpr[int],
-    rows_at_once: cutlass.Constexpr[int],
 ):
-    if cutlass.const_expr(not whole):
-        cross_entropy_z_loss_backward_rows_launch(
-            stream, mDloss, mDzLoss, mX, mLabel, mZWeight, mRowMaxOfRows, mRowSumOfRows, ignore_index, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
-        )
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
-        if mCounter.shape[0] > 0:
-            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         cross_entropy_z_loss_backward_kernel(
-            mDloss, mDzLoss, mX, mLabel, mZWeight, mDx, mDzWeight, mTotalSumParts, mRowMaxOfRows, mRowSumOfRows, mCounter,
-            ignore_index, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
+            mDloss, mDzLoss, mLse, mX, mLabel, mZWeight, mDx, mDzWeight, mTotalSumParts,
+            ignore_index, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
-            use_pdl=paced,
         )
     blocks = 1
     if blocks > 0:
@@ -857,14 +714,11 @@ def cross_entropy_z_loss_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def cross_entropy_z_loss_backward_xla(dloss, dz_loss, x, label, index_n, size_n, ignore_index, z_weight, row_axes):
+def cross_entropy_z_loss_backward_xla(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ignored = label == ignore_index
     t0 = jnp.where(ignored, 0.0, dloss)
     t1 = t0 + jnp.where(ignored, 0.0, dz_loss)
-    t3 = jnp.max(x, axis=-1, keepdims=True)
-    t4 = jnp.where(jnp.isfinite(t3), t3, 0.0)
-    lse = jnp.log(jnp.sum(jnp.exp(x - t4), axis=-1, keepdims=True)) + t4
     t2 = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (t0 + 2.0 * z_weight * t1 * lse) * jnp.exp(x - lse)
     dx = t2
     dz_weight = jnp.sum(t1 * (lse * lse), axis=row_axes, keepdims=True)
@@ -876,6 +730,8 @@ def cross_entropy_z_loss_backward_xla(dloss, dz_loss, x, label, index_n, size_n,
     launch=cross_entropy_z_loss_launch,
     xla=cross_entropy_z_loss_xla,
     reference=cross_entropy_z_loss_reference,
+    forward_launch=cross_entropy_z_loss_forward_launch,
+    forward_xla=cross_entropy_z_loss_forward_xla,
     frozen_launch=cross_entropy_z_loss_frozen_launch,
     frozen_xla=cross_entropy_z_loss_frozen_xla,
     backward_launch=cross_entropy_z_loss_backward_launch,

@@ -240,22 +240,229 @@ def group_norm_reference(x, weight, bias, eps):
     return y
 
 
-def group_norm_frozen_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    t0 = weight * dy
-    return x, t0
+def group_norm_forward_row_mean_(x):
+    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    return x
 
 
-def group_norm_frozen_stage1(dy, x, weight, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+def group_norm_forward_row_mean2(x, row_mean_):
+    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    centred = x - row_mean_
+    return centred * centred
+
+
+def group_norm_forward_chain(x, weight, bias, eps, row_mean_, row_mean2):
+    """The chain, on one vector of each operand and the row's statistics."""
+    centred = x - row_mean_
+    rstd = device.rsqrt(row_mean2 + eps, False)
+    y = centred * rstd * weight + bias
+    return y
+
+
+def group_norm_forward_row(eps, row_mean_, row_mean2):
+    """The row's own results, from its statistics."""
+    rstd = device.rsqrt(row_mean2 + eps, False)
+    row_mean = row_mean_
+    return rstd, row_mean
+
+
+@cute.kernel
+def group_norm_forward_kernel(
+    mX: cute.Tensor,  # (B, G, C, S) T
+    mWeight: cute.Tensor | None,  # (G, C) T
+    mBias: cute.Tensor | None,  # (G, C) T
+    mY: cute.Tensor,  # (B, G, C, S) T
+    mRstd: cute.Tensor,  # (B, G) float32
+    mRowMean: cute.Tensor,  # (B, G) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, G, C, S = mX.shape[0], mX.shape[1], mX.shape[2], mX.shape[3]
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, vectors, at_once), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, vectors, at_once), mWeight.element_type)
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec, vectors, at_once), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = cute.make_rmem_tensor((vec, vectors, at_once), mBias.element_type)
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rRstd = cute.make_rmem_tensor((1,), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1,), mRowMean.element_type)
+    sRowMean_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iG = row % G
+        iB = (row // G)
+        columns = cutlass.select_(row < B * G, C * S, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (C * S + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
+            if cutlass.const_expr(mWeight is not None):
+                access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+            if cutlass.const_expr(mBias is not None):
+                access.gather_row(mBias, (iG, 0), (None, 0), (C, S,), column, step, columns, rBias[None, None, u], ragged)
+        reduce.meet([*sRowMean_, *sRowMean2], cluster)
+
+        rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = group_norm_forward_row_mean_(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean_], ("mean",), values, inside)
+        row_mean_, = reduce.over_row([rRowMean_], ("mean",), sRowMean_, per_row, cluster)
+        row_mean_ = device.divide_by_count(row_mean_, cutlass.Float32(C * S))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            if cutlass.const_expr(mWeight is not None):
+                access.forget(rWeight)
+            if cutlass.const_expr(mBias is not None):
+                access.forget(rBias)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = group_norm_forward_row_mean2(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean_, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2], ("mean",), values, inside)
+        row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(C * S))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            if cutlass.const_expr(mWeight is not None):
+                access.forget(rWeight)
+            if cutlass.const_expr(mBias is not None):
+                access.forget(rBias)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
+                if cutlass.const_expr(mWeight is not None):
+                    access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
+                if cutlass.const_expr(mBias is not None):
+                    access.gather_row(mBias, (iG, 0), (None, 0), (C, S,), column, step, columns, rBias[None, None, u], ragged)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                y = group_norm_forward_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, v, u].load(), cutlass.Float32),
+                    device.cast(rBias[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean_, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                )
+                rY.store(y.to(mY.element_type))
+                access.store_row(rY, mY, cute.crd2idx((iB, iG, 0, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
+
+        if (row < B * G) & (first_of_row):
+            rstd, row_mean = group_norm_forward_row(
+                cute.full((1,), eps, cutlass.Float32),
+                cute.full((1,), row_mean_, cutlass.Float32),
+                cute.full((1,), row_mean2, cutlass.Float32),
+            )
+            rRstd.store(rstd.to(mRstd.element_type))
+            rRowMean.store(row_mean.to(mRowMean.element_type))
+            mRstd[iB, iG] = rRstd[0]
+            mRowMean[iB, iG] = rRowMean[0]
+
+
+@cute.jit
+def group_norm_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mBias: cute.Tensor | None,
+    mY: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    B, G = mX.shape[0], mX.shape[1]
+    blocks = (B * G // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    group_norm_forward_kernel(
+        mX, mWeight, mBias, mY, mRstd, mRowMean,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def group_norm_forward_xla(x, weight, bias, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_mean = jnp.mean(x, axis=(-2, -1), keepdims=True)
+    centred = x - row_mean
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=(-2, -1), keepdims=True) + eps)
+    y = centred * rstd * weight + bias
+    return rstd, y, row_mean
+
+
+def group_norm_frozen_stage0(dy, row_mean, x, weight):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
     t0 = weight * dy
     centred = x - row_mean
-    return centred * centred, t0 * centred
+    return t0 * centred, t0
 
 
-def group_norm_frozen_chain(dy, x, weight, size_c, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+def group_norm_frozen_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean2 + eps, approx)
     centred = x - row_mean
     t1 = size_c.to(cutlass.Float32) * (1.0 * size_s.to(cutlass.Float32))
     t2 = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred - device.divide(rstd * row_sum2, t1, approx)
@@ -266,10 +473,11 @@ def group_norm_frozen_chain(dy, x, weight, size_c, size_s, eps, row_mean, row_su
 @cute.kernel
 def group_norm_frozen_kernel(
     mDy: cute.Tensor,  # (B, G, C, S) T
+    mRstd: cute.Tensor,  # (B, G) float32
+    mRowMean: cute.Tensor,  # (B, G) float32
     mX: cute.Tensor,  # (B, G, C, S) T
     mWeight: cute.Tensor | None,  # (G, C) T
     mDx: cute.Tensor,  # (B, G, C, S) T
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -295,9 +503,10 @@ def group_norm_frozen_kernel(
         rWeight.fill(1.0)
     else:
         rWeight = cute.make_rmem_tensor((vec, vectors, at_once), mWeight.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     for u in cutlass.range_constexpr(at_once):
@@ -316,9 +525,11 @@ def group_norm_frozen_kernel(
             access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
             if cutlass.const_expr(mWeight is not None):
                 access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
-        reduce.meet([*sStage0, *sStage1], cluster)
+        access.load_one(mRstd, (iB, iG), row < B * G, rRstd[None, u])
+        access.load_one(mRowMean, (iB, iG), row < B * G, rRowMean[None, u])
+        reduce.meet([*sStage0], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -331,43 +542,14 @@ def group_norm_frozen_kernel(
                 c = column + v * step
                 values = group_norm_frozen_stage0(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, v, u].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(C * S))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-            if cutlass.const_expr(mWeight is not None):
-                access.forget(rWeight)
-        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, kept)
-                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
-                if cutlass.const_expr(mWeight is not None):
-                    access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                values = group_norm_frozen_stage1(
-                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    device.cast(rWeight[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(C * S))
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -387,15 +569,14 @@ def group_norm_frozen_kernel(
                 c = column + v * step
                 dx = group_norm_frozen_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), C, cutlass.Int32),
                     cute.full((vec,), S, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
-                    cute.full((vec,), row_mean2, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 rDx.store(dx.to(mDx.element_type))
@@ -406,10 +587,11 @@ def group_norm_frozen_kernel(
 def group_norm_frozen_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -426,19 +608,18 @@ def group_norm_frozen_launch(
     B, G = mDy.shape[0], mDy.shape[1]
     blocks = (B * G // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     group_norm_frozen_kernel(
-        mDy, mX, mWeight, mDx,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mRowMean, mX, mWeight, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def group_norm_frozen_xla(dy, x, weight, size_c, size_s, eps):
+def group_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_c, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    centred = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=(-2, -1), keepdims=True) + eps)
     t0 = weight * dy
+    centred = x - row_mean
     t1 = size_c.astype(jnp.float32) * (1.0 * size_s.astype(jnp.float32))
     t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
     t2 = t3 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
@@ -446,37 +627,28 @@ def group_norm_frozen_xla(dy, x, weight, size_c, size_s, eps):
     return dx
 
 
-def group_norm_backward_rows_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    return x, weight * dy
+def group_norm_backward_rows_stage0(dy, row_mean, x, weight):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    t0 = weight * dy
+    return t0 * (x - row_mean), t0
 
 
-def group_norm_backward_rows_stage1(dy, x, weight, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
-    row_mean_of_rows = row_mean
-    t0 = x - row_mean_of_rows
-    return t0 * t0, weight * dy * t0
-
-
-def group_norm_backward_rows_row(row_mean, row_sum2, row_mean2, row_sum):
+def group_norm_backward_rows_row(row_sum, row_sum2):
     """The row's own results, from its statistics."""
-    row_mean_of_rows = row_mean
-    row_sum2_of_rows = row_sum2
-    row_mean2_of_rows = row_mean2
     row_sum_of_rows = row_sum
-    return row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows
+    row_sum2_of_rows = row_sum2
+    return row_sum_of_rows, row_sum2_of_rows
 
 
 @cute.kernel
 def group_norm_backward_rows_kernel(
     mDy: cute.Tensor,  # (B, G, C, S) T
+    mRstd: cute.Tensor,  # (B, G) float32
+    mRowMean: cute.Tensor,  # (B, G) float32
     mX: cute.Tensor,  # (B, G, C, S) T
     mWeight: cute.Tensor | None,  # (G, C) T
-    mRowMeanOfRows: cute.Tensor,  # (B, G) float32
-    mRowSum2OfRows: cute.Tensor,  # (B, G) float32
-    mRowMean2OfRows: cute.Tensor,  # (B, G) float32
     mRowSumOfRows: cute.Tensor,  # (B, G) float32
-    eps: cutlass.Constexpr[float],
+    mRowSum2OfRows: cute.Tensor,  # (B, G) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -501,12 +673,10 @@ def group_norm_backward_rows_kernel(
         rWeight.fill(1.0)
     else:
         rWeight = cute.make_rmem_tensor((vec, vectors, at_once), mWeight.element_type)
-    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
-    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
-    rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     for u in cutlass.range_constexpr(at_once):
@@ -526,9 +696,10 @@ def group_norm_backward_rows_kernel(
             access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
             if cutlass.const_expr(mWeight is not None):
                 access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
-        reduce.meet([*sStage0, *sStage1], cluster)
+        access.load_one(mRowMean, (iB, iG), row < B * G, rRowMean[None, u])
+        reduce.meet([*sStage0], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -541,72 +712,36 @@ def group_norm_backward_rows_kernel(
                 c = column + v * step
                 values = group_norm_backward_rows_stage0(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, v, u].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(C * S))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-            if cutlass.const_expr(mWeight is not None):
-                access.forget(rWeight)
-        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, False, kept)
-                access.load_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, kept)
-                if cutlass.const_expr(mWeight is not None):
-                    access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight[None, None, u], ragged)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                values = group_norm_backward_rows_stage1(
-                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    device.cast(rWeight[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(C * S))
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
 
         if (row < B * G) & (first_of_row):
-            row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = group_norm_backward_rows_row(
-                cute.full((1,), row_mean, cutlass.Float32),
-                cute.full((1,), row_sum2, cutlass.Float32),
-                cute.full((1,), row_mean2, cutlass.Float32),
+            row_sum_of_rows, row_sum2_of_rows = group_norm_backward_rows_row(
                 cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
             )
-            rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
             rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            mRowMeanOfRows[iB, iG] = rRowMeanOfRows[0]
-            mRowSum2OfRows[iB, iG] = rRowSum2OfRows[0]
-            mRowMean2OfRows[iB, iG] = rRowMean2OfRows[0]
+            rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
             mRowSumOfRows[iB, iG] = rRowSumOfRows[0]
+            mRowSum2OfRows[iB, iG] = rRowSum2OfRows[0]
 
 
 @cute.jit
 def group_norm_backward_rows_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
-    mRowMeanOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
-    mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
-    eps: cutlass.Constexpr[float],
+    mRowSum2OfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -623,30 +758,23 @@ def group_norm_backward_rows_launch(
     B, G = mDy.shape[0], mDy.shape[1]
     blocks = (B * G // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     group_norm_backward_rows_kernel(
-        mDy, mX, mWeight, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def group_norm_backward_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    t0 = weight * dy
-    return x, t0
-
-
-def group_norm_backward_stage1(dy, x, weight, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+def group_norm_backward_stage0(dy, row_mean, x, weight):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
     t0 = weight * dy
     centred = x - row_mean
-    return centred * centred, t0 * centred
+    return t0 * centred, t0
 
 
-def group_norm_backward_chain(dy, x, weight, size_c, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+def group_norm_backward_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row_sum, row_sum2, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
-    rstd = device.rsqrt(row_mean2 + eps, approx)
     centred = x - row_mean
     t1 = size_c.to(cutlass.Float32) * (1.0 * size_s.to(cutlass.Float32))
     t2 = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred - device.divide(rstd * row_sum2, t1, approx)
@@ -664,6 +792,8 @@ def group_norm_backward_columns(column_sum, column_sum2):
 @cute.kernel
 def group_norm_backward_kernel(
     mDy: cute.Tensor,  # (B, G, C, S) T
+    mRstd: cute.Tensor,  # (B, G) float32
+    mRowMean: cute.Tensor,  # (B, G) float32
     mX: cute.Tensor,  # (B, G, C, S) T
     mWeight: cute.Tensor | None,  # (G, C) T
     mDx: cute.Tensor,  # (B, G, C, S) T
@@ -671,12 +801,9 @@ def group_norm_backward_kernel(
     mDbias: cute.Tensor,  # (G, C) T
     mColumnSumParts: cute.Tensor,  # (parts, G * C * S) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, G * C * S) column_sum2 of each part
-    mRowMeanOfRows: cute.Tensor,  # (B, G), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (B, G), or nothing
-    mRowMean2OfRows: cute.Tensor,  # (B, G), or nothing
     mRowSumOfRows: cute.Tensor,  # (B, G), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (B, G), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -721,19 +848,18 @@ def group_norm_backward_kernel(
         rWeight.fill(1.0)
     else:
         rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
-        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
-        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
-        rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
         if cutlass.const_expr(paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
@@ -741,18 +867,18 @@ def group_norm_backward_kernel(
     if cutlass.const_expr(mWeight is not None):
         access.gather_row(mWeight, (iG, 0), (None, 0), (C, S,), column, step, columns, rWeight, ragged)
 
-    reduce.meet([*sStage0, *sStage1], cluster)
+    reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
         column = first
+        access.load_one(mRstd, (iB, iG), row < B, rRstd[None, u])
+        access.load_one(mRowMean, (iB, iG), row < B, rRowMean[None, u])
         if cutlass.const_expr(not whole):
-            access.load_one(mRowMeanOfRows, (iB, iG), row < B, rRowMeanOfRows[None, u])
-            access.load_one(mRowSum2OfRows, (iB, iG), row < B, rRowSum2OfRows[None, u])
-            access.load_one(mRowMean2OfRows, (iB, iG), row < B, rRowMean2OfRows[None, u])
             access.load_one(mRowSumOfRows, (iB, iG), row < B, rRowSumOfRows[None, u])
+            access.load_one(mRowSum2OfRows, (iB, iG), row < B, rRowSum2OfRows[None, u])
         if cutlass.const_expr(staged):
             access.fetch_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -774,61 +900,39 @@ def group_norm_backward_kernel(
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
-                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = group_norm_backward_stage0(
                         device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                         device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-                row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = device.divide_by_count(row_mean, cutlass.Float32(C * S))
-                if cutlass.const_expr(lean):
-                    if cutlass.const_expr(mWeight is not None):
-                        access.forget(rWeight)
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
-                rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = group_norm_backward_stage1(
-                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        device.cast(rWeight[None, v].load(), cutlass.Float32),
-                        cute.full((vec,), row_mean, cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-                row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
-                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(C * S))
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+                row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
                     if cutlass.const_expr(mWeight is not None):
                         access.forget(rWeight)
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
             else:
-                row_mean = rRowMeanOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
-                row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
+                row_sum2 = rRowSum2OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = group_norm_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, k].load(), cutlass.Float32),
                     device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), C, cutlass.Int32),
                     cute.full((vec,), S, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
-                    cute.full((vec,), row_mean2, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -840,11 +944,11 @@ def group_norm_backward_kernel(
             iB = row
             columns = cutlass.select_(row < B, C * S, 0)  # past the last row nothing is accessed
             column = first
+            access.load_one(mRstd, (iB, iG), row < B, rRstd[None, u])
+            access.load_one(mRowMean, (iB, iG), row < B, rRowMean[None, u])
             if cutlass.const_expr(not whole):
-                access.load_one(mRowMeanOfRows, (iB, iG), row < B, rRowMeanOfRows[None, u])
-                access.load_one(mRowSum2OfRows, (iB, iG), row < B, rRowSum2OfRows[None, u])
-                access.load_one(mRowMean2OfRows, (iB, iG), row < B, rRowMean2OfRows[None, u])
                 access.load_one(mRowSumOfRows, (iB, iG), row < B, rRowSumOfRows[None, u])
+                access.load_one(mRowSum2OfRows, (iB, iG), row < B, rRowSum2OfRows[None, u])
             if cutlass.const_expr(staged):
                 access.fetch_row(mDy, cute.crd2idx((iB, iG, 0, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((iB, iG, 0, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -894,6 +998,8 @@ def group_norm_backward_finish(
 def group_norm_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
@@ -901,12 +1007,9 @@ def group_norm_backward_launch(
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor,
-    mRowMeanOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
-    mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
     mCounter: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -937,7 +1040,7 @@ def group_norm_backward_launch(
 ):
     if cutlass.const_expr(not whole):
         group_norm_backward_rows_launch(
-            stream, mDy, mX, mWeight, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
+            stream, mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     G, C, S = mDy.shape[1], mDy.shape[2], mDy.shape[3]
     pieces = cluster
@@ -948,8 +1051,8 @@ def group_norm_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         group_norm_backward_kernel(
-            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, mCounter,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each, staged, shared_sums, lean, whole, paced,
+            mDy, mRstd, mRowMean, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -963,11 +1066,10 @@ def group_norm_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def group_norm_backward_xla(dy, x, weight, size_c, size_s, eps):
+def group_norm_backward_xla(dy, rstd, row_mean, x, weight, size_c, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    centred = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=(-2, -1), keepdims=True) + eps)
     t0 = weight * dy
+    centred = x - row_mean
     t1 = size_c.astype(jnp.float32) * (1.0 * size_s.astype(jnp.float32))
     t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
     t2 = t3 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
@@ -982,6 +1084,8 @@ def group_norm_backward_xla(dy, x, weight, size_c, size_s, eps):
     launch=group_norm_launch,
     xla=group_norm_xla,
     reference=group_norm_reference,
+    forward_launch=group_norm_forward_launch,
+    forward_xla=group_norm_forward_xla,
     frozen_launch=group_norm_frozen_launch,
     frozen_xla=group_norm_frozen_xla,
     backward_launch=group_norm_backward_launch,

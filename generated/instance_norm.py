@@ -235,20 +235,231 @@ def instance_norm_reference(x, weight, bias, eps):
     return y
 
 
-def instance_norm_frozen_stage0(dy, x):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    return x, dy
+def instance_norm_forward_row_mean_(x):
+    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    return x
 
 
-def instance_norm_frozen_stage1(dy, x, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
-    centred = x - row_mean
-    return centred * centred, dy * centred
+def instance_norm_forward_row_mean2(x, row_mean_):
+    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    centred = x - row_mean_
+    return centred * centred
 
 
-def instance_norm_frozen_chain(dy, x, weight, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+def instance_norm_forward_chain(x, weight, bias, eps, row_mean_, row_mean2):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean2 + eps, approx)
+    centred = x - row_mean_
+    rstd = device.rsqrt(row_mean2 + eps, False)
+    y = centred * rstd * weight + bias
+    return y
+
+
+def instance_norm_forward_row(eps, row_mean_, row_mean2):
+    """The row's own results, from its statistics."""
+    rstd = device.rsqrt(row_mean2 + eps, False)
+    row_mean = row_mean_
+    return rstd, row_mean
+
+
+@cute.kernel
+def instance_norm_forward_kernel(
+    mX: cute.Tensor,  # (B, C, S) T
+    mWeight: cute.Tensor | None,  # (C) T
+    mBias: cute.Tensor | None,  # (C) T
+    mY: cute.Tensor,  # (B, C, S) T
+    mRstd: cute.Tensor,  # (B, C) float32
+    mRowMean: cute.Tensor,  # (B, C) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((1, at_once), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((1, at_once), mWeight.element_type)
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((1, at_once), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = cute.make_rmem_tensor((1, at_once), mBias.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
+    sRowMean_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rRstd, rY, rRowMean)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iC = row % C
+        iB = (row // C)
+        columns = cutlass.select_(row < B * C, S, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else S
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (S) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (S + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        if cutlass.const_expr(mWeight is not None):
+            access.load_one(mWeight, (iC,), row < B * C, rWeight[None, u])
+        if cutlass.const_expr(mBias is not None):
+            access.load_one(mBias, (iC,), row < B * C, rBias[None, u])
+        reduce.meet([*sRowMean_, *sRowMean2], cluster)
+
+        rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = instance_norm_forward_row_mean_(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean_], ("mean",), values, inside)
+        row_mean_, = reduce.over_row([rRowMean_], ("mean",), sRowMean_, per_row, cluster)
+        row_mean_ = device.divide_by_count(row_mean_, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = instance_norm_forward_row_mean2(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean_, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2], ("mean",), values, inside)
+        row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                y = instance_norm_forward_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rWeight[0, u], rWeight.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rBias[0, u], rBias.element_type), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean_, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((iB, iC, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < B * C) & (first_of_row) | (at_once > 1):
+            rstd, row_mean = instance_norm_forward_row(
+                cute.full((1,), eps, cutlass.Float32),
+                cute.full((1,), row_mean_, cutlass.Float32),
+                cute.full((1,), row_mean2, cutlass.Float32),
+            )
+            rRstd[None, u].store(rstd.to(mRstd.element_type))
+            rRowMean[None, u].store(row_mean.to(mRowMean.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRstd[iB, iC] = rRstd[None, u][0]
+                mRowMean[iB, iC] = rRowMean[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rRstd, mRstd, first_row, place)
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowMean, mRowMean, first_row, place)
+
+
+@cute.jit
+def instance_norm_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mBias: cute.Tensor | None,
+    mY: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    B, C = mX.shape[0], mX.shape[1]
+    blocks = (B * C // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    instance_norm_forward_kernel(
+        mX, mWeight, mBias, mY, mRstd, mRowMean,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def instance_norm_forward_xla(x, weight, bias, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_mean = jnp.mean(x, axis=-1, keepdims=True)
+    centred = x - row_mean
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    y = centred * rstd * weight + bias
+    return rstd, y, row_mean
+
+
+def instance_norm_frozen_stage0(dy, row_mean, x):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    centred = x - row_mean
+    return dy * centred, dy
+
+
+def instance_norm_frozen_chain(dy, rstd, row_mean, x, weight, size_s, row_sum, row_sum2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
     t0 = weight * rstd
     centred = x - row_mean
     t2 = size_s.to(cutlass.Float32)
@@ -260,10 +471,11 @@ def instance_norm_frozen_chain(dy, x, weight, size_s, eps, row_mean, row_sum2, r
 @cute.kernel
 def instance_norm_frozen_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
+    mRstd: cute.Tensor,  # (B, C) float32
+    mRowMean: cute.Tensor,  # (B, C) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mDx: cute.Tensor,  # (B, C, S) T
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -284,6 +496,8 @@ def instance_norm_frozen_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     if cutlass.const_expr(mWeight is None):
         rWeight = cute.make_rmem_tensor((1, at_once), cutlass.Float32)
         rWeight.fill(1.0)
@@ -291,7 +505,6 @@ def instance_norm_frozen_kernel(
         rWeight = cute.make_rmem_tensor((1, at_once), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -306,7 +519,6 @@ def instance_norm_frozen_kernel(
         columns = cutlass.select_(row < B * C, S, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
-        count = vec * vectors if cutlass.const_expr(at_once > 1) else S
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (S) % vec)
@@ -317,11 +529,13 @@ def instance_norm_frozen_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        access.load_one(mRstd, (iB, iC), row < B * C, rRstd[None, u])
+        access.load_one(mRowMean, (iB, iC), row < B * C, rRowMean[None, u])
         if cutlass.const_expr(mWeight is not None):
             access.load_one(mWeight, (iC,), row < B * C, rWeight[None, u])
-        reduce.meet([*sStage0, *sStage1], cluster)
+        reduce.meet([*sStage0], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -332,37 +546,13 @@ def instance_norm_frozen_kernel(
                 c = column + v * step
                 values = instance_norm_frozen_stage0(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
-                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                values = instance_norm_frozen_stage1(
-                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -378,14 +568,13 @@ def instance_norm_frozen_kernel(
                 c = column + v * step
                 dx = instance_norm_frozen_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(cute.full((vec,), rWeight[0, u], rWeight.element_type), cutlass.Float32),
                     cute.full((vec,), S, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
-                    cute.full((vec,), row_mean2, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
@@ -400,10 +589,11 @@ def instance_norm_frozen_kernel(
 def instance_norm_frozen_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -420,19 +610,18 @@ def instance_norm_frozen_launch(
     B, C = mDy.shape[0], mDy.shape[1]
     blocks = (B * C // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     instance_norm_frozen_kernel(
-        mDy, mX, mWeight, mDx,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mRowMean, mX, mWeight, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def instance_norm_frozen_xla(dy, x, weight, size_s, eps):
+def instance_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     t0 = weight * rstd
+    centred = x - row_mean
     t2 = size_s.astype(jnp.float32)
     t3 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
     t1 = t3 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t2
@@ -440,37 +629,27 @@ def instance_norm_frozen_xla(dy, x, weight, size_s, eps):
     return dx
 
 
-def instance_norm_backward_rows_stage0(dy, x):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    return x, dy
+def instance_norm_backward_rows_stage0(dy, row_mean, x):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    return dy * (x - row_mean), dy
 
 
-def instance_norm_backward_rows_stage1(dy, x, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
-    row_mean_of_rows = row_mean
-    t0 = x - row_mean_of_rows
-    return t0 * t0, dy * t0
-
-
-def instance_norm_backward_rows_row(row_mean, row_sum2, row_mean2, row_sum):
+def instance_norm_backward_rows_row(row_sum, row_sum2):
     """The row's own results, from its statistics."""
-    row_mean_of_rows = row_mean
-    row_sum2_of_rows = row_sum2
-    row_mean2_of_rows = row_mean2
     row_sum_of_rows = row_sum
-    return row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows
+    row_sum2_of_rows = row_sum2
+    return row_sum_of_rows, row_sum2_of_rows
 
 
 @cute.kernel
 def instance_norm_backward_rows_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
+    mRstd: cute.Tensor,  # (B, C) float32
+    mRowMean: cute.Tensor,  # (B, C) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
-    mRowMeanOfRows: cute.Tensor,  # (B, C) float32
-    mRowSum2OfRows: cute.Tensor,  # (B, C) float32
-    mRowMean2OfRows: cute.Tensor,  # (B, C) float32
     mRowSumOfRows: cute.Tensor,  # (B, C) float32
-    eps: cutlass.Constexpr[float],
+    mRowSum2OfRows: cute.Tensor,  # (B, C) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -490,16 +669,14 @@ def instance_norm_backward_rows_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
-    rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
-    rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rX, rRowMeanOfRows, rRowSum2OfRows, rRowMean2OfRows, rRowSumOfRows)
+        place = access.meeting_place(threads, rDy, rX, rRowSumOfRows, rRowSum2OfRows)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
@@ -510,7 +687,6 @@ def instance_norm_backward_rows_kernel(
         columns = cutlass.select_(row < B * C, S, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
-        count = vec * vectors if cutlass.const_expr(at_once > 1) else S
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (S) % vec)
@@ -522,9 +698,10 @@ def instance_norm_backward_rows_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sStage0, *sStage1], cluster)
+        access.load_one(mRowMean, (iB, iC), row < B * C, rRowMean[None, u])
+        reduce.meet([*sStage0], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -535,73 +712,40 @@ def instance_norm_backward_rows_kernel(
                 c = column + v * step
                 values = instance_norm_backward_rows_stage0(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
-                access.load_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                values = instance_norm_backward_rows_stage1(
-                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
 
         if (row < B * C) & (first_of_row) | (at_once > 1):
-            row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = instance_norm_backward_rows_row(
-                cute.full((1,), row_mean, cutlass.Float32),
-                cute.full((1,), row_sum2, cutlass.Float32),
-                cute.full((1,), row_mean2, cutlass.Float32),
+            row_sum_of_rows, row_sum2_of_rows = instance_norm_backward_rows_row(
                 cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
             )
-            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            rRowMean2OfRows[None, u].store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
             rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
             if cutlass.const_expr(at_once == 1):
-                mRowMeanOfRows[iB, iC] = rRowMeanOfRows[None, u][0]
-                mRowSum2OfRows[iB, iC] = rRowSum2OfRows[None, u][0]
-                mRowMean2OfRows[iB, iC] = rRowMean2OfRows[None, u][0]
                 mRowSumOfRows[iB, iC] = rRowSumOfRows[None, u][0]
+                mRowSum2OfRows[iB, iC] = rRowSum2OfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
-        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
         access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
 
 @cute.jit
 def instance_norm_backward_rows_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
-    mRowMeanOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
-    mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
-    eps: cutlass.Constexpr[float],
+    mRowSum2OfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -618,28 +762,22 @@ def instance_norm_backward_rows_launch(
     B, C = mDy.shape[0], mDy.shape[1]
     blocks = (B * C // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     instance_norm_backward_rows_kernel(
-        mDy, mX, mWeight, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def instance_norm_backward_stage0(dy, x):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    return x, dy
-
-
-def instance_norm_backward_stage1(dy, x, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+def instance_norm_backward_stage0(dy, row_mean, x):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
     centred = x - row_mean
-    return centred * centred, dy * centred
+    return dy * centred, dy
 
 
-def instance_norm_backward_chain(dy, x, weight, size_s, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+def instance_norm_backward_chain(dy, rstd, row_mean, x, weight, size_s, row_sum, row_sum2, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
-    rstd = device.rsqrt(row_mean2 + eps, approx)
     t0 = weight * rstd
     centred = x - row_mean
     t2 = size_s.to(cutlass.Float32)
@@ -658,6 +796,8 @@ def instance_norm_backward_columns(column_sum, column_sum2):
 @cute.kernel
 def instance_norm_backward_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
+    mRstd: cute.Tensor,  # (B, C) float32
+    mRowMean: cute.Tensor,  # (B, C) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mDx: cute.Tensor,  # (B, C, S) T
@@ -665,12 +805,9 @@ def instance_norm_backward_kernel(
     mDbias: cute.Tensor,  # (C) T
     mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
-    mRowMeanOfRows: cute.Tensor,  # (B, C), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (B, C), or nothing
-    mRowMean2OfRows: cute.Tensor,  # (B, C), or nothing
     mRowSumOfRows: cute.Tensor,  # (B, C), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (B, C), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -710,6 +847,8 @@ def instance_norm_backward_kernel(
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     if cutlass.const_expr(mWeight is None):
         rWeight = cute.make_rmem_tensor((1,), cutlass.Float32)
         rWeight.fill(1.0)
@@ -717,35 +856,32 @@ def instance_norm_backward_kernel(
         rWeight = cute.make_rmem_tensor((1,), mWeight.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
-        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
-        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
-        rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
         if cutlass.const_expr(paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
     if cutlass.const_expr(mWeight is not None):
         access.load_one(mWeight, (iC,), True, rWeight)
 
-    reduce.meet([*sStage0, *sStage1], cluster)
+    reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         columns = cutlass.select_(row < B, S, 0)  # past the last row nothing is accessed
         column = first
+        access.load_one(mRstd, (iB, iC), row < B, rRstd[None, u])
+        access.load_one(mRowMean, (iB, iC), row < B, rRowMean[None, u])
         if cutlass.const_expr(not whole):
-            access.load_one(mRowMeanOfRows, (iB, iC), row < B, rRowMeanOfRows[None, u])
-            access.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
-            access.load_one(mRowMean2OfRows, (iB, iC), row < B, rRowMean2OfRows[None, u])
             access.load_one(mRowSumOfRows, (iB, iC), row < B, rRowSumOfRows[None, u])
+            access.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
         if cutlass.const_expr(staged):
             access.fetch_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -767,54 +903,35 @@ def instance_norm_backward_kernel(
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
-                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = instance_norm_backward_stage0(
                         device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-                row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = device.divide_by_count(row_mean, cutlass.Float32(S))
-                if cutlass.const_expr(lean):
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
-                rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = instance_norm_backward_stage1(
-                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        cute.full((vec,), row_mean, cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-                row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
-                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(S))
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+                row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
             else:
-                row_mean = rRowMeanOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
-                row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
+                row_sum2 = rRowSum2OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = instance_norm_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, k].load(), cutlass.Float32),
                     device.cast(cute.full((vec,), rWeight[0], rWeight.element_type), cutlass.Float32),
                     cute.full((vec,), S, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
-                    cute.full((vec,), row_mean2, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -826,11 +943,11 @@ def instance_norm_backward_kernel(
             iB = row
             columns = cutlass.select_(row < B, S, 0)  # past the last row nothing is accessed
             column = first
+            access.load_one(mRstd, (iB, iC), row < B, rRstd[None, u])
+            access.load_one(mRowMean, (iB, iC), row < B, rRowMean[None, u])
             if cutlass.const_expr(not whole):
-                access.load_one(mRowMeanOfRows, (iB, iC), row < B, rRowMeanOfRows[None, u])
-                access.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
-                access.load_one(mRowMean2OfRows, (iB, iC), row < B, rRowMean2OfRows[None, u])
                 access.load_one(mRowSumOfRows, (iB, iC), row < B, rRowSumOfRows[None, u])
+                access.load_one(mRowSum2OfRows, (iB, iC), row < B, rRowSum2OfRows[None, u])
             if cutlass.const_expr(staged):
                 access.fetch_row(mDy, cute.crd2idx((iB, iC, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((iB, iC, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -877,6 +994,8 @@ def instance_norm_backward_finish(
 def instance_norm_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
@@ -884,12 +1003,9 @@ def instance_norm_backward_launch(
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor,
-    mRowMeanOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
-    mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
     mCounter: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -920,7 +1036,7 @@ def instance_norm_backward_launch(
 ):
     if cutlass.const_expr(not whole):
         instance_norm_backward_rows_launch(
-            stream, mDy, mX, mWeight, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
+            stream, mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     C, S = mDy.shape[1], mDy.shape[2]
     pieces = cluster
@@ -931,8 +1047,8 @@ def instance_norm_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         instance_norm_backward_kernel(
-            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, mCounter,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each, staged, shared_sums, lean, whole, paced,
+            mDy, mRstd, mRowMean, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, each, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -946,11 +1062,10 @@ def instance_norm_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def instance_norm_backward_xla(dy, x, weight, size_s, eps):
+def instance_norm_backward_xla(dy, rstd, row_mean, x, weight, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     t0 = weight * rstd
+    centred = x - row_mean
     t2 = size_s.astype(jnp.float32)
     t3 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
     t1 = t3 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t2
@@ -965,6 +1080,8 @@ def instance_norm_backward_xla(dy, x, weight, size_s, eps):
     launch=instance_norm_launch,
     xla=instance_norm_xla,
     reference=instance_norm_reference,
+    forward_launch=instance_norm_forward_launch,
+    forward_xla=instance_norm_forward_xla,
     frozen_launch=instance_norm_frozen_launch,
     frozen_xla=instance_norm_frozen_xla,
     backward_launch=instance_norm_backward_launch,

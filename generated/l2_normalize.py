@@ -170,31 +170,180 @@ def l2_normalize_reference(x, eps):
     return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), eps)
 
 
-def l2_normalize_backward_row_sum(x):
+def l2_normalize_forward_row_sum(x):
     """What is folded into row_sum (sum), on one vector of each operand."""
     return x * x
 
 
-def l2_normalize_backward_row_sum2(dy, x, eps, row_sum, approx):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
-    t0 = device.sqrt(row_sum, approx)
-    t1 = device.maximum(t0, eps)
-    return dy * device.divide_by_row(x, t1, approx)
-
-
-def l2_normalize_backward_chain(dy, x, eps, row_sum, row_sum2, approx):
+def l2_normalize_forward_chain(x, eps, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.sqrt(row_sum, approx)
-    t1 = device.maximum(t0, eps)
-    t3 = device.divide(row_sum2, t1, approx) * device.where(t0 > eps, 1.0, device.where(t0 == eps, 0.5, 0.0))
-    t2 = device.divide_by_row(dy, t1, approx) - device.divide(t3, t0, approx) * x
-    dx = t2
+    row_norm = device.sqrt(row_sum, False)
+    y = device.divide_by_row(x, device.maximum(row_norm, eps), approx)
+    return y
+
+
+def l2_normalize_forward_row(row_sum):
+    """The row's own results, from its statistics."""
+    row_norm = device.sqrt(row_sum, False)
+    return row_norm
+
+
+@cute.kernel
+def l2_normalize_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mRowNorm: cute.Tensor,  # (rows) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mY)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rRowNorm = cute.make_rmem_tensor((1, at_once), mRowNorm.element_type)
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rY, rRowNorm)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowSum], cluster)
+
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = l2_normalize_forward_row_sum(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                y = l2_normalize_forward_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            row_norm = l2_normalize_forward_row(
+                cute.full((1,), row_sum, cutlass.Float32),
+            )
+            rRowNorm[None, u].store(row_norm.to(mRowNorm.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowNorm[row] = rRowNorm[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowNorm, mRowNorm, first_row, place)
+
+
+@cute.jit
+def l2_normalize_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mY: cute.Tensor,
+    mRowNorm: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mX.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    l2_normalize_forward_kernel(
+        mX, mY, mRowNorm,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def l2_normalize_forward_xla(x, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_norm = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
+    y = x / jnp.maximum(row_norm, eps)
+    return y, row_norm
+
+
+def l2_normalize_backward_row_sum(dy, row_norm, x, eps, approx):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    t0 = device.maximum(row_norm, eps)
+    return dy * device.divide_by_row(x, t0, approx)
+
+
+def l2_normalize_backward_chain(dy, row_norm, x, eps, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.maximum(row_norm, eps)
+    t2 = device.divide(row_sum, t0, approx) * device.where(row_norm > eps, 1.0, device.where(row_norm == eps, 0.5, 0.0))
+    t1 = device.divide(t2, row_norm, approx)
+    dx = device.divide_by_row(dy, t0, approx) - t1 * x
     return dx
 
 
 @cute.kernel
 def l2_normalize_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRowNorm: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
     eps: cutlass.Constexpr[float],
@@ -218,9 +367,9 @@ def l2_normalize_backward_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rRowNorm = cute.make_rmem_tensor((1, at_once), mRowNorm.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -243,28 +392,10 @@ def l2_normalize_backward_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowSum, *sRowSum2], cluster)
+        access.load_one(mRowNorm, (row,), row < rows, rRowNorm[None, u])
+        reduce.meet([*sRowSum], cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                values = l2_normalize_backward_row_sum(
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -272,17 +403,17 @@ def l2_normalize_backward_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
             for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = l2_normalize_backward_row_sum2(
+                values = l2_normalize_backward_row_sum(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowNorm[0, u], rRowNorm.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum2], ("sum",), values, inside)
-        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -298,10 +429,10 @@ def l2_normalize_backward_kernel(
                 c = column + v * step
                 dx = l2_normalize_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowNorm[0, u], rRowNorm.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
@@ -316,6 +447,7 @@ def l2_normalize_backward_kernel(
 def l2_normalize_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowNorm: cute.Tensor,
     mX: cute.Tensor,
     mDx: cute.Tensor,
     eps: cutlass.Constexpr[float],
@@ -335,7 +467,7 @@ def l2_normalize_backward_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     l2_normalize_backward_kernel(
-        mDy, mX, mDx,
+        mDy, mRowNorm, mX, mDx,
         eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -343,13 +475,12 @@ def l2_normalize_backward_launch(
     )
 
 
-def l2_normalize_backward_xla(dy, x, eps):
+def l2_normalize_backward_xla(dy, row_norm, x, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
-    t1 = jnp.maximum(t0, eps)
-    t3 = jnp.sum(dy * (x / t1), axis=-1, keepdims=True) / t1 * jnp.where(t0 > eps, 1.0, jnp.where(t0 == eps, jnp.asarray(0.5, jnp.float32), 0.0))
-    t2 = dy / t1 - t3 / t0 * x
-    dx = t2
+    t0 = jnp.maximum(row_norm, eps)
+    t2 = jnp.sum(dy * (x / t0), axis=-1, keepdims=True) / t0 * jnp.where(row_norm > eps, 1.0, jnp.where(row_norm == eps, jnp.asarray(0.5, jnp.float32), 0.0))
+    t1 = t2 / row_norm
+    dx = dy / t0 - t1 * x
     return dx
 
 
@@ -358,6 +489,8 @@ def l2_normalize_backward_xla(dy, x, eps):
     launch=l2_normalize_launch,
     xla=l2_normalize_xla,
     reference=l2_normalize_reference,
+    forward_launch=l2_normalize_forward_launch,
+    forward_xla=l2_normalize_forward_xla,
     backward_launch=l2_normalize_backward_launch,
     backward_xla=l2_normalize_backward_xla,
 )

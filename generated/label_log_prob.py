@@ -220,236 +220,36 @@ def label_log_prob_reference(x, label, temperature):
     return y
 
 
-def label_log_prob_frozen_keep_z(x, temperature, approx):
+def label_log_prob_forward_keep_z(x, temperature):
     """z, on one vector of each operand: several passes need it."""
-    z = device.divide_by_row(x, temperature, approx)
+    z = device.divide_by_row(x, temperature, False)
     return z
 
 
-def label_log_prob_frozen_row_max(z):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return z
+def label_log_prob_forward_stage0(label, index_n, z):
+    """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
+    return device.where(index_n == label, z, 0.0), z
 
 
-def label_log_prob_frozen_row_sum(z, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(z - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+def label_log_prob_forward_row_sum2(z, row_max, approx_terms):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    return device.exp_term(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
-def label_log_prob_frozen_chain(dy, label, index_n, temperature, z, row_max, row_sum, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.exp(z - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
-    dx = device.divide_by_row(device.where(index_n == label, dy, 0.0) - dy * t0, temperature, approx)
-    return dx
-
-
-@cute.kernel
-def label_log_prob_frozen_kernel(
-    mDy: cute.Tensor,  # (rows) float32
-    mX: cute.Tensor,  # (rows, N) T
-    mLabel: cute.Tensor,  # (rows) int32
-    mTemperature: cute.Tensor,  # (1) temperature
-    mDx: cute.Tensor,  # (rows, N) T
-    vec: cutlass.Constexpr[int],  # columns of a vector
-    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
-    threads: cutlass.Constexpr[int],  # of a block
-    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
-    vectors: cutlass.Constexpr[int],  # of a thread
-    cluster: cutlass.Constexpr[int],  # blocks that share a row
-    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
-    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
-    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
-    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
-    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
-    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDy.shape[0], mX.shape[1]
-    approx = device.narrow(mDx)
-
-    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
-    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
-    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    if cutlass.const_expr(carried):
-        rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-
-    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rX, rDx)
-        access.load_rows(mX, first_row, rX, place)
-    for u in cutlass.range_constexpr(at_once):
-        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
-        row = first_row + u
-        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
-        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
-            columns = vec * vectors
-        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
-        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
-            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
-        step = per_row * cluster * vec
-        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
-
-        column = first
-        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        access.load_one(mDy, (row,), row < rows, rDy[None, u])
-        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-        reduce.meet([*sRowMax], cluster)
-
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    z = label_log_prob_frozen_keep_z(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), mTemperature[0], cutlass.Float32),
-                        approx,
-                    )
-                    if cutlass.const_expr(carried):
-                        rZKept[None, v].store(z)
-                    values = label_log_prob_frozen_row_max(
-                        z,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    if cutlass.const_expr(carried):
-                        z = rZKept[None, v].load()
-                    else:
-                        z = label_log_prob_frozen_keep_z(
-                            device.cast(rX[None, v, u].load(), cutlass.Float32),
-                            cute.full((vec,), mTemperature[0], cutlass.Float32),
-                            approx,
-                        )
-                    values = label_log_prob_frozen_row_sum(
-                        z,
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rX)
-
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                if cutlass.const_expr(carried):
-                    z = rZKept[None, v].load()
-                else:
-                    z = label_log_prob_frozen_keep_z(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), mTemperature[0], cutlass.Float32),
-                        approx,
-                    )
-                dx = label_log_prob_frozen_chain(
-                    device.cast(cute.full((vec,), rDy[0, u], rDy.element_type), cutlass.Float32),
-                    cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(c, vec).to(cutlass.Int32),
-                    cute.full((vec,), mTemperature[0], cutlass.Float32),
-                    z,
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                    approx,
-                )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                if cutlass.const_expr(at_once == 1):
-                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
-
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
-
-
-@cute.jit
-def label_log_prob_frozen_launch(
-    stream: cuda.CUstream,
-    mDy: cute.Tensor,
-    mX: cute.Tensor,
-    mLabel: cute.Tensor,
-    mTemperature: cute.Tensor,
-    mDx: cute.Tensor,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    threads: cutlass.Constexpr[int],
-    per_row: cutlass.Constexpr[int],
-    vectors: cutlass.Constexpr[int],
-    cluster: cutlass.Constexpr[int],
-    kept: cutlass.Constexpr[bool],
-    exact: cutlass.Constexpr[bool],
-    carried: cutlass.Constexpr[bool],
-    lean: cutlass.Constexpr[bool],
-    resident: cutlass.Constexpr[int],
-    at_once: cutlass.Constexpr[int],
-):
-    rows = mDy.shape[0]
-    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
-    label_log_prob_frozen_kernel(
-        mDy, mX, mLabel, mTemperature, mDx,
-        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
-    ).launch(
-        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
-        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
-    )
-
-
-def label_log_prob_frozen_xla(dy, x, label, index_n, temperature):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = x / temperature
-    t0 = jnp.max(z, axis=-1, keepdims=True)
-    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    t2 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - (jnp.log(jnp.sum(jnp.exp(z - t1), axis=-1, keepdims=True)) + t1))
-    dx = t2 / temperature
-    return dx
-
-
-def label_log_prob_backward_rows_row_max(x, temperature):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return device.divide_by_row(x, temperature, False)
-
-
-def label_log_prob_backward_rows_row_sum(x, temperature, row_max, approx_terms):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    row_max_of_rows = row_max
-    t0 = device.divide_by_row(x, temperature, False) - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0)
-    return device.exp_term(t0, approx_terms)
-
-
-def label_log_prob_backward_rows_row(row_max, row_sum):
+def label_log_prob_forward_row(row_sum, row_max, row_sum2):
     """The row's own results, from its statistics."""
-    row_max_of_rows = row_max
-    row_sum_of_rows = row_sum
-    return row_max_of_rows, row_sum_of_rows
+    row_logsumexp = cute.math.log(row_sum2) + device.where(device.isfinite(row_max), row_max, 0.0)
+    y = row_sum - row_logsumexp
+    return y, row_logsumexp
 
 
 @cute.kernel
-def label_log_prob_backward_rows_kernel(
-    mDy: cute.Tensor,  # (rows) float32
+def label_log_prob_forward_kernel(
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mTemperature: cute.Tensor,  # (1) temperature
-    mRowMaxOfRows: cute.Tensor,  # (rows) float32
-    mRowSumOfRows: cute.Tensor,  # (rows) float32
+    mY: cute.Tensor,  # (rows) float32
+    mRowLogsumexp: cute.Tensor,  # (rows) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -465,17 +265,20 @@ def label_log_prob_backward_rows_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDy.shape[0], mX.shape[1]
+    rows, N = mX.shape[0], mX.shape[1]
     approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
-    rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
+    rY = cute.make_rmem_tensor((1, at_once), mY.element_type)
+    rRowLogsumexp = cute.make_rmem_tensor((1, at_once), mRowLogsumexp.element_type)
+    if cutlass.const_expr(carried):
+        rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rX, rRowMaxOfRows, rRowSumOfRows)
+        place = access.meeting_place(threads, rX, rY, rRowLogsumexp)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
@@ -493,11 +296,13 @@ def label_log_prob_backward_rows_kernel(
         column = first
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowMax], cluster)
+        access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
+        reduce.meet([*sStage0], cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -507,52 +312,65 @@ def label_log_prob_backward_rows_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = label_log_prob_backward_rows_row_max(
+                    z = label_log_prob_forward_keep_z(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), mTemperature[0], cutlass.Float32),
                     )
+                    if cutlass.const_expr(carried):
+                        rZKept[None, v].store(z)
+                    values = label_log_prob_forward_stage0(
+                        cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(c, vec).to(cutlass.Int32),
+                        z,
+                    )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                    reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = label_log_prob_backward_rows_row_sum(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), mTemperature[0], cutlass.Float32),
+                    if cutlass.const_expr(carried):
+                        z = rZKept[None, v].load()
+                    else:
+                        z = label_log_prob_forward_keep_z(
+                            device.cast(rX[None, v, u].load(), cutlass.Float32),
+                            cute.full((vec,), mTemperature[0], cutlass.Float32),
+                        )
+                    values = label_log_prob_forward_row_sum2(
+                        z,
                         cute.full((vec,), row_max, cutlass.Float32),
                         approx_terms,
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+                    reduce.accumulate([rRowSum2], ("sum",), values, inside)
+        row_sum, row_max, row_sum2 = reduce.over_row([rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, per_row, cluster, rescaled=((2, 1, "exp", 1.0),))
 
         if (row < rows) & (first_of_row) | (at_once > 1):
-            row_max_of_rows, row_sum_of_rows = label_log_prob_backward_rows_row(
-                cute.full((1,), row_max, cutlass.Float32),
+            y, row_logsumexp = label_log_prob_forward_row(
                 cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_max, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
             )
-            rRowMaxOfRows[None, u].store(row_max_of_rows.to(mRowMaxOfRows.element_type))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            rY[None, u].store(y.to(mY.element_type))
+            rRowLogsumexp[None, u].store(row_logsumexp.to(mRowLogsumexp.element_type))
             if cutlass.const_expr(at_once == 1):
-                mRowMaxOfRows[row] = rRowMaxOfRows[None, u][0]
-                mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
+                mY[row] = rY[None, u][0]
+                mRowLogsumexp[row] = rRowLogsumexp[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowLogsumexp, mRowLogsumexp, first_row, place)
 
 
 @cute.jit
-def label_log_prob_backward_rows_launch(
+def label_log_prob_forward_launch(
     stream: cuda.CUstream,
-    mDy: cute.Tensor,
     mX: cute.Tensor,
     mLabel: cute.Tensor,
     mTemperature: cute.Tensor,
-    mRowMaxOfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor,
+    mY: cute.Tensor,
+    mRowLogsumexp: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -566,10 +384,10 @@ def label_log_prob_backward_rows_launch(
     resident: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
 ):
-    rows = mDy.shape[0]
+    rows = mX.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
-    label_log_prob_backward_rows_kernel(
-        mDy, mX, mLabel, mTemperature, mRowMaxOfRows, mRowSumOfRows,
+    label_log_prob_forward_kernel(
+        mX, mLabel, mTemperature, mY, mRowLogsumexp,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -577,23 +395,128 @@ def label_log_prob_backward_rows_launch(
     )
 
 
-def label_log_prob_backward_row_max(x, temperature):
-    """What is folded into row_max (max), on one vector of each operand."""
-    z = device.divide_by_row(x, temperature, False)
-    return z
+def label_log_prob_forward_xla(x, label, index_n, temperature):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    z = x / temperature
+    t0 = jnp.max(z, axis=-1, keepdims=True)
+    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_logsumexp = jnp.log(jnp.sum(jnp.exp(z - t1), axis=-1, keepdims=True)) + t1
+    y = jnp.sum(jnp.where(index_n == label, z, 0.0), axis=-1, keepdims=True) - row_logsumexp
+    return y, row_logsumexp
 
 
-def label_log_prob_backward_row_sum(x, temperature, row_max, approx_terms):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    z = device.divide_by_row(x, temperature, False)
-    return device.exp_term(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+def label_log_prob_frozen_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
+    """The chain, on one vector of each operand."""
+    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(device.divide(x, temperature, approx) - row_logsumexp, approx)
+    dx = device.divide(t0, temperature, approx)
+    return dx
 
 
-def label_log_prob_backward_chain(dy, x, label, index_n, temperature, row_max, row_sum, approx):
+@cute.kernel
+def label_log_prob_frozen_kernel(
+    mDy: cute.Tensor,  # (rows) float32
+    mRowLogsumexp: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mTemperature: cute.Tensor,  # (1) temperature
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rRowLogsumexp = cute.make_rmem_tensor((vec,), mRowLogsumexp.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
+    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDy.fill(mDy[row])
+            rRowLogsumexp.fill(mRowLogsumexp[row])
+            cute.autovec_copy(gX, rX)
+            rLabel.fill(mLabel[row])
+            device.count_up(rIndexN, iN)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDy.fill(mDy[row])
+                rRowLogsumexp.fill(mRowLogsumexp[row])
+                rLabel.fill(mLabel[row])
+                device.count_up(rIndexN, iN)
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDy[i] = mDy[row_i]
+                        rRowLogsumexp[i] = mRowLogsumexp[row_i]
+                        rLabel[i] = mLabel[row_i]
+                        rIndexN[i] = iN_i
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = label_log_prob_frozen_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rRowLogsumexp.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            rLabel.load().to(cutlass.Int32),
+            rIndexN.load().to(cutlass.Int32),
+            cute.full((vec,), mTemperature[0], cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def label_log_prob_frozen_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mRowLogsumexp: cute.Tensor,
+    mX: cute.Tensor,
+    mLabel: cute.Tensor,
+    mTemperature: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    label_log_prob_frozen_kernel(
+        mDy, mRowLogsumexp, mX, mLabel, mTemperature, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def label_log_prob_frozen_xla(dy, row_logsumexp, x, label, index_n, temperature):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = (jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(x / temperature - row_logsumexp)) / temperature
+    return dx
+
+
+def label_log_prob_backward_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     z = device.divide_by_row(x, temperature, False)
-    t1 = device.exp(z - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), False)
-    t0 = device.where(index_n == label, dy, 0.0) - dy * t1
+    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(z - row_logsumexp, False)
     dx = device.divide_by_row(t0, temperature, approx)
     return dx, t0 * z
 
@@ -607,15 +530,13 @@ def label_log_prob_backward_columns(temperature, total_sum):
 @cute.kernel
 def label_log_prob_backward_kernel(
     mDy: cute.Tensor,  # (rows) float32
+    mRowLogsumexp: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mTemperature: cute.Tensor,  # (1) temperature
     mDx: cute.Tensor,  # (rows, N) T
     mDtemperature: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
-    mRowMaxOfRows: cute.Tensor,  # (rows), or nothing
-    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
-    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -625,23 +546,14 @@ def label_log_prob_backward_kernel(
     at_once: cutlass.Constexpr[int],  # rows that a thread holds: one that is folded, others on their way
     exact: cutlass.Constexpr[bool],  # whether every vector lies inside a row
     resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
-    staged: cutlass.Constexpr[bool],  # whether rows come to shared memory, and one to registers; else all to registers
-    shared_sums: cutlass.Constexpr[bool],  # whether the columns' results lie there; else in registers
-    lean: cutlass.Constexpr[bool],  # whether nothing of a row stays in registers but what was read
-    whole: cutlass.Constexpr[bool],  # whether a block or a cluster has all columns; else a kernel before folded the rows
-    paced: cutlass.Constexpr[bool],  # whether blocks wait for those that memory serves worse
 ):
-    if cutlass.const_expr(paced):
-        partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps what they come to.
-    pieces = cluster
-    if cutlass.const_expr(not whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
-        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
     parts = mTotalSumParts.shape[0] // pieces
     part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
@@ -649,112 +561,50 @@ def label_log_prob_backward_kernel(
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
-    approx_terms = device.narrow(mX)
 
-    held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
-    rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
+    rRowLogsumexp = cute.make_rmem_tensor((1, at_once), mRowLogsumexp.element_type)
     rLabel = cute.make_rmem_tensor((1, at_once), mLabel.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
-    if cutlass.const_expr(not whole):
-        rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
-        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
-    if cutlass.const_expr(staged):
-        sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
-        if cutlass.const_expr(paced):
-            sSeen = partials.rows_seen(at_once)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
-    reduce.meet([*sRowMax, *sRowSum], cluster)
-    turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
         access.load_one(mDy, (row,), row < rows, rDy[None, u])
+        access.load_one(mRowLogsumexp, (row,), row < rows, rRowLogsumexp[None, u])
         access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-        if cutlass.const_expr(not whole):
-            access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
-        if cutlass.const_expr(staged):
-            access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
-            cute.arch.cp_async_commit_group()
-        else:
-            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+        access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             columns = cutlass.select_(row < rows, N, 0)
-            column, k = first, u % held
-            if cutlass.const_expr(staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
-                if cutlass.const_expr(paced):
-                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
-            if cutlass.const_expr(whole):
-                rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = label_log_prob_backward_row_max(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        cute.full((vec,), mTemperature[0], cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
-                if cutlass.const_expr(lean):
-                    access.forget(rX[None, None, k])
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = label_log_prob_backward_row_sum(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        cute.full((vec,), mTemperature[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx_terms,
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
-                if cutlass.const_expr(lean):
-                    access.forget(rX[None, None, k])
-            else:
-                row_max = rRowMaxOfRows[0, u]
-                row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = label_log_prob_backward_chain(
                     device.cast(cute.full((vec,), rDy[0, u], rDy.element_type), cutlass.Float32),
-                    device.cast(rX[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowLogsumexp[0, u], rRowLogsumexp.element_type), cutlass.Float32),
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), mTemperature[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
                 access.store_row(rDx, mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, False, per_row)
-            turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
             access.load_one(mDy, (row,), row < rows, rDy[None, u])
+            access.load_one(mRowLogsumexp, (row,), row < rows, rRowLogsumexp[None, u])
             access.load_one(mLabel, (row,), row < rows, rLabel[None, u])
-            if cutlass.const_expr(not whole):
-                access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
-            if cutlass.const_expr(staged):
-                access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
-                cute.arch.cp_async_commit_group()
-            else:
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, False, True)
 
     partials.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
@@ -787,15 +637,13 @@ def label_log_prob_backward_finish(
 def label_log_prob_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowLogsumexp: cute.Tensor,
     mX: cute.Tensor,
     mLabel: cute.Tensor,
     mTemperature: cute.Tensor,
     mDx: cute.Tensor,
     mDtemperature: cute.Tensor,
     mTotalSumParts: cute.Tensor,
-    mRowMaxOfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor,
-    mCounter: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -805,39 +653,15 @@ def label_log_prob_backward_launch(
     at_once: cutlass.Constexpr[int],
     exact: cutlass.Constexpr[bool],
     resident: cutlass.Constexpr[int],
-    staged: cutlass.Constexpr[bool],
-    shared_sums: cutlass.Constexpr[bool],
-    lean: cutlass.Constexpr[bool],
-    whole: cutlass.Constexpr[bool],
-    paced: cutlass.Constexpr[bool],
-    rows_vec: cutlass.Constexpr[int],
-    rows_ragged: cutlass.Constexpr[bool],
-    rows_threads: cutlass.Constexpr[int],
-    rows_per_row: cutlass.Constexpr[int],
-    rows_vectors: cutlass.Constexpr[int],
-    rows_cluster: cutlass.Constexpr[int],
-    rows_kept: cutlass.Constexpr[bool],
-    rows_exact: cutlass.Constexpr[bool],
-    rows_carried: cutlass.Constexpr[bool],
-    rows_lean: cutlass.Constexpr[bool],
-    rows_resident: cutlass.Constexpr[int],
-    rows_at_once: cutlass.Constexpr[int],
 ):
-    if cutlass.const_expr(not whole):
-        label_log_prob_backward_rows_launch(
-            stream, mDy, mX, mLabel, mTemperature, mRowMaxOfRows, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
-        )
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
-        if mCounter.shape[0] > 0:
-            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         label_log_prob_backward_kernel(
-            mDy, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts, mRowMaxOfRows, mRowSumOfRows, mCounter,
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
+            mDy, mRowLogsumexp, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
-            use_pdl=paced,
         )
     blocks = 1
     if blocks > 0:
@@ -846,12 +670,10 @@ def label_log_prob_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def label_log_prob_backward_xla(dy, x, label, index_n, temperature):
+def label_log_prob_backward_xla(dy, row_logsumexp, x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = x / temperature
-    t1 = jnp.max(z, axis=-1, keepdims=True)
-    t2 = jnp.where(jnp.isfinite(t1), t1, 0.0)
-    t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - (jnp.log(jnp.sum(jnp.exp(z - t2), axis=-1, keepdims=True)) + t2))
+    t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - row_logsumexp)
     dx = t0 / temperature
     dtemperature = -(jnp.sum(t0 * z, axis=None, keepdims=True) / temperature)
     return dx, dtemperature
@@ -862,6 +684,8 @@ def label_log_prob_backward_xla(dy, x, label, index_n, temperature):
     launch=label_log_prob_launch,
     xla=label_log_prob_xla,
     reference=label_log_prob_reference,
+    forward_launch=label_log_prob_forward_launch,
+    forward_xla=label_log_prob_forward_xla,
     frozen_launch=label_log_prob_frozen_launch,
     frozen_xla=label_log_prob_frozen_xla,
     backward_launch=label_log_prob_backward_launch,

@@ -235,22 +235,230 @@ def layernorm_reference(x, weight, bias, eps):
     return y
 
 
-def layernorm_frozen_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    t0 = weight * dy
-    return x, t0
+def layernorm_forward_row_mean_(x):
+    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    return x
 
 
-def layernorm_frozen_stage1(dy, x, weight, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+def layernorm_forward_row_mean2(x, row_mean_):
+    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    centred = x - row_mean_
+    return centred * centred
+
+
+def layernorm_forward_chain(x, weight, bias, eps, row_mean_, row_mean2):
+    """The chain, on one vector of each operand and the row's statistics."""
+    centred = x - row_mean_
+    rstd = device.rsqrt(row_mean2 + eps, False)
+    y = centred * rstd * weight + bias
+    return y
+
+
+def layernorm_forward_row(eps, row_mean_, row_mean2):
+    """The row's own results, from its statistics."""
+    rstd = device.rsqrt(row_mean2 + eps, False)
+    row_mean = row_mean_
+    return rstd, row_mean
+
+
+@cute.kernel
+def layernorm_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor | None,  # (N) T
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
+    mRowMean: cute.Tensor,  # (rows) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mX.shape[1]
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    if cutlass.const_expr(mWeight is None):
+        rWeight = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
+        rWeight.fill(1.0)
+    else:
+        rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    if cutlass.const_expr(mBias is None):
+        rBias = cute.make_rmem_tensor((vec, 1), cutlass.Float32)
+        rBias.fill(0.0)
+    else:
+        rBias = cute.make_rmem_tensor((vec, 1), mBias.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
+    sRowMean_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rRstd, rY, rRowMean)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMean_, *sRowMean2], cluster)
+
+        rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = layernorm_forward_row_mean_(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean_], ("mean",), values, inside)
+        row_mean_, = reduce.over_row([rRowMean_], ("mean",), sRowMean_, per_row, cluster)
+        row_mean_ = device.divide_by_count(row_mean_, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = layernorm_forward_row_mean2(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean_, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2], ("mean",), values, inside)
+        row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(mWeight is not None):
+                    access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                if cutlass.const_expr(mBias is not None):
+                    access.load_row(mBias, cute.crd2idx((0,), mBias.layout), c, step, columns, rBias, 1, ragged, False, False)
+                y = layernorm_forward_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    device.cast(rBias[None, 0].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean_, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            rstd, row_mean = layernorm_forward_row(
+                cute.full((1,), eps, cutlass.Float32),
+                cute.full((1,), row_mean_, cutlass.Float32),
+                cute.full((1,), row_mean2, cutlass.Float32),
+            )
+            rRstd[None, u].store(rstd.to(mRstd.element_type))
+            rRowMean[None, u].store(row_mean.to(mRowMean.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRstd[row] = rRstd[None, u][0]
+                mRowMean[row] = rRowMean[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rRstd, mRstd, first_row, place)
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowMean, mRowMean, first_row, place)
+
+
+@cute.jit
+def layernorm_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor | None,
+    mBias: cute.Tensor | None,
+    mY: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mX.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    layernorm_forward_kernel(
+        mX, mWeight, mBias, mY, mRstd, mRowMean,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def layernorm_forward_xla(x, weight, bias, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_mean = jnp.mean(x, axis=-1, keepdims=True)
+    centred = x - row_mean
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    y = centred * rstd * weight + bias
+    return rstd, y, row_mean
+
+
+def layernorm_frozen_stage0(dy, row_mean, x, weight):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
     t0 = weight * dy
     centred = x - row_mean
-    return centred * centred, t0 * centred
+    return t0 * centred, t0
 
 
-def layernorm_frozen_chain(dy, x, weight, size_n, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+def layernorm_frozen_chain(dy, rstd, row_mean, x, weight, size_n, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean2 + eps, approx)
     centred = x - row_mean
     t2 = size_n.to(cutlass.Float32)
     t1 = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t2, approx) * centred - device.divide(rstd * row_sum2, t2, approx)
@@ -261,10 +469,11 @@ def layernorm_frozen_chain(dy, x, weight, size_n, eps, row_mean, row_sum2, row_m
 @cute.kernel
 def layernorm_frozen_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
+    mRowMean: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor | None,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -290,9 +499,10 @@ def layernorm_frozen_kernel(
         rWeight.fill(1.0)
     else:
         rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -305,7 +515,6 @@ def layernorm_frozen_kernel(
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
-        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -316,9 +525,11 @@ def layernorm_frozen_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sStage0, *sStage1], cluster)
+        access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+        access.load_one(mRowMean, (row,), row < rows, rRowMean[None, u])
+        reduce.meet([*sStage0], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -331,41 +542,14 @@ def layernorm_frozen_kernel(
                     access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
                 values = layernorm_frozen_stage0(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                if cutlass.const_expr(mWeight is not None):
-                    access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-                values = layernorm_frozen_stage1(
-                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -383,14 +567,13 @@ def layernorm_frozen_kernel(
                     access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
                 dx = layernorm_frozen_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, 0].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
-                    cute.full((vec,), row_mean2, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
@@ -405,10 +588,11 @@ def layernorm_frozen_kernel(
 def layernorm_frozen_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -425,19 +609,18 @@ def layernorm_frozen_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     layernorm_frozen_kernel(
-        mDy, mX, mWeight, mDx,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mRowMean, mX, mWeight, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def layernorm_frozen_xla(dy, x, weight, size_n, eps):
+def layernorm_frozen_xla(dy, rstd, row_mean, x, weight, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     t0 = weight * dy
+    centred = x - row_mean
     t2 = size_n.astype(jnp.float32)
     t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
     t1 = t3 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
@@ -445,37 +628,28 @@ def layernorm_frozen_xla(dy, x, weight, size_n, eps):
     return dx
 
 
-def layernorm_backward_rows_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    return x, weight * dy
+def layernorm_backward_rows_stage0(dy, row_mean, x, weight):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    t0 = weight * dy
+    return t0 * (x - row_mean), t0
 
 
-def layernorm_backward_rows_stage1(dy, x, weight, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
-    row_mean_of_rows = row_mean
-    t0 = x - row_mean_of_rows
-    return t0 * t0, weight * dy * t0
-
-
-def layernorm_backward_rows_row(row_mean, row_sum2, row_mean2, row_sum):
+def layernorm_backward_rows_row(row_sum, row_sum2):
     """The row's own results, from its statistics."""
-    row_mean_of_rows = row_mean
-    row_sum2_of_rows = row_sum2
-    row_mean2_of_rows = row_mean2
     row_sum_of_rows = row_sum
-    return row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows
+    row_sum2_of_rows = row_sum2
+    return row_sum_of_rows, row_sum2_of_rows
 
 
 @cute.kernel
 def layernorm_backward_rows_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
+    mRowMean: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor | None,  # (N) T
-    mRowMeanOfRows: cute.Tensor,  # (rows) float32
-    mRowSum2OfRows: cute.Tensor,  # (rows) float32
-    mRowMean2OfRows: cute.Tensor,  # (rows) float32
     mRowSumOfRows: cute.Tensor,  # (rows) float32
-    eps: cutlass.Constexpr[float],
+    mRowSum2OfRows: cute.Tensor,  # (rows) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -500,16 +674,14 @@ def layernorm_backward_rows_kernel(
         rWeight.fill(1.0)
     else:
         rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
-    rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
-    rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
-    rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rX, rRowMeanOfRows, rRowSum2OfRows, rRowMean2OfRows, rRowSumOfRows)
+        place = access.meeting_place(threads, rDy, rX, rRowSumOfRows, rRowSum2OfRows)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
@@ -518,7 +690,6 @@ def layernorm_backward_rows_kernel(
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
-        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -530,9 +701,10 @@ def layernorm_backward_rows_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sStage0, *sStage1], cluster)
+        access.load_one(mRowMean, (row,), row < rows, rRowMean[None, u])
+        reduce.meet([*sStage0], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -545,77 +717,41 @@ def layernorm_backward_rows_kernel(
                     access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
                 values = layernorm_backward_rows_stage0(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, 0].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                if cutlass.const_expr(mWeight is not None):
-                    access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
-                values = layernorm_backward_rows_stage1(
-                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(count))
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
-            row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = layernorm_backward_rows_row(
-                cute.full((1,), row_mean, cutlass.Float32),
-                cute.full((1,), row_sum2, cutlass.Float32),
-                cute.full((1,), row_mean2, cutlass.Float32),
+            row_sum_of_rows, row_sum2_of_rows = layernorm_backward_rows_row(
                 cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
             )
-            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            rRowMean2OfRows[None, u].store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
             rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
+            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
             if cutlass.const_expr(at_once == 1):
-                mRowMeanOfRows[row] = rRowMeanOfRows[None, u][0]
-                mRowSum2OfRows[row] = rRowSum2OfRows[None, u][0]
-                mRowMean2OfRows[row] = rRowMean2OfRows[None, u][0]
                 mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
+                mRowSum2OfRows[row] = rRowSum2OfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
-        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
         access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
 
 @cute.jit
 def layernorm_backward_rows_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
-    mRowMeanOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
-    mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
-    eps: cutlass.Constexpr[float],
+    mRowSum2OfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -632,30 +768,23 @@ def layernorm_backward_rows_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     layernorm_backward_rows_kernel(
-        mDy, mX, mWeight, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def layernorm_backward_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    t0 = weight * dy
-    return x, t0
-
-
-def layernorm_backward_stage1(dy, x, weight, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+def layernorm_backward_stage0(dy, row_mean, x, weight):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
     t0 = weight * dy
     centred = x - row_mean
-    return centred * centred, t0 * centred
+    return t0 * centred, t0
 
 
-def layernorm_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+def layernorm_backward_chain(dy, rstd, row_mean, x, weight, size_n, row_sum, row_sum2, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
-    rstd = device.rsqrt(row_mean2 + eps, approx)
     centred = x - row_mean
     t2 = size_n.to(cutlass.Float32)
     t1 = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t2, approx) * centred - device.divide(rstd * row_sum2, t2, approx)
@@ -673,6 +802,8 @@ def layernorm_backward_columns(column_sum, column_sum2):
 @cute.kernel
 def layernorm_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
+    mRowMean: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor | None,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
@@ -680,12 +811,9 @@ def layernorm_backward_kernel(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
-    mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (rows), or nothing
-    mRowMean2OfRows: cute.Tensor,  # (rows), or nothing
     mRowSumOfRows: cute.Tensor,  # (rows), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (rows), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -727,19 +855,18 @@ def layernorm_backward_kernel(
         rWeight.fill(1.0)
     else:
         rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
-        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
-        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
-        rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
         if cutlass.const_expr(paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -747,17 +874,17 @@ def layernorm_backward_kernel(
     if cutlass.const_expr(mWeight is not None):
         access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
 
-    reduce.meet([*sStage0, *sStage1], cluster)
+    reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
+        access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+        access.load_one(mRowMean, (row,), row < rows, rRowMean[None, u])
         if cutlass.const_expr(not whole):
-            access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
-            access.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
-            access.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
             access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+            access.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
         if cutlass.const_expr(staged):
             access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -778,60 +905,38 @@ def layernorm_backward_kernel(
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
-                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = layernorm_backward_stage0(
                         device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                         device.cast(rWeight[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-                row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
-                if cutlass.const_expr(lean):
-                    if cutlass.const_expr(mWeight is not None):
-                        access.forget(rWeight)
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
-                rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = layernorm_backward_stage1(
-                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        device.cast(rWeight[None, v].load(), cutlass.Float32),
-                        cute.full((vec,), row_mean, cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-                row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
-                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(N))
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+                row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
                     if cutlass.const_expr(mWeight is not None):
                         access.forget(rWeight)
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
             else:
-                row_mean = rRowMeanOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
-                row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
+                row_sum2 = rRowSum2OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = layernorm_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, k].load(), cutlass.Float32),
                     device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
-                    cute.full((vec,), row_mean2, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -842,11 +947,11 @@ def layernorm_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
+            access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+            access.load_one(mRowMean, (row,), row < rows, rRowMean[None, u])
             if cutlass.const_expr(not whole):
-                access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
-                access.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
-                access.load_one(mRowMean2OfRows, (row,), row < rows, rRowMean2OfRows[None, u])
                 access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
+                access.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
             if cutlass.const_expr(staged):
                 access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -891,6 +996,8 @@ def layernorm_backward_finish(
 def layernorm_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor | None,
     mDx: cute.Tensor,
@@ -898,12 +1005,9 @@ def layernorm_backward_launch(
     mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor,
-    mRowMeanOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
-    mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
     mCounter: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -933,7 +1037,7 @@ def layernorm_backward_launch(
 ):
     if cutlass.const_expr(not whole):
         layernorm_backward_rows_launch(
-            stream, mDy, mX, mWeight, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
+            stream, mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     N = mDy.shape[1]
     pieces = cluster
@@ -944,8 +1048,8 @@ def layernorm_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         layernorm_backward_kernel(
-            mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, mCounter,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
+            mDy, mRstd, mRowMean, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -959,11 +1063,10 @@ def layernorm_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def layernorm_backward_xla(dy, x, weight, size_n, eps, row_axes):
+def layernorm_backward_xla(dy, rstd, row_mean, x, weight, size_n, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     t0 = weight * dy
+    centred = x - row_mean
     t2 = size_n.astype(jnp.float32)
     t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
     t1 = t3 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
@@ -978,6 +1081,8 @@ def layernorm_backward_xla(dy, x, weight, size_n, eps, row_axes):
     launch=layernorm_launch,
     xla=layernorm_xla,
     reference=layernorm_reference,
+    forward_launch=layernorm_forward_launch,
+    forward_xla=layernorm_forward_xla,
     frozen_launch=layernorm_frozen_launch,
     frozen_xla=layernorm_frozen_xla,
     backward_launch=layernorm_backward_launch,

@@ -186,25 +186,206 @@ def log_softmax_reference(x):
     return jax.nn.log_softmax(x, axis=-1)
 
 
-def log_softmax_backward_stage0(dy, x):
-    """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
-    return dy, x
+def log_softmax_forward_row_max_(x):
+    """What is folded into row_max_ (max), on one vector of each operand."""
+    return x
 
 
-def log_softmax_backward_row_sum2(x, row_max, approx):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
-    return device.exp_term(x - row_max, approx)
+def log_softmax_forward_row_sum(x, row_max_, approx_terms):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    row_max = row_max_
+    return device.exp_term(x - row_max, approx_terms)
 
 
-def log_softmax_backward_chain(dy, x, row_sum, row_max, row_sum2, approx):
+def log_softmax_forward_chain(x, row_max_, row_sum):
     """The chain, on one vector of each operand and the row's statistics."""
-    dx = dy - row_sum * device.exp(x - row_max - cute.math.log(row_sum2), approx)
+    row_log = cute.math.log(row_sum)
+    y = x - row_max_ - row_log
+    return y
+
+
+def log_softmax_forward_row(row_max_, row_sum):
+    """The row's own results, from its statistics."""
+    row_max = row_max_
+    row_log = cute.math.log(row_sum)
+    return row_max, row_log
+
+
+@cute.kernel
+def log_softmax_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowLog: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mX.shape[1]
+    approx_terms = device.narrow(mX)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowLog = cute.make_rmem_tensor((1, at_once), mRowLog.element_type)
+    sRowMax_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rY, rRowMax, rRowLog)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMax_], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = log_softmax_forward_row_max_(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax_], ("max",), values, inside)
+                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = log_softmax_forward_row_sum(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), row_max_, cutlass.Float32),
+                        approx_terms,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_max_, row_sum = reduce.over_row([rRowMax_, rRowSum], ("max", "sum"), sRowMax_, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                y = log_softmax_forward_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_max_, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            row_max, row_log = log_softmax_forward_row(
+                cute.full((1,), row_max_, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+            )
+            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
+            rRowLog[None, u].store(row_log.to(mRowLog.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowMax[row] = rRowMax[None, u][0]
+                mRowLog[row] = rRowLog[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowMax, mRowMax, first_row, place)
+        access.store_rows(rRowLog, mRowLog, first_row, place)
+
+
+@cute.jit
+def log_softmax_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mY: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowLog: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mX.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    log_softmax_forward_kernel(
+        mX, mY, mRowMax, mRowLog,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def log_softmax_forward_xla(x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_max = jnp.max(x, axis=-1, keepdims=True)
+    t0 = x - row_max
+    row_log = jnp.log(jnp.sum(jnp.exp(t0), axis=-1, keepdims=True))
+    y = t0 - row_log
+    return y, row_max, row_log
+
+
+def log_softmax_backward_row_sum(dy):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return dy
+
+
+def log_softmax_backward_chain(dy, row_max, row_log, x, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    dx = dy - row_sum * device.exp(x - row_max - row_log, approx)
     return dx
 
 
 @cute.kernel
 def log_softmax_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowLog: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
     vec: cutlass.Constexpr[int],  # columns of a vector
@@ -227,8 +408,10 @@ def log_softmax_backward_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowLog = cute.make_rmem_tensor((1, at_once), mRowLog.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -251,41 +434,24 @@ def log_softmax_backward_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sStage0], cluster)
+        access.load_one(mRowMax, (row,), row < rows, rRowMax[None, u])
+        access.load_one(mRowLog, (row,), row < rows, rRowLog[None, u])
+        reduce.meet([*sRowSum], cluster)
 
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
                 access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = log_softmax_backward_stage0(
-                        device.cast(rDy[None, v, u].load(), cutlass.Float32),
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = log_softmax_backward_row_sum2(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum2], ("sum",), values, inside)
-        row_sum, row_max, row_sum2 = reduce.over_row([rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, per_row, cluster, rescaled=((2, 1, "exp", 1.0),))
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = log_softmax_backward_row_sum(
+                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -301,10 +467,10 @@ def log_softmax_backward_kernel(
                 c = column + v * step
                 dx = log_softmax_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowLog[0, u], rRowLog.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
@@ -319,6 +485,8 @@ def log_softmax_backward_kernel(
 def log_softmax_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowLog: cute.Tensor,
     mX: cute.Tensor,
     mDx: cute.Tensor,
     vec: cutlass.Constexpr[int],
@@ -337,7 +505,7 @@ def log_softmax_backward_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     log_softmax_backward_kernel(
-        mDy, mX, mDx,
+        mDy, mRowMax, mRowLog, mX, mDx,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -345,11 +513,9 @@ def log_softmax_backward_launch(
     )
 
 
-def log_softmax_backward_xla(dy, x):
+def log_softmax_backward_xla(dy, row_max, row_log, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x - jnp.max(x, axis=-1, keepdims=True)
-    t1 = jnp.sum(dy, axis=-1, keepdims=True) * jnp.exp(t0 - jnp.log(jnp.sum(jnp.exp(t0), axis=-1, keepdims=True)))
-    dx = dy - t1
+    dx = dy - jnp.sum(dy, axis=-1, keepdims=True) * jnp.exp(x - row_max - row_log)
     return dx
 
 
@@ -358,6 +524,8 @@ def log_softmax_backward_xla(dy, x):
     launch=log_softmax_launch,
     xla=log_softmax_xla,
     reference=log_softmax_reference,
+    forward_launch=log_softmax_forward_launch,
+    forward_xla=log_softmax_forward_xla,
     backward_launch=log_softmax_backward_launch,
     backward_xla=log_softmax_backward_xla,
 )

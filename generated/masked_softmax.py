@@ -223,38 +223,249 @@ def masked_softmax_reference(x, mask):
     return jax.nn.softmax(x, axis=-1, where=mask)
 
 
-def masked_softmax_backward_keep_t0(x, mask, row_max, row_sum, approx):
+def masked_softmax_forward_keep_value(x, mask, row_max_):
+    """value, on one vector of each operand: several passes need it."""
+    t0 = device.where(mask, x, -float("inf"))
+    row_max = row_max_
+    return device.exp(t0 - row_max, False)
+
+
+def masked_softmax_forward_row_max_(x, mask):
+    """What is folded into row_max_ (max), on one vector of each operand."""
+    t0 = device.where(mask, x, -float("inf"))
+    return t0
+
+
+def masked_softmax_forward_row_sum_(value):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    return value
+
+
+def masked_softmax_forward_chain(mask, value, row_sum_, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    y = device.where(mask, device.divide_by_row(value, row_sum_, approx), 0.0)
+    return y
+
+
+def masked_softmax_forward_row(row_max_, row_sum_):
+    """The row's own results, from its statistics."""
+    row_max = row_max_
+    row_sum = row_sum_
+    return row_max, row_sum
+
+
+@cute.kernel
+def masked_softmax_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mMask: cute.Tensor,  # (rows, N) bool
+    mY: cute.Tensor,  # (rows, N) T
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mY)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rMask = cute.make_rmem_tensor((vec, vectors, at_once), mMask.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
+    if cutlass.const_expr(carried):
+        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowMax_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rMask, rY, rRowMax, rRowSum)
+        access.load_rows(mX, first_row, rX, place)
+        access.load_rows(mMask, first_row, rMask, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMax_], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = masked_softmax_forward_row_max_(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        rMask[None, v, u].load() != 0,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax_], ("max",), values, inside)
+                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    value = masked_softmax_forward_keep_value(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        rMask[None, v, u].load() != 0,
+                        cute.full((vec,), row_max_, cutlass.Float32),
+                    )
+                    if cutlass.const_expr(carried):
+                        rValueKept[None, v].store(value)
+                    values = masked_softmax_forward_row_sum_(
+                        value,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum_], ("sum",), values, inside)
+        row_max_, row_sum_ = reduce.over_row([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+        if cutlass.const_expr(carried):
+            reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            access.forget(rMask)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    value = rValueKept[None, v].load()
+                else:
+                    value = masked_softmax_forward_keep_value(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        rMask[None, v, u].load() != 0,
+                        cute.full((vec,), row_max_, cutlass.Float32),
+                    )
+                y = masked_softmax_forward_chain(
+                    rMask[None, v, u].load() != 0,
+                    value,
+                    cute.full((vec,), row_sum_, cutlass.Float32),
+                    approx,
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            row_max, row_sum = masked_softmax_forward_row(
+                cute.full((1,), row_max_, cutlass.Float32),
+                cute.full((1,), row_sum_, cutlass.Float32),
+            )
+            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
+            rRowSum[None, u].store(row_sum.to(mRowSum.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowMax[row] = rRowMax[None, u][0]
+                mRowSum[row] = rRowSum[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowMax, mRowMax, first_row, place)
+        access.store_rows(rRowSum, mRowSum, first_row, place)
+
+
+@cute.jit
+def masked_softmax_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mMask: cute.Tensor,
+    mY: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    mMask = device.as_bytes(mMask)
+    rows = mX.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    masked_softmax_forward_kernel(
+        mX, mMask, mY, mRowMax, mRowSum,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def masked_softmax_forward_xla(x, mask):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.where(mask, x, -float("inf"))
+    row_max = jnp.max(t0, axis=-1, keepdims=True)
+    t1 = jnp.exp(t0 - row_max)
+    row_sum = jnp.sum(t1, axis=-1, keepdims=True)
+    y = jnp.where(mask, t1 / row_sum, 0.0)
+    return y, row_max, row_sum
+
+
+def masked_softmax_backward_keep_t0(row_max, row_sum, x, mask, approx):
     """t0, on one vector of each operand: several passes need it."""
     t0 = device.divide_by_row(device.exp(device.where(mask, x, -float("inf")) - row_max, approx), row_sum, approx)
     return t0
 
 
-def masked_softmax_backward_row_max(x, mask):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return device.where(mask, x, -float("inf"))
-
-
-def masked_softmax_backward_row_sum(x, mask, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(device.where(mask, x, -float("inf")) - row_max, approx)
-
-
-def masked_softmax_backward_row_sum2(dy, mask, t0):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+def masked_softmax_backward_row_sum_(dy, mask, t0):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
     t1 = device.where(mask, dy, 0.0)
     return t1 * t0
 
 
-def masked_softmax_backward_chain(dy, mask, t0, row_sum2):
+def masked_softmax_backward_chain(dy, mask, t0, row_sum_):
     """The chain, on one vector of each operand and the row's statistics."""
     t1 = device.where(mask, dy, 0.0)
-    dx = device.where(mask, t0 * (t1 - row_sum2), 0.0)
+    dx = device.where(mask, t0 * (t1 - row_sum_), 0.0)
     return dx
 
 
 @cute.kernel
 def masked_softmax_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mMask: cute.Tensor,  # (rows, N) bool
     mDx: cute.Tensor,  # (rows, N) T
@@ -279,11 +490,12 @@ def masked_softmax_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rMask = cute.make_rmem_tensor((vec, vectors, at_once), mMask.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     if cutlass.const_expr(carried):
         rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -308,48 +520,11 @@ def masked_softmax_backward_kernel(
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
             access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowMax, *sRowSum2], cluster)
+        access.load_one(mRowMax, (row,), row < rows, rRowMax[None, u])
+        access.load_one(mRowSum, (row,), row < rows, rRowSum[None, u])
+        reduce.meet([*sRowSum_], cluster)
 
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-                access.load_row(mMask, cute.crd2idx((row, 0), mMask.layout), column, step, columns, rMask[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = masked_softmax_backward_row_max(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        rMask[None, v, u].load() != 0,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = masked_softmax_backward_row_sum(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        rMask[None, v, u].load() != 0,
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-            access.forget(rMask)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -359,23 +534,23 @@ def masked_softmax_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
                 t0 = masked_softmax_backward_keep_t0(
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     rMask[None, v, u].load() != 0,
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
                 if cutlass.const_expr(carried):
                     rT0Kept[None, v].store(t0)
-                values = masked_softmax_backward_row_sum2(
+                values = masked_softmax_backward_row_sum_(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     rMask[None, v, u].load() != 0,
                     t0,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum2], ("sum",), values, inside)
-        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+                reduce.accumulate([rRowSum_], ("sum",), values, inside)
+        row_sum_, = reduce.over_row([rRowSum_], ("sum",), sRowSum_, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -395,17 +570,17 @@ def masked_softmax_backward_kernel(
                     t0 = rT0Kept[None, v].load()
                 else:
                     t0 = masked_softmax_backward_keep_t0(
+                        device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         rMask[None, v, u].load() != 0,
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        cute.full((vec,), row_sum, cutlass.Float32),
                         approx,
                     )
                 dx = masked_softmax_backward_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     rMask[None, v, u].load() != 0,
                     t0,
-                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_sum_, cutlass.Float32),
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
                 if cutlass.const_expr(at_once == 1):
@@ -419,6 +594,8 @@ def masked_softmax_backward_kernel(
 def masked_softmax_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
     mX: cute.Tensor,
     mMask: cute.Tensor,
     mDx: cute.Tensor,
@@ -439,7 +616,7 @@ def masked_softmax_backward_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     masked_softmax_backward_kernel(
-        mDy, mX, mMask, mDx,
+        mDy, mRowMax, mRowSum, mX, mMask, mDx,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -447,11 +624,9 @@ def masked_softmax_backward_launch(
     )
 
 
-def masked_softmax_backward_xla(dy, x, mask):
+def masked_softmax_backward_xla(dy, row_max, row_sum, x, mask):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t2 = jnp.where(mask, x, -float("inf"))
-    t3 = jnp.exp(t2 - jnp.max(t2, axis=-1, keepdims=True))
-    t0 = t3 / jnp.sum(t3, axis=-1, keepdims=True)
+    t0 = jnp.exp(jnp.where(mask, x, -float("inf")) - row_max) / row_sum
     t1 = jnp.where(mask, dy, 0.0)
     dx = jnp.where(mask, t0 * (t1 - jnp.sum(t1 * t0, axis=-1, keepdims=True)), 0.0)
     return dx
@@ -462,6 +637,8 @@ def masked_softmax_backward_xla(dy, x, mask):
     launch=masked_softmax_launch,
     xla=masked_softmax_xla,
     reference=masked_softmax_reference,
+    forward_launch=masked_softmax_forward_launch,
+    forward_xla=masked_softmax_forward_xla,
     backward_launch=masked_softmax_backward_launch,
     backward_xla=masked_softmax_backward_xla,
 )

@@ -220,37 +220,228 @@ def modulated_layernorm_reference(x, scale, shift, eps):
     return y
 
 
-def modulated_layernorm_backward_rows_stage0(dy, x, scale):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    return x, (1.0 + scale) * dy
+def modulated_layernorm_forward_row_mean_(x):
+    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    return x
 
 
-def modulated_layernorm_backward_rows_stage1(dy, x, scale, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
-    row_mean_of_rows = row_mean
-    t0 = x - row_mean_of_rows
-    return t0 * t0, (1.0 + scale) * dy * t0
+def modulated_layernorm_forward_row_mean2(x, row_mean_):
+    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    centred = x - row_mean_
+    return centred * centred
 
 
-def modulated_layernorm_backward_rows_row(row_mean, row_sum2, row_mean2, row_sum):
+def modulated_layernorm_forward_chain(x, scale, shift, eps, row_mean_, row_mean2):
+    """The chain, on one vector of each operand and the row's statistics."""
+    centred = x - row_mean_
+    rstd = device.rsqrt(row_mean2 + eps, False)
+    y = centred * rstd * (1.0 + scale) + shift
+    return y
+
+
+def modulated_layernorm_forward_row(eps, row_mean_, row_mean2):
     """The row's own results, from its statistics."""
-    row_mean_of_rows = row_mean
-    row_sum2_of_rows = row_sum2
-    row_mean2_of_rows = row_mean2
+    rstd = device.rsqrt(row_mean2 + eps, False)
+    row_mean = row_mean_
+    return rstd, row_mean
+
+
+@cute.kernel
+def modulated_layernorm_forward_kernel(
+    mX: cute.Tensor,  # (B, S, N) T
+    mScale: cute.Tensor,  # (B, N) T
+    mShift: cute.Tensor,  # (B, N) T
+    mY: cute.Tensor,  # (B, S, N) T
+    mRstd: cute.Tensor,  # (B, S) float32
+    mRowMean: cute.Tensor,  # (B, S) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    B, S, N = mX.shape[0], mX.shape[1], mX.shape[2]
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rScale = cute.make_rmem_tensor((vec, vectors, at_once), mScale.element_type)
+    rShift = cute.make_rmem_tensor((vec, vectors, at_once), mShift.element_type)
+    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rRstd = cute.make_rmem_tensor((1,), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1,), mRowMean.element_type)
+    sRowMean_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowMean2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        iS = row % S
+        iB = (row // S)
+        columns = cutlass.select_(row < B * S, N, 0)  # past the last row nothing is accessed
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
+            access.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift[None, None, u], 1, ragged, False, kept)
+        reduce.meet([*sRowMean_, *sRowMean2], cluster)
+
+        rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = modulated_layernorm_forward_row_mean_(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean_], ("mean",), values, inside)
+        row_mean_, = reduce.over_row([rRowMean_], ("mean",), sRowMean_, per_row, cluster)
+        row_mean_ = device.divide_by_count(row_mean_, cutlass.Float32(N))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            access.forget(rScale)
+            access.forget(rShift)
+        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = modulated_layernorm_forward_row_mean2(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_mean_, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean2], ("mean",), values, inside)
+        row_mean2, = reduce.over_row([rRowMean2], ("mean",), sRowMean2, per_row, cluster)
+        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(N))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+            access.forget(rScale)
+            access.forget(rShift)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+                access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
+                access.load_row(mShift, cute.crd2idx((iB, 0), mShift.layout), column, step, columns, rShift[None, None, u], 1, ragged, False, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                y = modulated_layernorm_forward_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rScale[None, v, u].load(), cutlass.Float32),
+                    device.cast(rShift[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean_, cutlass.Float32),
+                    cute.full((vec,), row_mean2, cutlass.Float32),
+                )
+                rY.store(y.to(mY.element_type))
+                access.store_row(rY, mY, cute.crd2idx((iB, iS, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < B * S) & (first_of_row):
+            rstd, row_mean = modulated_layernorm_forward_row(
+                cute.full((1,), eps, cutlass.Float32),
+                cute.full((1,), row_mean_, cutlass.Float32),
+                cute.full((1,), row_mean2, cutlass.Float32),
+            )
+            rRstd.store(rstd.to(mRstd.element_type))
+            rRowMean.store(row_mean.to(mRowMean.element_type))
+            mRstd[iB, iS] = rRstd[0]
+            mRowMean[iB, iS] = rRowMean[0]
+
+
+@cute.jit
+def modulated_layernorm_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mShift: cute.Tensor,
+    mY: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    B, S = mX.shape[0], mX.shape[1]
+    blocks = (B * S // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    modulated_layernorm_forward_kernel(
+        mX, mScale, mShift, mY, mRstd, mRowMean,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def modulated_layernorm_forward_xla(x, scale, shift, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_mean = jnp.mean(x, axis=-1, keepdims=True)
+    centred = x - row_mean
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    y = centred * rstd * (1.0 + scale) + shift
+    return rstd, y, row_mean
+
+
+def modulated_layernorm_backward_rows_stage0(dy, row_mean, x, scale):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    t0 = (1.0 + scale) * dy
+    return t0 * (x - row_mean), t0
+
+
+def modulated_layernorm_backward_rows_row(row_sum, row_sum2):
+    """The row's own results, from its statistics."""
     row_sum_of_rows = row_sum
-    return row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows
+    row_sum2_of_rows = row_sum2
+    return row_sum_of_rows, row_sum2_of_rows
 
 
 @cute.kernel
 def modulated_layernorm_backward_rows_kernel(
     mDy: cute.Tensor,  # (B, S, N) T
+    mRstd: cute.Tensor,  # (B, S) float32
+    mRowMean: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, S, N) T
     mScale: cute.Tensor,  # (B, N) T
-    mRowMeanOfRows: cute.Tensor,  # (B, S) float32
-    mRowSum2OfRows: cute.Tensor,  # (B, S) float32
-    mRowMean2OfRows: cute.Tensor,  # (B, S) float32
     mRowSumOfRows: cute.Tensor,  # (B, S) float32
-    eps: cutlass.Constexpr[float],
+    mRowSum2OfRows: cute.Tensor,  # (B, S) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -271,12 +462,10 @@ def modulated_layernorm_backward_rows_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rScale = cute.make_rmem_tensor((vec, vectors, at_once), mScale.element_type)
-    rRowMeanOfRows = cute.make_rmem_tensor((1,), mRowMeanOfRows.element_type)
-    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
-    rRowMean2OfRows = cute.make_rmem_tensor((1,), mRowMean2OfRows.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1,), mRowSumOfRows.element_type)
+    rRowSum2OfRows = cute.make_rmem_tensor((1,), mRowSum2OfRows.element_type)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     for u in cutlass.range_constexpr(at_once):
@@ -297,9 +486,10 @@ def modulated_layernorm_backward_rows_kernel(
             access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
             access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
-        reduce.meet([*sStage0, *sStage1], cluster)
+        access.load_one(mRowMean, (iB, iS), row < B * S, rRowMean[None, u])
+        reduce.meet([*sStage0], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -311,70 +501,36 @@ def modulated_layernorm_backward_rows_kernel(
                 c = column + v * step
                 values = modulated_layernorm_backward_rows_stage0(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rScale[None, v, u].load(), cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-        row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-            access.forget(rScale)
-        rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
-                access.load_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-                access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale[None, None, u], 1, ragged, False, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                values = modulated_layernorm_backward_rows_stage1(
-                    device.cast(rDy[None, v, u].load(), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    device.cast(rScale[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-        row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster)
-        row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(N))
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+        row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster)
 
         if (row < B * S) & (first_of_row):
-            row_mean_of_rows, row_sum2_of_rows, row_mean2_of_rows, row_sum_of_rows = modulated_layernorm_backward_rows_row(
-                cute.full((1,), row_mean, cutlass.Float32),
-                cute.full((1,), row_sum2, cutlass.Float32),
-                cute.full((1,), row_mean2, cutlass.Float32),
+            row_sum_of_rows, row_sum2_of_rows = modulated_layernorm_backward_rows_row(
                 cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
             )
-            rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
             rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            mRowMeanOfRows[iB, iS] = rRowMeanOfRows[0]
-            mRowSum2OfRows[iB, iS] = rRowSum2OfRows[0]
-            mRowMean2OfRows[iB, iS] = rRowMean2OfRows[0]
+            rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
             mRowSumOfRows[iB, iS] = rRowSumOfRows[0]
+            mRowSum2OfRows[iB, iS] = rRowSum2OfRows[0]
 
 
 @cute.jit
 def modulated_layernorm_backward_rows_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mScale: cute.Tensor,
-    mRowMeanOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
-    mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
-    eps: cutlass.Constexpr[float],
+    mRowSum2OfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -391,33 +547,25 @@ def modulated_layernorm_backward_rows_launch(
     B, S = mDy.shape[0], mDy.shape[1]
     blocks = (B * S // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     modulated_layernorm_backward_rows_kernel(
-        mDy, mX, mScale, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mRowMean, mX, mScale, mRowSumOfRows, mRowSum2OfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def modulated_layernorm_backward_stage0(dy, x, scale):
-    """What is folded into row_mean (mean), row_sum2 (sum), on one vector of each operand."""
-    t0 = 1.0 + scale
-    t1 = t0 * dy
-    return x, t1
-
-
-def modulated_layernorm_backward_stage1(dy, x, scale, row_mean):
-    """What is folded into row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+def modulated_layernorm_backward_stage0(dy, row_mean, x, scale):
+    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
     t0 = 1.0 + scale
     t1 = t0 * dy
     centred = x - row_mean
-    return centred * centred, t1 * centred
+    return t1 * centred, t1
 
 
-def modulated_layernorm_backward_chain(dy, x, scale, size_n, eps, row_mean, row_sum2, row_mean2, row_sum, approx):
+def modulated_layernorm_backward_chain(dy, rstd, row_mean, x, scale, size_n, row_sum, row_sum2, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     t0 = 1.0 + scale
-    rstd = device.rsqrt(row_mean2 + eps, approx)
     centred = x - row_mean
     t3 = size_n.to(cutlass.Float32)
     t2 = t0 * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, t3, approx) * centred - device.divide(rstd * row_sum2, t3, approx)
@@ -435,6 +583,8 @@ def modulated_layernorm_backward_columns(column_sum, column_sum2):
 @cute.kernel
 def modulated_layernorm_backward_kernel(
     mDy: cute.Tensor,  # (B, S, N) T
+    mRstd: cute.Tensor,  # (B, S) float32
+    mRowMean: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, S, N) T
     mScale: cute.Tensor,  # (B, N) T
     mDx: cute.Tensor,  # (B, S, N) T
@@ -442,12 +592,9 @@ def modulated_layernorm_backward_kernel(
     mDshift: cute.Tensor,  # (B, N) T
     mColumnSumParts: cute.Tensor,  # (parts, B * N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, B * N) column_sum2 of each part
-    mRowMeanOfRows: cute.Tensor,  # (B, S), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (B, S), or nothing
-    mRowMean2OfRows: cute.Tensor,  # (B, S), or nothing
     mRowSumOfRows: cute.Tensor,  # (B, S), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (B, S), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -487,37 +634,36 @@ def modulated_layernorm_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rScale = cute.make_rmem_tensor((vec, vectors), mScale.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    rRowMean = cute.make_rmem_tensor((1, at_once), mRowMean.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
-        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
-        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
-        rRowMean2OfRows = cute.make_rmem_tensor((1, at_once), mRowMean2OfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
+        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
         if cutlass.const_expr(paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     columns, column = N, first
     access.load_row(mScale, cute.crd2idx((iB, 0), mScale.layout), column, step, columns, rScale, 1, ragged, False, False)
 
-    reduce.meet([*sStage0, *sStage1], cluster)
+    reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         iS = row
         columns = cutlass.select_(row < S, N, 0)  # past the last row nothing is accessed
         column = first
+        access.load_one(mRstd, (iB, iS), row < S, rRstd[None, u])
+        access.load_one(mRowMean, (iB, iS), row < S, rRowMean[None, u])
         if cutlass.const_expr(not whole):
-            access.load_one(mRowMeanOfRows, (iB, iS), row < S, rRowMeanOfRows[None, u])
-            access.load_one(mRowSum2OfRows, (iB, iS), row < S, rRowSum2OfRows[None, u])
-            access.load_one(mRowMean2OfRows, (iB, iS), row < S, rRowMean2OfRows[None, u])
             access.load_one(mRowSumOfRows, (iB, iS), row < S, rRowSumOfRows[None, u])
+            access.load_one(mRowSum2OfRows, (iB, iS), row < S, rRowSum2OfRows[None, u])
         if cutlass.const_expr(staged):
             access.fetch_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -539,58 +685,37 @@ def modulated_layernorm_backward_kernel(
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
-                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = modulated_layernorm_backward_stage0(
                         device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                         device.cast(rScale[None, v].load(), cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean, rRowSum2], ("mean", "sum"), values, inside)
-                row_mean, row_sum2 = reduce.over_row([rRowMean, rRowSum2], ("mean", "sum"), sStage0, per_row, cluster, turn)
-                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
-                if cutlass.const_expr(lean):
-                    access.forget(rScale)
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
-                rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = modulated_layernorm_backward_stage1(
-                        device.cast(rDy[None, v, k].load(), cutlass.Float32),
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        device.cast(rScale[None, v].load(), cutlass.Float32),
-                        cute.full((vec,), row_mean, cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean2, rRowSum], ("mean", "sum"), values, inside)
-                row_mean2, row_sum = reduce.over_row([rRowMean2, rRowSum], ("mean", "sum"), sStage1, per_row, cluster, turn)
-                row_mean2 = device.divide_by_count(row_mean2, cutlass.Float32(N))
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, inside)
+                row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
                     access.forget(rScale)
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
             else:
-                row_mean = rRowMeanOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
-                row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
+                row_sum2 = rRowSum2OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of, column_sum2_of = modulated_layernorm_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMean[0, u], rRowMean.element_type), cutlass.Float32),
                     device.cast(rX[None, v, k].load(), cutlass.Float32),
                     device.cast(rScale[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
-                    cute.full((vec,), row_mean2, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -602,11 +727,11 @@ def modulated_layernorm_backward_kernel(
             iS = row
             columns = cutlass.select_(row < S, N, 0)  # past the last row nothing is accessed
             column = first
+            access.load_one(mRstd, (iB, iS), row < S, rRstd[None, u])
+            access.load_one(mRowMean, (iB, iS), row < S, rRowMean[None, u])
             if cutlass.const_expr(not whole):
-                access.load_one(mRowMeanOfRows, (iB, iS), row < S, rRowMeanOfRows[None, u])
-                access.load_one(mRowSum2OfRows, (iB, iS), row < S, rRowSum2OfRows[None, u])
-                access.load_one(mRowMean2OfRows, (iB, iS), row < S, rRowMean2OfRows[None, u])
                 access.load_one(mRowSumOfRows, (iB, iS), row < S, rRowSumOfRows[None, u])
+                access.load_one(mRowSum2OfRows, (iB, iS), row < S, rRowSum2OfRows[None, u])
             if cutlass.const_expr(staged):
                 access.fetch_row(mDy, cute.crd2idx((iB, iS, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((iB, iS, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -654,6 +779,8 @@ def modulated_layernorm_backward_finish(
 def modulated_layernorm_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
+    mRowMean: cute.Tensor,
     mX: cute.Tensor,
     mScale: cute.Tensor,
     mDx: cute.Tensor,
@@ -661,12 +788,9 @@ def modulated_layernorm_backward_launch(
     mDshift: cute.Tensor,
     mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor,
-    mRowMeanOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
-    mRowMean2OfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor,
     mCounter: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -696,7 +820,7 @@ def modulated_layernorm_backward_launch(
 ):
     if cutlass.const_expr(not whole):
         modulated_layernorm_backward_rows_launch(
-            stream, mDy, mX, mScale, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
+            stream, mDy, mRstd, mRowMean, mX, mScale, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     B, N = mDy.shape[0], mDy.shape[2]
     pieces = cluster
@@ -707,8 +831,8 @@ def modulated_layernorm_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         modulated_layernorm_backward_kernel(
-            mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowSum2OfRows, mRowMean2OfRows, mRowSumOfRows, mCounter,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
+            mDy, mRstd, mRowMean, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -723,12 +847,11 @@ def modulated_layernorm_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def modulated_layernorm_backward_xla(dy, x, scale, size_n, eps):
+def modulated_layernorm_backward_xla(dy, rstd, row_mean, x, scale, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 + scale
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     t1 = t0 * dy
+    centred = x - row_mean
     t3 = size_n.astype(jnp.float32)
     t4 = t0 * rstd * dy - jnp.sum(t1 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t3 * centred
     t2 = t4 - rstd * jnp.sum(t1, axis=-1, keepdims=True) / t3
@@ -743,6 +866,8 @@ def modulated_layernorm_backward_xla(dy, x, scale, size_n, eps):
     launch=modulated_layernorm_launch,
     xla=modulated_layernorm_xla,
     reference=modulated_layernorm_reference,
+    forward_launch=modulated_layernorm_forward_launch,
+    forward_xla=modulated_layernorm_forward_xla,
     backward_launch=modulated_layernorm_backward_launch,
     backward_xla=modulated_layernorm_backward_xla,
 )

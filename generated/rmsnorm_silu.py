@@ -183,25 +183,183 @@ def rmsnorm_silu_reference(x, weight, eps):
     return jax.nn.silu(x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight)
 
 
-def rmsnorm_silu_frozen_keep_t2(x, weight, eps, row_mean, approx):
+def rmsnorm_silu_forward_row_mean(x):
+    """What is folded into row_mean (mean), on one vector of each operand."""
+    return x * x
+
+
+def rmsnorm_silu_forward_chain(x, weight, eps, row_mean, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    rstd = device.rsqrt(row_mean + eps, False)
+    t0 = x * rstd * weight
+    y = t0 * device.sigmoid(t0, approx)
+    return y
+
+
+def rmsnorm_silu_forward_row(eps, row_mean):
+    """The row's own results, from its statistics."""
+    rstd = device.rsqrt(row_mean + eps, False)
+    return rstd
+
+
+@cute.kernel
+def rmsnorm_silu_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mY)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
+    sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rRstd, rY)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMean], cluster)
+
+        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = rmsnorm_silu_forward_row_mean(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowMean], ("mean",), values, inside)
+        row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
+        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
+                y = rmsnorm_silu_forward_chain(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    device.cast(rWeight[None, 0].load(), cutlass.Float32),
+                    cute.full((vec,), eps, cutlass.Float32),
+                    cute.full((vec,), row_mean, cutlass.Float32),
+                    approx,
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            rstd = rmsnorm_silu_forward_row(
+                cute.full((1,), eps, cutlass.Float32),
+                cute.full((1,), row_mean, cutlass.Float32),
+            )
+            rRstd[None, u].store(rstd.to(mRstd.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRstd[row] = rRstd[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rRstd, mRstd, first_row, place)
+        access.store_rows(rY, mY, first_row, place)
+
+
+@cute.jit
+def rmsnorm_silu_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mY: cute.Tensor,
+    mRstd: cute.Tensor,
+    eps: cutlass.Constexpr[float],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mX.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    rmsnorm_silu_forward_kernel(
+        mX, mWeight, mY, mRstd,
+        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def rmsnorm_silu_forward_xla(x, weight, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    t0 = x * rstd * weight
+    y = t0 * jax.lax.logistic(t0)
+    return rstd, y
+
+
+def rmsnorm_silu_frozen_keep_t2(rstd, x, weight, approx):
     """t2, on one vector of each operand: several passes need it."""
-    rstd = device.rsqrt(row_mean + eps, approx)
     t1 = x * rstd * weight
     t2 = device.sigmoid(t1, approx)
     return t2
 
 
-def rmsnorm_silu_frozen_keep_t3(x, weight, eps, row_mean, approx):
+def rmsnorm_silu_frozen_keep_t3(rstd, x, weight, approx):
     """t3, on one vector of each operand: several passes need it."""
-    rstd = device.rsqrt(row_mean + eps, approx)
     t1 = x * rstd * weight
     t3 = 1.0 + t1 * device.sigmoid(-t1, approx)
     return t3
-
-
-def rmsnorm_silu_frozen_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
-    return x * x
 
 
 def rmsnorm_silu_frozen_row_sum(dy, x, weight, t2, t3):
@@ -209,9 +367,8 @@ def rmsnorm_silu_frozen_row_sum(dy, x, weight, t2, t3):
     return weight * dy * t2 * t3 * x
 
 
-def rmsnorm_silu_frozen_chain(dy, x, weight, size_n, eps, t2, t3, row_mean, row_sum, approx):
+def rmsnorm_silu_frozen_chain(dy, rstd, x, weight, size_n, t2, t3, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean + eps, approx)
     t4 = weight * rstd * dy * t2 * t3 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     dx = t4
     return dx
@@ -220,10 +377,10 @@ def rmsnorm_silu_frozen_chain(dy, x, weight, size_n, eps, t2, t3, row_mean, row_
 @cute.kernel
 def rmsnorm_silu_frozen_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -245,12 +402,12 @@ def rmsnorm_silu_frozen_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     if cutlass.const_expr(carried):
         rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(carried):
         rT3Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
@@ -264,7 +421,6 @@ def rmsnorm_silu_frozen_kernel(
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
-        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -275,28 +431,9 @@ def rmsnorm_silu_frozen_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowMean, *sRowSum], cluster)
+        access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+        reduce.meet([*sRowSum], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                values = rmsnorm_silu_frozen_row_mean(
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean], ("mean",), values, inside)
-        row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -307,19 +444,17 @@ def rmsnorm_silu_frozen_kernel(
                 c = column + v * step
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
                 t2 = rmsnorm_silu_frozen_keep_t2(
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
                     approx,
                 )
                 if cutlass.const_expr(carried):
                     rT2Kept[None, v].store(t2)
                 t3 = rmsnorm_silu_frozen_keep_t3(
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
                     approx,
                 )
                 if cutlass.const_expr(carried):
@@ -353,31 +488,28 @@ def rmsnorm_silu_frozen_kernel(
                     t2 = rT2Kept[None, v].load()
                 else:
                     t2 = rmsnorm_silu_frozen_keep_t2(
+                        device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                        cute.full((vec,), eps, cutlass.Float32),
-                        cute.full((vec,), row_mean, cutlass.Float32),
                         approx,
                     )
                 if cutlass.const_expr(carried):
                     t3 = rT3Kept[None, v].load()
                 else:
                     t3 = rmsnorm_silu_frozen_keep_t3(
+                        device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                        cute.full((vec,), eps, cutlass.Float32),
-                        cute.full((vec,), row_mean, cutlass.Float32),
                         approx,
                     )
                 dx = rmsnorm_silu_frozen_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, 0].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
                     t2,
                     t3,
-                    cute.full((vec,), row_mean, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
@@ -393,10 +525,10 @@ def rmsnorm_silu_frozen_kernel(
 def rmsnorm_silu_frozen_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor,
     mDx: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -413,17 +545,16 @@ def rmsnorm_silu_frozen_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     rmsnorm_silu_frozen_kernel(
-        mDy, mX, mWeight, mDx,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mX, mWeight, mDx,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def rmsnorm_silu_frozen_xla(dy, x, weight, size_n, eps):
+def rmsnorm_silu_frozen_xla(dy, rstd, x, weight, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t1 = x * rstd * weight
     t2 = jax.lax.logistic(t1)
     t3 = 1.0 + t1 * jax.lax.logistic(-t1)
@@ -433,33 +564,25 @@ def rmsnorm_silu_frozen_xla(dy, x, weight, size_n, eps):
     return dx
 
 
-def rmsnorm_silu_backward_rows_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
-    return x * x
-
-
-def rmsnorm_silu_backward_rows_row_sum(dy, x, weight, eps, row_mean):
+def rmsnorm_silu_backward_rows_row_sum(dy, rstd, x, weight):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    row_mean_of_rows = row_mean
-    t0 = x * device.rsqrt(row_mean_of_rows + eps, False) * weight
+    t0 = x * rstd * weight
     return weight * dy * device.sigmoid(t0, False) * (1.0 + t0 * device.sigmoid(-t0, False)) * x
 
 
-def rmsnorm_silu_backward_rows_row(row_mean, row_sum):
+def rmsnorm_silu_backward_rows_row(row_sum):
     """The row's own results, from its statistics."""
-    row_mean_of_rows = row_mean
     row_sum_of_rows = row_sum
-    return row_mean_of_rows, row_sum_of_rows
+    return row_sum_of_rows
 
 
 @cute.kernel
 def rmsnorm_silu_backward_rows_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor,  # (N) T
-    mRowMeanOfRows: cute.Tensor,  # (rows) float32
     mRowSumOfRows: cute.Tensor,  # (rows) float32
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -480,14 +603,13 @@ def rmsnorm_silu_backward_rows_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rWeight = cute.make_rmem_tensor((vec, 1), mWeight.element_type)
-    rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
     rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
-    sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rX, rRowMeanOfRows, rRowSumOfRows)
+        place = access.meeting_place(threads, rDy, rX, rRowSumOfRows)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
@@ -496,7 +618,6 @@ def rmsnorm_silu_backward_rows_kernel(
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
             columns = vec * vectors
-        count = vec * vectors if cutlass.const_expr(at_once > 1) else N
         first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
@@ -508,28 +629,9 @@ def rmsnorm_silu_backward_rows_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowMean, *sRowSum], cluster)
+        access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
+        reduce.meet([*sRowSum], cluster)
 
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                values = rmsnorm_silu_backward_rows_row_mean(
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                )
-                certain = exact or (kept and reduce.within(v, vectors, ragged))
-                inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowMean], ("mean",), values, inside)
-        row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster)
-        row_mean = device.divide_by_count(row_mean, cutlass.Float32(count))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
@@ -541,10 +643,9 @@ def rmsnorm_silu_backward_rows_kernel(
                 access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), c, step, columns, rWeight, 1, ragged, False, False)
                 values = rmsnorm_silu_backward_rows_row_sum(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     device.cast(rWeight[None, 0].load(), cutlass.Float32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -552,18 +653,14 @@ def rmsnorm_silu_backward_rows_kernel(
         row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
-            row_mean_of_rows, row_sum_of_rows = rmsnorm_silu_backward_rows_row(
-                cute.full((1,), row_mean, cutlass.Float32),
+            row_sum_of_rows = rmsnorm_silu_backward_rows_row(
                 cute.full((1,), row_sum, cutlass.Float32),
             )
-            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
             rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
             if cutlass.const_expr(at_once == 1):
-                mRowMeanOfRows[row] = rRowMeanOfRows[None, u][0]
                 mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
         access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
@@ -571,11 +668,10 @@ def rmsnorm_silu_backward_rows_kernel(
 def rmsnorm_silu_backward_rows_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor,
-    mRowMeanOfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -592,22 +688,16 @@ def rmsnorm_silu_backward_rows_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     rmsnorm_silu_backward_rows_kernel(
-        mDy, mX, mWeight, mRowMeanOfRows, mRowSumOfRows,
-        eps, vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+        mDy, mRstd, mX, mWeight, mRowSumOfRows,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
         min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
     )
 
 
-def rmsnorm_silu_backward_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
-    return x * x
-
-
-def rmsnorm_silu_backward_row_sum(dy, x, weight, eps, row_mean, approx):
+def rmsnorm_silu_backward_row_sum(dy, rstd, x, weight, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd
     t1 = t0 * weight
     t2 = device.sigmoid(t1, approx)
@@ -615,9 +705,8 @@ def rmsnorm_silu_backward_row_sum(dy, x, weight, eps, row_mean, approx):
     return weight * dy * t2 * t3 * x
 
 
-def rmsnorm_silu_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
+def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, row_sum, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
-    rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd
     t1 = t0 * weight
     t2 = device.sigmoid(t1, approx)
@@ -636,15 +725,14 @@ def rmsnorm_silu_backward_columns(column_sum):
 @cute.kernel
 def rmsnorm_silu_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRstd: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mWeight: cute.Tensor,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
     mDweight: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
-    mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
     mRowSumOfRows: cute.Tensor,  # (rows), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -682,30 +770,29 @@ def rmsnorm_silu_backward_kernel(
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
     rWeight = cute.make_rmem_tensor((vec, vectors), mWeight.element_type)
+    rRstd = cute.make_rmem_tensor((1, at_once), mRstd.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
-        rRowMeanOfRows = cute.make_rmem_tensor((1, at_once), mRowMeanOfRows.element_type)
         rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
         if cutlass.const_expr(paced):
             sSeen = partials.rows_seen(at_once)
-    sRowMean = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     columns, column = N, first
     access.load_row(mWeight, cute.crd2idx((0,), mWeight.layout), column, step, columns, rWeight, 1, ragged, False, False)
 
-    reduce.meet([*sRowMean, *sRowSum], cluster)
+    reduce.meet([*sRowSum], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
+        access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
         if cutlass.const_expr(not whole):
-            access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
             access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
         if cutlass.const_expr(staged):
             access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
@@ -727,29 +814,14 @@ def rmsnorm_silu_backward_kernel(
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
-                rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = rmsnorm_silu_backward_row_mean(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMean], ("mean",), values, inside)
-                row_mean, = reduce.over_row([rRowMean], ("mean",), sRowMean, per_row, cluster, turn)
-                row_mean = device.divide_by_count(row_mean, cutlass.Float32(N))
-                if cutlass.const_expr(lean):
-                    access.forget(rWeight)
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
                     values = rmsnorm_silu_backward_row_sum(
                         device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                         device.cast(rWeight[None, v].load(), cutlass.Float32),
-                        cute.full((vec,), eps, cutlass.Float32),
-                        cute.full((vec,), row_mean, cutlass.Float32),
                         approx,
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
@@ -760,17 +832,15 @@ def rmsnorm_silu_backward_kernel(
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
             else:
-                row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, column_sum_of = rmsnorm_silu_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRstd[0, u], rRstd.element_type), cutlass.Float32),
                     device.cast(rX[None, v, k].load(), cutlass.Float32),
                     device.cast(rWeight[None, v].load(), cutlass.Float32),
                     cute.full((vec,), N, cutlass.Int32),
-                    cute.full((vec,), eps, cutlass.Float32),
-                    cute.full((vec,), row_mean, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
@@ -782,8 +852,8 @@ def rmsnorm_silu_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
+            access.load_one(mRstd, (row,), row < rows, rRstd[None, u])
             if cutlass.const_expr(not whole):
-                access.load_one(mRowMeanOfRows, (row,), row < rows, rRowMeanOfRows[None, u])
                 access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
             if cutlass.const_expr(staged):
                 access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
@@ -823,15 +893,14 @@ def rmsnorm_silu_backward_finish(
 def rmsnorm_silu_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRstd: cute.Tensor,
     mX: cute.Tensor,
     mWeight: cute.Tensor,
     mDx: cute.Tensor,
     mDweight: cute.Tensor,
     mColumnSumParts: cute.Tensor,
-    mRowMeanOfRows: cute.Tensor,
     mRowSumOfRows: cute.Tensor,
     mCounter: cute.Tensor,
-    eps: cutlass.Constexpr[float],
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -861,7 +930,7 @@ def rmsnorm_silu_backward_launch(
 ):
     if cutlass.const_expr(not whole):
         rmsnorm_silu_backward_rows_launch(
-            stream, mDy, mX, mWeight, mRowMeanOfRows, mRowSumOfRows, eps, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
+            stream, mDy, mRstd, mX, mWeight, mRowSumOfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     N = mDy.shape[1]
     pieces = cluster
@@ -872,8 +941,8 @@ def rmsnorm_silu_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         rmsnorm_silu_backward_kernel(
-            mDy, mX, mWeight, mDx, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter,
-            eps, vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
+            mDy, mRstd, mX, mWeight, mDx, mDweight, mColumnSumParts, mRowSumOfRows, mCounter,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
             min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
@@ -887,9 +956,8 @@ def rmsnorm_silu_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def rmsnorm_silu_backward_xla(dy, x, weight, size_n, eps, row_axes):
+def rmsnorm_silu_backward_xla(dy, rstd, x, weight, size_n, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t0 = x * rstd
     t1 = t0 * weight
     t2 = jax.lax.logistic(t1)
@@ -906,6 +974,8 @@ def rmsnorm_silu_backward_xla(dy, x, weight, size_n, eps, row_axes):
     launch=rmsnorm_silu_launch,
     xla=rmsnorm_silu_xla,
     reference=rmsnorm_silu_reference,
+    forward_launch=rmsnorm_silu_forward_launch,
+    forward_xla=rmsnorm_silu_forward_xla,
     frozen_launch=rmsnorm_silu_frozen_launch,
     frozen_xla=rmsnorm_silu_frozen_xla,
     backward_launch=rmsnorm_silu_backward_launch,

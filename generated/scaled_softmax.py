@@ -214,36 +214,239 @@ def scaled_softmax_reference(x, scale):
     return jax.nn.softmax(scale * x, axis=-1)
 
 
-def scaled_softmax_frozen_keep_t0(x, scale, row_max, row_sum, approx):
+def scaled_softmax_forward_keep_value(x, scale, row_max_):
+    """value, on one vector of each operand: several passes need it."""
+    t0 = x * scale
+    row_max = row_max_
+    return device.exp(t0 - row_max, False)
+
+
+def scaled_softmax_forward_row_max_(x, scale):
+    """What is folded into row_max_ (max), on one vector of each operand."""
+    t0 = x * scale
+    return t0
+
+
+def scaled_softmax_forward_row_sum_(value):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    return value
+
+
+def scaled_softmax_forward_chain(value, row_sum_, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    y = device.divide_by_row(value, row_sum_, approx)
+    return y
+
+
+def scaled_softmax_forward_row(row_max_, row_sum_):
+    """The row's own results, from its statistics."""
+    row_max = row_max_
+    row_sum = row_sum_
+    return row_max, row_sum
+
+
+@cute.kernel
+def scaled_softmax_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (1) scale
+    mY: cute.Tensor,  # (rows, N) T
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mY)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
+    if cutlass.const_expr(carried):
+        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowMax_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rY, rRowMax, rRowSum)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMax_], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = scaled_softmax_forward_row_max_(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax_], ("max",), values, inside)
+                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    value = scaled_softmax_forward_keep_value(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max_, cutlass.Float32),
+                    )
+                    if cutlass.const_expr(carried):
+                        rValueKept[None, v].store(value)
+                    values = scaled_softmax_forward_row_sum_(
+                        value,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum_], ("sum",), values, inside)
+        row_max_, row_sum_ = reduce.over_row([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+        if cutlass.const_expr(carried):
+            reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                if cutlass.const_expr(carried):
+                    value = rValueKept[None, v].load()
+                else:
+                    value = scaled_softmax_forward_keep_value(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), mScale[0], cutlass.Float32),
+                        cute.full((vec,), row_max_, cutlass.Float32),
+                    )
+                y = scaled_softmax_forward_chain(
+                    value,
+                    cute.full((vec,), row_sum_, cutlass.Float32),
+                    approx,
+                )
+                rY[None, v, u].store(y.to(mY.element_type))
+                if cutlass.const_expr(at_once == 1):
+                    access.store_row(rY[None, v, u], mY, cute.crd2idx((row, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            row_max, row_sum = scaled_softmax_forward_row(
+                cute.full((1,), row_max_, cutlass.Float32),
+                cute.full((1,), row_sum_, cutlass.Float32),
+            )
+            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
+            rRowSum[None, u].store(row_sum.to(mRowSum.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mRowMax[row] = rRowMax[None, u][0]
+                mRowSum[row] = rRowSum[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowMax, mRowMax, first_row, place)
+        access.store_rows(rRowSum, mRowSum, first_row, place)
+
+
+@cute.jit
+def scaled_softmax_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mScale: cute.Tensor,
+    mY: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mX.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    scaled_softmax_forward_kernel(
+        mX, mScale, mY, mRowMax, mRowSum,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def scaled_softmax_forward_xla(x, scale):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x * scale
+    row_max = jnp.max(t0, axis=-1, keepdims=True)
+    t1 = jnp.exp(t0 - row_max)
+    row_sum = jnp.sum(t1, axis=-1, keepdims=True)
+    y = t1 / row_sum
+    return y, row_max, row_sum
+
+
+def scaled_softmax_frozen_keep_t0(row_max, row_sum, x, scale, approx):
     """t0, on one vector of each operand: several passes need it."""
     t0 = device.divide_by_row(device.exp(x * scale - row_max, approx), row_sum, approx)
     return t0
 
 
-def scaled_softmax_frozen_row_max(x, scale):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return x * scale
-
-
-def scaled_softmax_frozen_row_sum(x, scale, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x * scale - row_max, approx)
-
-
-def scaled_softmax_frozen_row_sum2(dy, t0):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+def scaled_softmax_frozen_row_sum_(dy, t0):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
     return dy * t0
 
 
-def scaled_softmax_frozen_chain(dy, scale, t0, row_sum2):
+def scaled_softmax_frozen_chain(dy, scale, t0, row_sum_):
     """The chain, on one vector of each operand and the row's statistics."""
-    dx = scale * t0 * (dy - row_sum2)
+    dx = scale * t0 * (dy - row_sum_)
     return dx
 
 
 @cute.kernel
 def scaled_softmax_frozen_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mScale: cute.Tensor,  # (1) scale
     mDx: cute.Tensor,  # (rows, N) T
@@ -267,11 +470,12 @@ def scaled_softmax_frozen_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     if cutlass.const_expr(carried):
         rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -294,46 +498,11 @@ def scaled_softmax_frozen_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowMax, *sRowSum2], cluster)
+        access.load_one(mRowMax, (row,), row < rows, rRowMax[None, u])
+        access.load_one(mRowSum, (row,), row < rows, rRowSum[None, u])
+        reduce.meet([*sRowSum_], cluster)
 
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = scaled_softmax_frozen_row_max(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = scaled_softmax_frozen_row_sum(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -342,22 +511,22 @@ def scaled_softmax_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
                 t0 = scaled_softmax_frozen_keep_t0(
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
                 if cutlass.const_expr(carried):
                     rT0Kept[None, v].store(t0)
-                values = scaled_softmax_frozen_row_sum2(
+                values = scaled_softmax_frozen_row_sum_(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     t0,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum2], ("sum",), values, inside)
-        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+                reduce.accumulate([rRowSum_], ("sum",), values, inside)
+        row_sum_, = reduce.over_row([rRowSum_], ("sum",), sRowSum_, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -375,17 +544,17 @@ def scaled_softmax_frozen_kernel(
                     t0 = rT0Kept[None, v].load()
                 else:
                     t0 = scaled_softmax_frozen_keep_t0(
+                        device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        cute.full((vec,), row_sum, cutlass.Float32),
                         approx,
                     )
                 dx = scaled_softmax_frozen_chain(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     t0,
-                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_sum_, cutlass.Float32),
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
                 if cutlass.const_expr(at_once == 1):
@@ -399,6 +568,8 @@ def scaled_softmax_frozen_kernel(
 def scaled_softmax_frozen_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
     mX: cute.Tensor,
     mScale: cute.Tensor,
     mDx: cute.Tensor,
@@ -418,7 +589,7 @@ def scaled_softmax_frozen_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     scaled_softmax_frozen_kernel(
-        mDy, mX, mScale, mDx,
+        mDy, mRowMax, mRowSum, mX, mScale, mDx,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -426,50 +597,32 @@ def scaled_softmax_frozen_launch(
     )
 
 
-def scaled_softmax_frozen_xla(dy, x, scale):
+def scaled_softmax_frozen_xla(dy, row_max, row_sum, x, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = x * scale
-    t2 = jnp.exp(t1 - jnp.max(t1, axis=-1, keepdims=True))
-    t0 = t2 / jnp.sum(t2, axis=-1, keepdims=True)
+    t0 = jnp.exp(x * scale - row_max) / row_sum
     dx = scale * t0 * (dy - jnp.sum(dy * t0, axis=-1, keepdims=True))
     return dx
 
 
-def scaled_softmax_backward_rows_row_max(x, scale):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return x * scale
+def scaled_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, scale):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    return dy * device.divide_by_row(device.exp(x * scale - row_max, False), row_sum, False)
 
 
-def scaled_softmax_backward_rows_row_sum(x, scale, row_max):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    row_max_of_rows = row_max
-    return device.exp(x * scale - row_max_of_rows, False)
-
-
-def scaled_softmax_backward_rows_row_sum2(dy, x, scale, row_max, row_sum):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
-    row_max_of_rows = row_max
-    row_sum_of_rows = row_sum
-    t0 = dy * device.divide_by_row(device.exp(x * scale - row_max_of_rows, False), row_sum_of_rows, False)
-    return t0
-
-
-def scaled_softmax_backward_rows_row(row_max, row_sum, row_sum2):
+def scaled_softmax_backward_rows_row(row_sum_):
     """The row's own results, from its statistics."""
-    row_max_of_rows = row_max
-    row_sum_of_rows = row_sum
-    row_sum2_of_rows = row_sum2
-    return row_max_of_rows, row_sum_of_rows, row_sum2_of_rows
+    row_sum__of_rows = row_sum_
+    return row_sum__of_rows
 
 
 @cute.kernel
 def scaled_softmax_backward_rows_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mScale: cute.Tensor,  # (1) scale
-    mRowMaxOfRows: cute.Tensor,  # (rows) float32
-    mRowSumOfRows: cute.Tensor,  # (rows) float32
-    mRowSum2OfRows: cute.Tensor,  # (rows) float32
+    mRowSum_OfRows: cute.Tensor,  # (rows) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -489,15 +642,14 @@ def scaled_softmax_backward_rows_kernel(
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
-    rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
-    rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
+    rRowSum_OfRows = cute.make_rmem_tensor((1, at_once), mRowSum_OfRows.element_type)
+    sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rDy, rX, rRowMaxOfRows, rRowSumOfRows, rRowSum2OfRows)
+        place = access.meeting_place(threads, rDy, rX, rRowSum_OfRows)
         access.load_rows(mDy, first_row, rDy, place)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
@@ -517,45 +669,11 @@ def scaled_softmax_backward_rows_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, rDy[None, None, u], 1, ragged, True, kept)
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        reduce.meet([*sRowMax, *sRowSum2], cluster)
+        access.load_one(mRowMax, (row,), row < rows, rRowMax[None, u])
+        access.load_one(mRowSum, (row,), row < rows, rRowSum[None, u])
+        reduce.meet([*sRowSum_], cluster)
 
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = scaled_softmax_backward_rows_row_max(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = scaled_softmax_backward_rows_row_sum(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rDy)
-            access.forget(rX)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -563,47 +681,39 @@ def scaled_softmax_backward_rows_kernel(
                 access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
             for v in cutlass.range_constexpr(vectors):
                 c = column + v * step
-                values = scaled_softmax_backward_rows_row_sum2(
+                values = scaled_softmax_backward_rows_row_sum_(
                     device.cast(rDy[None, v, u].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum2], ("sum",), values, inside)
-        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+                reduce.accumulate([rRowSum_], ("sum",), values, inside)
+        row_sum_, = reduce.over_row([rRowSum_], ("sum",), sRowSum_, per_row, cluster)
 
         if (row < rows) & (first_of_row) | (at_once > 1):
-            row_max_of_rows, row_sum_of_rows, row_sum2_of_rows = scaled_softmax_backward_rows_row(
-                cute.full((1,), row_max, cutlass.Float32),
-                cute.full((1,), row_sum, cutlass.Float32),
-                cute.full((1,), row_sum2, cutlass.Float32),
+            row_sum__of_rows = scaled_softmax_backward_rows_row(
+                cute.full((1,), row_sum_, cutlass.Float32),
             )
-            rRowMaxOfRows[None, u].store(row_max_of_rows.to(mRowMaxOfRows.element_type))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
+            rRowSum_OfRows[None, u].store(row_sum__of_rows.to(mRowSum_OfRows.element_type))
             if cutlass.const_expr(at_once == 1):
-                mRowMaxOfRows[row] = rRowMaxOfRows[None, u][0]
-                mRowSumOfRows[row] = rRowSumOfRows[None, u][0]
-                mRowSum2OfRows[row] = rRowSum2OfRows[None, u][0]
+                mRowSum_OfRows[row] = rRowSum_OfRows[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
+        access.store_rows(rRowSum_OfRows, mRowSum_OfRows, first_row, place)
 
 
 @cute.jit
 def scaled_softmax_backward_rows_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
     mX: cute.Tensor,
     mScale: cute.Tensor,
-    mRowMaxOfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
+    mRowSum_OfRows: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -620,7 +730,7 @@ def scaled_softmax_backward_rows_launch(
     rows = mDy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     scaled_softmax_backward_rows_kernel(
-        mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows,
+        mDy, mRowMax, mRowSum, mX, mScale, mRowSum_OfRows,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -628,26 +738,16 @@ def scaled_softmax_backward_rows_launch(
     )
 
 
-def scaled_softmax_backward_row_max(x, scale):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return x * scale
-
-
-def scaled_softmax_backward_row_sum(x, scale, row_max):
-    """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp(x * scale - row_max, False)
-
-
-def scaled_softmax_backward_row_sum2(dy, x, scale, row_max, row_sum):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+def scaled_softmax_backward_row_sum_(dy, row_max, row_sum, x, scale):
+    """What is folded into row_sum_ (sum), on one vector of each operand."""
     t0 = device.divide_by_row(device.exp(x * scale - row_max, False), row_sum, False)
     return dy * t0
 
 
-def scaled_softmax_backward_chain(dy, x, scale, row_max, row_sum, row_sum2):
+def scaled_softmax_backward_chain(dy, row_max, row_sum, x, scale, row_sum_):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = device.divide_by_row(device.exp(x * scale - row_max, False), row_sum, False)
-    t1 = dy - row_sum2
+    t1 = dy - row_sum_
     dx = scale * t0 * t1
     return dx, t0 * t1 * x
 
@@ -661,14 +761,14 @@ def scaled_softmax_backward_columns(total_sum):
 @cute.kernel
 def scaled_softmax_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mScale: cute.Tensor,  # (1) scale
     mDx: cute.Tensor,  # (rows, N) T
     mDscale: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
-    mRowMaxOfRows: cute.Tensor,  # (rows), or nothing
-    mRowSumOfRows: cute.Tensor,  # (rows), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (rows), or nothing
+    mRowSum_OfRows: cute.Tensor,  # (rows), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
@@ -706,32 +806,30 @@ def scaled_softmax_backward_kernel(
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, held), mX.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowSum = cute.make_rmem_tensor((1, at_once), mRowSum.element_type)
     rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
     if cutlass.const_expr(not whole):
-        rRowMaxOfRows = cute.make_rmem_tensor((1, at_once), mRowMaxOfRows.element_type)
-        rRowSumOfRows = cute.make_rmem_tensor((1, at_once), mRowSumOfRows.element_type)
-        rRowSum2OfRows = cute.make_rmem_tensor((1, at_once), mRowSum2OfRows.element_type)
+        rRowSum_OfRows = cute.make_rmem_tensor((1, at_once), mRowSum_OfRows.element_type)
     if cutlass.const_expr(staged):
         sDy = access.staging(mDy.element_type, vec * 1, vectors, at_once, threads)
         sX = access.staging(mX.element_type, vec * 1, vectors, at_once, threads)
         if cutlass.const_expr(paced):
             sSeen = partials.rows_seen(at_once)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
-    reduce.meet([*sRowMax, *sRowSum, *sRowSum2], cluster)
+    reduce.meet([*sRowSum_], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
         column = first
+        access.load_one(mRowMax, (row,), row < rows, rRowMax[None, u])
+        access.load_one(mRowSum, (row,), row < rows, rRowSum[None, u])
         if cutlass.const_expr(not whole):
-            access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-            access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
-            access.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+            access.load_one(mRowSum_OfRows, (row,), row < rows, rRowSum_OfRows[None, u])
         if cutlass.const_expr(staged):
             access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
             access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -752,62 +850,33 @@ def scaled_softmax_backward_kernel(
                 access.take_row(sDy[None, None, u], column, step, columns, rDy[None, None, k])
                 access.take_row(sX[None, None, u], column, step, columns, rX[None, None, k])
             if cutlass.const_expr(whole):
-                rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+                rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     c = first + v * step
-                    values = scaled_softmax_backward_row_max(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
-                if cutlass.const_expr(lean):
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = scaled_softmax_backward_row_sum(
-                        device.cast(rX[None, v, k].load(), cutlass.Float32),
-                        cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                    )
-                    inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
-                if cutlass.const_expr(lean):
-                    access.forget(rDy[None, None, k])
-                    access.forget(rX[None, None, k])
-                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    c = first + v * step
-                    values = scaled_softmax_backward_row_sum2(
+                    values = scaled_softmax_backward_row_sum_(
                         device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        cute.full((vec,), row_sum, cutlass.Float32),
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
-                    reduce.accumulate([rRowSum2], ("sum",), values, inside)
-                row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster, turn)
+                    reduce.accumulate([rRowSum_], ("sum",), values, inside)
+                row_sum_, = reduce.over_row([rRowSum_], ("sum",), sRowSum_, per_row, cluster, turn)
                 if cutlass.const_expr(lean):
                     access.forget(rDy[None, None, k])
                     access.forget(rX[None, None, k])
             else:
-                row_max = rRowMaxOfRows[0, u]
-                row_sum = rRowSumOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
+                row_sum_ = rRowSum_OfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 c = first + v * step
                 dx, total_sum_of = scaled_softmax_backward_chain(
                     device.cast(rDy[None, v, k].load(), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, k].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
+                    cute.full((vec,), row_sum_, cutlass.Float32),
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
@@ -817,10 +886,10 @@ def scaled_softmax_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is on its way while others are folded
             columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
             column = first
+            access.load_one(mRowMax, (row,), row < rows, rRowMax[None, u])
+            access.load_one(mRowSum, (row,), row < rows, rRowSum[None, u])
             if cutlass.const_expr(not whole):
-                access.load_one(mRowMaxOfRows, (row,), row < rows, rRowMaxOfRows[None, u])
-                access.load_one(mRowSumOfRows, (row,), row < rows, rRowSumOfRows[None, u])
-                access.load_one(mRowSum2OfRows, (row,), row < rows, rRowSum2OfRows[None, u])
+                access.load_one(mRowSum_OfRows, (row,), row < rows, rRowSum_OfRows[None, u])
             if cutlass.const_expr(staged):
                 access.fetch_row(mDy, cute.crd2idx((row, 0), mDy.layout), column, step, columns, sDy[None, None, u], 1)
                 access.fetch_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, sX[None, None, u], 1)
@@ -858,14 +927,14 @@ def scaled_softmax_backward_finish(
 def scaled_softmax_backward_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowSum: cute.Tensor,
     mX: cute.Tensor,
     mScale: cute.Tensor,
     mDx: cute.Tensor,
     mDscale: cute.Tensor,
     mTotalSumParts: cute.Tensor,
-    mRowMaxOfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor,
+    mRowSum_OfRows: cute.Tensor,
     mCounter: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
@@ -896,14 +965,14 @@ def scaled_softmax_backward_launch(
 ):
     if cutlass.const_expr(not whole):
         scaled_softmax_backward_rows_launch(
-            stream, mDy, mX, mScale, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
+            stream, mDy, mRowMax, mRowSum, mX, mScale, mRowSum_OfRows, rows_vec, rows_ragged, rows_threads, rows_per_row, rows_vectors, rows_cluster, rows_kept, rows_exact, rows_carried, rows_lean, rows_resident, rows_at_once,
         )
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         scaled_softmax_backward_kernel(
-            mDy, mX, mScale, mDx, mDscale, mTotalSumParts, mRowMaxOfRows, mRowSumOfRows, mRowSum2OfRows, mCounter,
+            mDy, mRowMax, mRowSum, mX, mScale, mDx, mDscale, mTotalSumParts, mRowSum_OfRows, mCounter,
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, resident, staged, shared_sums, lean, whole, paced,
         ).launch(
             grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -917,11 +986,9 @@ def scaled_softmax_backward_launch(
         ).launch(grid=(blocks, 1, 1), block=(256, 1, 1), stream=stream, use_pdl=partials.overlaps())
 
 
-def scaled_softmax_backward_xla(dy, x, scale):
+def scaled_softmax_backward_xla(dy, row_max, row_sum, x, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t2 = x * scale
-    t3 = jnp.exp(t2 - jnp.max(t2, axis=-1, keepdims=True))
-    t0 = t3 / jnp.sum(t3, axis=-1, keepdims=True)
+    t0 = jnp.exp(x * scale - row_max) / row_sum
     t1 = dy - jnp.sum(dy * t0, axis=-1, keepdims=True)
     dx = scale * t0 * t1
     dscale = jnp.sum(t0 * t1 * x, axis=None, keepdims=True)
@@ -933,6 +1000,8 @@ def scaled_softmax_backward_xla(dy, x, scale):
     launch=scaled_softmax_launch,
     xla=scaled_softmax_xla,
     reference=scaled_softmax_reference,
+    forward_launch=scaled_softmax_forward_launch,
+    forward_xla=scaled_softmax_forward_xla,
     frozen_launch=scaled_softmax_frozen_launch,
     frozen_xla=scaled_softmax_frozen_xla,
     backward_launch=scaled_softmax_backward_launch,

@@ -210,41 +210,224 @@ def softmax_entropy_reference(x):
     return entropy
 
 
-def softmax_entropy_backward_keep_t2(dentropy, x, row_max, row_sum, approx):
+def softmax_entropy_forward_row_max_(x):
+    """What is folded into row_max_ (max), on one vector of each operand."""
+    return x
+
+
+def softmax_entropy_forward_row_sum(x, row_max_, approx_terms):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    row_max = row_max_
+    return device.exp_term(x - row_max, approx_terms)
+
+
+def softmax_entropy_forward_row_sum2(x, row_max_, row_sum):
+    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    row_log = cute.math.log(row_sum)
+    log_p = x - row_max_ - row_log
+    return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, False) * log_p)
+
+
+def softmax_entropy_forward_row(row_max_, row_sum, row_sum2):
+    """The row's own results, from its statistics."""
+    entropy = -row_sum2
+    row_max = row_max_
+    row_log = cute.math.log(row_sum)
+    return entropy, row_max, row_log
+
+
+@cute.kernel
+def softmax_entropy_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mEntropy: cute.Tensor,  # (rows) float32
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowLog: cute.Tensor,  # (rows) float32
+    vec: cutlass.Constexpr[int],  # columns of a vector
+    ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block
+    per_row: cutlass.Constexpr[int],  # threads of a block that share a row
+    vectors: cutlass.Constexpr[int],  # of a thread
+    cluster: cutlass.Constexpr[int],  # blocks that share a row
+    kept: cutlass.Constexpr[bool],  # whether the row stays in registers; else each pass reads it again
+    exact: cutlass.Constexpr[bool],  # whether every vector lies inside the row
+    carried: cutlass.Constexpr[bool],  # whether dear values stay in registers; else each pass computes them again
+    lean: cutlass.Constexpr[bool],  # whether nothing else than the row stays
+    resident: cutlass.Constexpr[int],  # blocks that a processor has registers for, at least, unless 0
+    at_once: cutlass.Constexpr[int],  # neighbouring rows of a thread, which are read and written together
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows, N = mX.shape[0], mX.shape[1]
+    approx_terms = device.narrow(mX)
+
+    rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
+    rEntropy = cute.make_rmem_tensor((1, at_once), mEntropy.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowLog = cute.make_rmem_tensor((1, at_once), mRowLog.element_type)
+    sRowMax_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
+    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+
+    first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
+    if cutlass.const_expr(at_once > 1):
+        place = access.meeting_place(threads, rX, rEntropy, rRowMax, rRowLog)
+        access.load_rows(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
+        row = first_row + u
+        columns = cutlass.select_(row < rows, N, 0)  # past the last row nothing is accessed
+        if cutlass.const_expr(at_once > 1):  # what is read in here then is what all rows share
+            columns = vec * vectors
+        first = cutlass.Int32((bidx % cluster * per_row + tidx % per_row) * vec)
+        if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
+            first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
+        step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
+        passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
+
+        column = first
+        if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
+            access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+        reduce.meet([*sRowMax_, *sRowSum2], cluster)
+
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = softmax_entropy_forward_row_max_(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowMax_], ("max",), values, inside)
+                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    c = column + v * step
+                    values = softmax_entropy_forward_row_sum(
+                        device.cast(rX[None, v, u].load(), cutlass.Float32),
+                        cute.full((vec,), row_max_, cutlass.Float32),
+                        approx_terms,
+                    )
+                    certain = exact or (kept and reduce.within(v, vectors, ragged))
+                    inside = reduce.inside(c, columns, vec, ragged, certain)
+                    reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_max_, row_sum = reduce.over_row([rRowMax_, rRowSum], ("max", "sum"), sRowMax_, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
+
+        if cutlass.const_expr(lean):
+            first = device.unseen(first)
+            access.forget(rX)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(passes):
+            column = first + p * (step * vectors)
+            if cutlass.const_expr(not kept):
+                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
+            for v in cutlass.range_constexpr(vectors):
+                c = column + v * step
+                values = softmax_entropy_forward_row_sum2(
+                    device.cast(rX[None, v, u].load(), cutlass.Float32),
+                    cute.full((vec,), row_max_, cutlass.Float32),
+                    cute.full((vec,), row_sum, cutlass.Float32),
+                )
+                certain = exact or (kept and reduce.within(v, vectors, ragged))
+                inside = reduce.inside(c, columns, vec, ragged, certain)
+                reduce.accumulate([rRowSum2], ("sum",), values, inside)
+        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            entropy, row_max, row_log = softmax_entropy_forward_row(
+                cute.full((1,), row_max_, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+                cute.full((1,), row_sum2, cutlass.Float32),
+            )
+            rEntropy[None, u].store(entropy.to(mEntropy.element_type))
+            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
+            rRowLog[None, u].store(row_log.to(mRowLog.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mEntropy[row] = rEntropy[None, u][0]
+                mRowMax[row] = rRowMax[None, u][0]
+                mRowLog[row] = rRowLog[None, u][0]
+
+    if cutlass.const_expr(at_once > 1):
+        access.store_rows(rEntropy, mEntropy, first_row, place)
+        access.store_rows(rRowMax, mRowMax, first_row, place)
+        access.store_rows(rRowLog, mRowLog, first_row, place)
+
+
+@cute.jit
+def softmax_entropy_forward_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,
+    mEntropy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowLog: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+    per_row: cutlass.Constexpr[int],
+    vectors: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+    exact: cutlass.Constexpr[bool],
+    carried: cutlass.Constexpr[bool],
+    lean: cutlass.Constexpr[bool],
+    resident: cutlass.Constexpr[int],
+    at_once: cutlass.Constexpr[int],
+):
+    rows = mX.shape[0]
+    blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
+    softmax_entropy_forward_kernel(
+        mX, mEntropy, mRowMax, mRowLog,
+        vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
+    ).launch(
+        grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
+        min_blocks_per_mp=resident, preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )
+
+
+def softmax_entropy_forward_xla(x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_max = jnp.max(x, axis=-1, keepdims=True)
+    t0 = x - row_max
+    row_log = jnp.log(jnp.sum(jnp.exp(t0), axis=-1, keepdims=True))
+    log_p = t0 - row_log
+    entropy = -jnp.sum(jnp.where(log_p == -float("inf"), 0.0, jnp.exp(log_p) * log_p), axis=-1, keepdims=True)
+    return entropy, row_max, row_log
+
+
+def softmax_entropy_backward_keep_t2(dentropy, row_max, row_log, x, approx):
     """t2, on one vector of each operand: several passes need it."""
-    log_p = x - row_max - cute.math.log(row_sum)
+    log_p = x - row_max - row_log
     t0 = device.where(log_p == -float("inf"), 0.0, -dentropy)
     t1 = device.exp(log_p, approx)
     t2 = t0 * t1 + t0 * log_p * t1
     return t2
 
 
-def softmax_entropy_backward_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
-    return x
-
-
-def softmax_entropy_backward_row_sum(x, row_max, approx):
+def softmax_entropy_backward_row_sum(t2):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - row_max, approx)
-
-
-def softmax_entropy_backward_row_sum2(t2):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
     return t2
 
 
-def softmax_entropy_backward_chain(x, t2, row_max, row_sum, row_sum2, approx):
+def softmax_entropy_backward_chain(row_max, row_log, x, t2, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    log_p = x - row_max - cute.math.log(row_sum)
+    log_p = x - row_max - row_log
     t1 = device.exp(log_p, approx)
-    dx = t2 - row_sum2 * t1
+    dx = t2 - row_sum * t1
     return dx
 
 
 @cute.kernel
 def softmax_entropy_backward_kernel(
     mDentropy: cute.Tensor,  # (rows) float32
+    mRowMax: cute.Tensor,  # (rows) float32
+    mRowLog: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
     vec: cutlass.Constexpr[int],  # columns of a vector
@@ -267,11 +450,12 @@ def softmax_entropy_backward_kernel(
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rDentropy = cute.make_rmem_tensor((1, at_once), mDentropy.element_type)
+    rRowMax = cute.make_rmem_tensor((1, at_once), mRowMax.element_type)
+    rRowLog = cute.make_rmem_tensor((1, at_once), mRowLog.element_type)
     rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
     if cutlass.const_expr(carried):
         rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
-    sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
+    sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
@@ -293,43 +477,11 @@ def softmax_entropy_backward_kernel(
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
         access.load_one(mDentropy, (row,), row < rows, rDentropy[None, u])
-        reduce.meet([*sRowMax, *sRowSum2], cluster)
+        access.load_one(mRowMax, (row,), row < rows, rRowMax[None, u])
+        access.load_one(mRowLog, (row,), row < rows, rRowLog[None, u])
+        reduce.meet([*sRowSum], cluster)
 
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            some = 2 if cutlass.const_expr(lean) else vectors  # vectors of a thread, after which the maximum is looked at
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = softmax_entropy_backward_row_max(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowMax], ("max",), values, inside)
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    c = column + v * step
-                    values = softmax_entropy_backward_row_sum(
-                        device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
-                    )
-                    certain = exact or (kept and reduce.within(v, vectors, ragged))
-                    inside = reduce.inside(c, columns, vec, ragged, certain)
-                    reduce.accumulate([rRowSum], ("sum",), values, inside)
-        row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
-
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rX)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(passes):
             column = first + p * (step * vectors)
             if cutlass.const_expr(not kept):
@@ -338,20 +490,20 @@ def softmax_entropy_backward_kernel(
                 c = column + v * step
                 t2 = softmax_entropy_backward_keep_t2(
                     device.cast(cute.full((vec,), rDentropy[0, u], rDentropy.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowLog[0, u], rRowLog.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
                     approx,
                 )
                 if cutlass.const_expr(carried):
                     rT2Kept[None, v].store(t2)
-                values = softmax_entropy_backward_row_sum2(
+                values = softmax_entropy_backward_row_sum(
                     t2,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
-                reduce.accumulate([rRowSum2], ("sum",), values, inside)
-        row_sum2, = reduce.over_row([rRowSum2], ("sum",), sRowSum2, per_row, cluster)
+                reduce.accumulate([rRowSum], ("sum",), values, inside)
+        row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster)
 
         if cutlass.const_expr(lean):
             first = device.unseen(first)
@@ -368,17 +520,17 @@ def softmax_entropy_backward_kernel(
                 else:
                     t2 = softmax_entropy_backward_keep_t2(
                         device.cast(cute.full((vec,), rDentropy[0, u], rDentropy.element_type), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                        device.cast(cute.full((vec,), rRowLog[0, u], rRowLog.element_type), cutlass.Float32),
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
-                        cute.full((vec,), row_max, cutlass.Float32),
-                        cute.full((vec,), row_sum, cutlass.Float32),
                         approx,
                     )
                 dx = softmax_entropy_backward_chain(
+                    device.cast(cute.full((vec,), rRowMax[0, u], rRowMax.element_type), cutlass.Float32),
+                    device.cast(cute.full((vec,), rRowLog[0, u], rRowLog.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     t2,
-                    cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
-                    cute.full((vec,), row_sum2, cutlass.Float32),
                     approx,
                 )
                 rDx[None, v, u].store(dx.to(mDx.element_type))
@@ -393,6 +545,8 @@ def softmax_entropy_backward_kernel(
 def softmax_entropy_backward_launch(
     stream: cuda.CUstream,
     mDentropy: cute.Tensor,
+    mRowMax: cute.Tensor,
+    mRowLog: cute.Tensor,
     mX: cute.Tensor,
     mDx: cute.Tensor,
     vec: cutlass.Constexpr[int],
@@ -411,7 +565,7 @@ def softmax_entropy_backward_launch(
     rows = mDentropy.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
     softmax_entropy_backward_kernel(
-        mDentropy, mX, mDx,
+        mDentropy, mRowMax, mRowLog, mX, mDx,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -419,10 +573,9 @@ def softmax_entropy_backward_launch(
     )
 
 
-def softmax_entropy_backward_xla(dentropy, x):
+def softmax_entropy_backward_xla(dentropy, row_max, row_log, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t3 = x - jnp.max(x, axis=-1, keepdims=True)
-    log_p = t3 - jnp.log(jnp.sum(jnp.exp(t3), axis=-1, keepdims=True))
+    log_p = x - row_max - row_log
     t0 = jnp.where(log_p == -float("inf"), 0.0, -dentropy)
     t1 = jnp.exp(log_p)
     t2 = t0 * t1 + t0 * log_p * t1
@@ -435,6 +588,8 @@ def softmax_entropy_backward_xla(dentropy, x):
     launch=softmax_entropy_launch,
     xla=softmax_entropy_xla,
     reference=softmax_entropy_reference,
+    forward_launch=softmax_entropy_forward_launch,
+    forward_xla=softmax_entropy_forward_xla,
     backward_launch=softmax_entropy_backward_launch,
     backward_xla=softmax_entropy_backward_xla,
 )

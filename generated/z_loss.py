@@ -179,28 +179,28 @@ def z_loss_reference(x):
     return jax.nn.logsumexp(x, axis=-1) ** 2
 
 
-def z_loss_backward_row_max(x):
+def z_loss_forward_row_max(x):
     """What is folded into row_max (max), on one vector of each operand."""
     return x
 
 
-def z_loss_backward_row_sum(x, row_max, approx):
+def z_loss_forward_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
-def z_loss_backward_chain(dy, x, row_max, row_sum, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
-    t0 = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
-    dx = 2.0 * dy * t0 * device.exp(x - t0, approx)
-    return dx
+def z_loss_forward_row(row_max, row_sum):
+    """The row's own results, from its statistics."""
+    row_logsumexp = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    y = row_logsumexp * row_logsumexp
+    return y, row_logsumexp
 
 
 @cute.kernel
-def z_loss_backward_kernel(
-    mDy: cute.Tensor,  # (rows) float32
+def z_loss_forward_kernel(
     mX: cute.Tensor,  # (rows, N) T
-    mDx: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows) float32
+    mRowLogsumexp: cute.Tensor,  # (rows) float32
     vec: cutlass.Constexpr[int],  # columns of a vector
     ragged: cutlass.Constexpr[bool],  # whether a row is no multiple of vec
     threads: cutlass.Constexpr[int],  # of a block
@@ -216,17 +216,17 @@ def z_loss_backward_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDy.shape[0], mX.shape[1]
-    approx = device.narrow(mDx)
+    rows, N = mX.shape[0], mX.shape[1]
+    approx_terms = device.narrow(mX)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
-    rDy = cute.make_rmem_tensor((1, at_once), mDy.element_type)
-    rDx = cute.make_rmem_tensor((vec, vectors, at_once), mDx.element_type)
+    rY = cute.make_rmem_tensor((1, at_once), mY.element_type)
+    rRowLogsumexp = cute.make_rmem_tensor((1, at_once), mRowLogsumexp.element_type)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32))
 
     first_row = (bidx // cluster * (threads // per_row) + tidx // per_row) * at_once
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(threads, rX, rDx)
+        place = access.meeting_place(threads, rX, rY, rRowLogsumexp)
         access.load_rows(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         # This thread's row, and its vectors: `vectors` of them at a time, `step` columns apart, from column `first` on.
@@ -238,12 +238,12 @@ def z_loss_backward_kernel(
         if cutlass.const_expr(ragged):  # vectors are aligned in memory, not in the row
             first -= cutlass.Int32(cutlass.Int64(row) * (N) % vec)
         step = per_row * cluster * vec
+        first_of_row = (bidx % cluster == 0) & (tidx % per_row == 0)
         passes = 1 if cutlass.const_expr(kept) else (N + vec + step * vectors - 2) // (step * vectors)
 
         column = first
         if cutlass.const_expr(kept and at_once == 1):  # the row is read here, and stays
             access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-        access.load_one(mDy, (row,), row < rows, rDy[None, u])
         reduce.meet([*sRowMax], cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -258,7 +258,7 @@ def z_loss_backward_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = z_loss_backward_row_max(
+                    values = z_loss_forward_row_max(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
@@ -267,47 +267,38 @@ def z_loss_backward_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     c = column + v * step
-                    values = z_loss_backward_row_sum(
+                    values = z_loss_forward_row_sum(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), row_max, cutlass.Float32),
-                        approx,
+                        approx_terms,
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
                     reduce.accumulate([rRowSum], ("sum",), values, inside)
         row_max, row_sum = reduce.over_row([rRowMax, rRowSum], ("max", "sum"), sRowMax, per_row, cluster, rescaled=((1, 0, "exp", 1.0),))
 
-        if cutlass.const_expr(lean):
-            first = device.unseen(first)
-            access.forget(rX)
-
-        for p in cutlass.range(passes):
-            column = first + p * (step * vectors)
-            if cutlass.const_expr(not kept):
-                access.load_row(mX, cute.crd2idx((row, 0), mX.layout), column, step, columns, rX[None, None, u], 1, ragged, True, kept)
-            for v in cutlass.range_constexpr(vectors):
-                c = column + v * step
-                dx = z_loss_backward_chain(
-                    device.cast(cute.full((vec,), rDy[0, u], rDy.element_type), cutlass.Float32),
-                    device.cast(rX[None, v, u].load(), cutlass.Float32),
-                    cute.full((vec,), row_max, cutlass.Float32),
-                    cute.full((vec,), row_sum, cutlass.Float32),
-                    approx,
-                )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                if cutlass.const_expr(at_once == 1):
-                    access.store_row(rDx[None, v, u], mDx, cute.crd2idx((row, 0), mDx.layout), column, v * step, columns, 1, ragged, True, per_row)
+        if (row < rows) & (first_of_row) | (at_once > 1):
+            y, row_logsumexp = z_loss_forward_row(
+                cute.full((1,), row_max, cutlass.Float32),
+                cute.full((1,), row_sum, cutlass.Float32),
+            )
+            rY[None, u].store(y.to(mY.element_type))
+            rRowLogsumexp[None, u].store(row_logsumexp.to(mRowLogsumexp.element_type))
+            if cutlass.const_expr(at_once == 1):
+                mY[row] = rY[None, u][0]
+                mRowLogsumexp[row] = rRowLogsumexp[None, u][0]
 
     if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+        access.store_rows(rY, mY, first_row, place)
+        access.store_rows(rRowLogsumexp, mRowLogsumexp, first_row, place)
 
 
 @cute.jit
-def z_loss_backward_launch(
+def z_loss_forward_launch(
     stream: cuda.CUstream,
-    mDy: cute.Tensor,
     mX: cute.Tensor,
-    mDx: cute.Tensor,
+    mY: cute.Tensor,
+    mRowLogsumexp: cute.Tensor,
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     threads: cutlass.Constexpr[int],
@@ -321,10 +312,10 @@ def z_loss_backward_launch(
     resident: cutlass.Constexpr[int],
     at_once: cutlass.Constexpr[int],
 ):
-    rows = mDy.shape[0]
+    rows = mX.shape[0]
     blocks = (rows // (threads // per_row * at_once) + 1) * cluster  # one more than full ones: for the rest, or no rows at all
-    z_loss_backward_kernel(
-        mDy, mX, mDx,
+    z_loss_forward_kernel(
+        mX, mY, mRowLogsumexp,
         vec, ragged, threads, per_row, vectors, cluster, kept, exact, carried, lean, resident, at_once,
     ).launch(
         grid=(blocks, 1, 1), block=(threads, 1, 1), cluster=(cluster, 1, 1), stream=stream,
@@ -332,12 +323,104 @@ def z_loss_backward_launch(
     )
 
 
-def z_loss_backward_xla(dy, x):
+def z_loss_forward_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.max(x, axis=-1, keepdims=True)
-    t2 = jnp.where(jnp.isfinite(t1), t1, 0.0)
-    t0 = jnp.log(jnp.sum(jnp.exp(x - t2), axis=-1, keepdims=True)) + t2
-    dx = 2.0 * dy * t0 * jnp.exp(x - t0)
+    t0 = jnp.max(x, axis=-1, keepdims=True)
+    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_logsumexp = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
+    y = row_logsumexp * row_logsumexp
+    return y, row_logsumexp
+
+
+def z_loss_backward_chain(dy, row_logsumexp, x, approx):
+    """The chain, on one vector of each operand."""
+    dx = 2.0 * dy * row_logsumexp * device.exp(x - row_logsumexp, approx)
+    return dx
+
+
+@cute.kernel
+def z_loss_backward_kernel(
+    mDy: cute.Tensor,  # (rows) float32
+    mRowLogsumexp: cute.Tensor,  # (rows) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    vec: cutlass.Constexpr[int],  # elements a thread
+    ragged: cutlass.Constexpr[bool],  # whether N is no multiple of vec
+    threads: cutlass.Constexpr[int],  # of a block; block_dim() would do, but it is miscompiled for 1024
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    N = mDx.shape[1]
+    size = cutlass.Int64(mDx.shape[0]) * N
+
+    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
+    start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
+    valid = size - start
+    iN = cutlass.Int32(start % N)
+    row = cutlass.Int32(start // N)
+    approx = device.narrow(mDx)
+
+    rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
+    rRowLogsumexp = cute.make_rmem_tensor((vec,), mRowLogsumexp.element_type)
+    rX = cute.make_rmem_tensor((vec,), mX.element_type)
+    rDx = cute.make_rmem_tensor((vec,), mDx.element_type)
+
+    if valid > 0:
+        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
+        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
+        if cutlass.const_expr(not ragged):
+            rDy.fill(mDy[row])
+            rRowLogsumexp.fill(mRowLogsumexp[row])
+            cute.autovec_copy(gX, rX)
+        else:
+            device.copy_whole_or_part(gX, rX, valid)
+            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
+                rDy.fill(mDy[row])
+                rRowLogsumexp.fill(mRowLogsumexp[row])
+            else:
+                row_i, iN_i = row, iN
+                for i in cutlass.range_constexpr(vec):
+                    if i < valid:
+                        rDy[i] = mDy[row_i]
+                        rRowLogsumexp[i] = mRowLogsumexp[row_i]
+                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+
+        dx = z_loss_backward_chain(
+            device.cast(rDy.load(), cutlass.Float32),
+            device.cast(rRowLogsumexp.load(), cutlass.Float32),
+            device.cast(rX.load(), cutlass.Float32),
+            approx,
+        )
+        rDx.store(dx.to(mDx.element_type))
+
+        if cutlass.const_expr(not ragged):
+            cute.autovec_copy(rDx, gDx)
+        else:
+            device.copy_whole_or_part(rDx, gDx, valid)
+
+
+@cute.jit
+def z_loss_backward_launch(
+    stream: cuda.CUstream,
+    mDy: cute.Tensor,
+    mRowLogsumexp: cute.Tensor,
+    mX: cute.Tensor,
+    mDx: cute.Tensor,
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    threads: cutlass.Constexpr[int],
+):
+    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
+    blocks = size // (vec * threads) + 1  # one more than full ones: for the rest, or where the arrays are empty
+    z_loss_backward_kernel(
+        mDy, mRowLogsumexp, mX, mDx,
+        vec, ragged, threads,
+    ).launch(grid=(blocks, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
+def z_loss_backward_xla(dy, row_logsumexp, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = 2.0 * dy * row_logsumexp * jnp.exp(x - row_logsumexp)
     return dx
 
 
@@ -346,6 +429,8 @@ def z_loss_backward_xla(dy, x):
     launch=z_loss_launch,
     xla=z_loss_xla,
     reference=z_loss_reference,
+    forward_launch=z_loss_forward_launch,
+    forward_xla=z_loss_forward_xla,
     backward_launch=z_loss_backward_launch,
     backward_xla=z_loss_backward_xla,
 )

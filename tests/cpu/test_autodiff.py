@@ -423,7 +423,7 @@ def test_an_output_that_is_stored_coarsely_is_computed_again(
 def test_what_an_output_in_few_bits_stands_for():
     """A factor; not an exponent, which magnifies what rounding it loses."""
     assert generated.softmax.backward.how.saved == ("y",)
-    assert generated.log_softmax.backward.how.saved == ()
+    assert generated.log_softmax.backward.how.saved == ("row_max", "row_log")  # not y
     assert generated.add_rmsnorm.backward.how.saved == ("residual_out",)  # for two arrays
 
 
@@ -463,6 +463,52 @@ def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path
     )
     theirs = jax.grad(lambda v: jnp.sum(jax.grad(lambda u: jnp.sum(jnp.sin(op.reference(u, jnp.ones(8)))))(v) ** 2))
     np.testing.assert_allclose(second(x), theirs(x), rtol=2e-4, atol=2e-5)
+
+
+KEPT = {  # the statistics that the forward writes, and the folds along a row that are left
+    "layernorm": (("rstd", "row_mean"), 1), "group_norm": (("rstd", "row_mean"), 1), "causal_softmax": (("row_max", "row_sum"), 1),
+    "cross_entropy_smoothed": (("lse",), 0), "cosine_similarity": (("row_norm", "row_norm_"), 0),
+    "rmsnorm": ((), 1), "softmax": ((), 1), "top1_gate": ((), 2), "bias_gelu": ((), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_rows_are_not_folded_again_for_what_others_wait_for(name):
+    names, folds = KEPT[name]
+    backward = getattr(generated, name).backward
+    forward = backward.forward.spec.outputs if backward.forward else ()
+    made = [a for a in forward if a.name not in {o.name for o in getattr(generated, name).spec.outputs}]
+    assert {a.name: a.dtype for a in made} == dict.fromkeys(names, "float32")
+    assert len(getattr(backward.op.plan, "stages", ())) == folds
+
+
+def test_names_of_what_rows_come_to_are_new(tmp_path):
+    """And the lines that compute it use none of the spec's."""
+    inputs = "t0: float32[..., N]; row_max: float32[N]; row_sum: float32[...]"
+    chain = "y = softmax(t0 * row_max, axis=N) + row_sum"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[..., N]", chain))
+    assert op.backward.how.saved == ("row_max_", "row_sum_")
+    t0, row_max = (
+        np.random.default_rng(i).standard_normal(s).astype("float32") for i, s in enumerate([(5, 24), (24,)])
+    )
+
+    def loss(f):
+        return lambda x, w: jnp.sum(jnp.sin(3 * f(x, w)))
+
+    expected = jax.grad(loss(lambda x, w: jax.nn.softmax(x * w, axis=-1)), (0, 1))(t0, row_max)
+    for implementation in ("interpret", "xla"):
+        found = jax.grad(
+            loss(lambda x, w, i=implementation: op(x, w, np.zeros(5, "float32"), implementation=i)), (0, 1)
+        )
+        for own, other in zip(found(t0, row_max), expected, strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_in_float64_are_computed_again(tmp_path):
+    chain = "m = mean(x, axis=N); y = (x - m) * rsqrt(var(x, axis=N) + 1e-5)"
+    for dtype, names in (("float32", 2), ("float64", 0)):
+        op = make_op(tmp_path, spec_text(f"x: {dtype}[..., N]", f"y: {dtype}[..., N]", chain))
+        assert len(op.backward.how.saved) == names
 
 
 def test_the_gradient_of_a_rounded_maximum(tmp_path):

@@ -384,7 +384,8 @@ class _Reverse:
 
     def rounds(self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]) -> int:
         """How many folds along rows of these axes have to wait for each other, at most."""
-        leaves, depth = {id(v) for v in saved.values()}, {}
+        leaves = {id(v) for v in saved.values()}
+        depth: dict[int, int] = {}
         for node in topological((s.value for s in assigned), lambda n: id(n) in leaves):
             before = 0 if id(node) in leaves else max((depth[id(a)] for a in node.args), default=0)
             folds = node.op in REDUCTIONS and of_rows(node, widest) and id(node) not in leaves

@@ -298,12 +298,12 @@ def saved(op: Op) -> dict[str, Any]:
         return {"names": list(dict.fromkeys((*made, *factors, *names))), "why": why}
     why = "inputs; everything else is computed again, which costs no memory"
     outputs = {a.name for a in op.spec.outputs}
-    made = [name for name in how.saved if name not in op.spec.save and name not in outputs]
+    more = [name for name in how.saved if name not in op.spec.save and name not in outputs]
     reasons = []
     if taken := [name for name in how.saved if name not in op.spec.save and name in outputs]:
         reasons.append(f"with {', '.join(taken)} it reads fewer arrays or reduces less")
-    if made:
-        reasons.append(f"the forward writes {', '.join(made)}, a float32 a row each, for a pass over the row less")
+    if more:
+        reasons.append(f"the forward writes {', '.join(more)}, a float32 a row each, for a pass over the row less")
     if not reasons and how.saved:
         reasons.append("what the spec's `save` says, and inputs")
     if reasons:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from codegen.ir import ROWS, Node, Statement, lost_axes, topological
+from codegen.ir import DTYPES, ROWS, Node, Statement, lost_axes, topological
 from codegen.ops import OPS, REDUCTIONS
 
 WIDTH = 96  # of an expression
@@ -85,10 +85,10 @@ class _Emitter:
         self.names, self.dialect, self.roots = names, dialect, roots
         self.uses: Counter[int] = Counter()
         reached = set()
-        for node in topological(roots, self.is_leaf):
+        for node in topological(roots, self.is_leaf, self.arguments):
             reached.add(id(node))
             if not self.is_leaf(node):
-                self.uses.update(id(arg) for arg in node.args)
+                self.uses.update(id(arg) for arg in self.arguments(node))
         self.uses.update(id(root) for root in roots)
         self.statements = [s for s in statements if id(s.value) in reached]
         self.own = {id(s.value): names[(s.name, s.part)] for s in reversed(self.statements)}
@@ -98,6 +98,21 @@ class _Emitter:
         self.out: list[str] = []
         self.aliases: set[str] = set()
         self.count = 0
+
+    def arguments(self, node: Node) -> tuple[Node, ...]:
+        """What a node is written with."""
+        return self.rounded(node) or node.args
+
+    def rounded(self, node: Node) -> tuple[Node, ...]:
+        """What is rounded, where a node is that as an integer, in a kernel: a value, or the two of a quotient by what is one value
+        for a vector."""
+        if self.dialect.name != "cute" or node.op != "cast" or getattr(DTYPES.get(str(node.attr)), "kind", "") != "int":
+            return ()
+        (value,) = node.args
+        if value.op != "round" or self.is_leaf(value):
+            return ()
+        divided = value.args[0].op == "div" and not self.is_leaf(value.args[0]) and self.by_one(value.args[0])
+        return value.args[0].args if divided else value.args
 
     def is_leaf(self, node: Node) -> bool:
         return leaf_key(node) in self.dialect.leaves or id(node) in self.dialect.given
@@ -110,7 +125,7 @@ class _Emitter:
         # A value that a statement names is written under that name
         for statement in self.statements:
             name = self.names[(statement.name, statement.part)]
-            for node in topological([statement.value], self.is_met):
+            for node in topological([statement.value], self.is_met, self.arguments):
                 if id(node) not in self.text:
                     self.visit(node, name if node is statement.value else None)
             node = statement.value
@@ -124,7 +139,7 @@ class _Emitter:
             if not node.is_const:
                 self.text[id(node)], self.binding[id(node)] = name, ATOM
         for root in self.roots:
-            for node in topological([root], self.is_met):
+            for node in topological([root], self.is_met, self.arguments):
                 if id(node) not in self.text:
                     self.visit(node, None)
         return self.out
@@ -203,6 +218,10 @@ class _Emitter:
         along = [any(axis in self.dialect.columns for axis in a.dims) for a in node.args]
         return along == [True, False] and not node.args[1].is_const
 
+    def by_one(self, node: Node) -> bool:
+        """Whether a vector is divided by one value, of its row or of its group of columns."""
+        return bool(self.dialect.columns) and [self.dialect.columns[-1] in a.dims for a in node.args] == [True, False]
+
     def argument(self, node: Node, binding: int, place: int) -> str:
         """An argument's text, as `parenthesised` beside an operator; as it is in a call."""
         text = self.text[id(node)]
@@ -234,10 +253,13 @@ class _Emitter:
     def cast(self, node: Node) -> str:
         value, dtype = node.args[0], self.dialect.types[str(node.attr)]
         target = self.typed(node.kind)
-        text = self.text[id(value)] if not value.is_const else self.constant_vector(value)
+        text = self.constant_vector(value) if value.is_const else self.text.get(id(value), "")
         if self.dialect.name == "jnp":
             return f"runtime.cast({text}, {dtype})" + ("" if node.kind == "bool" else f".astype({target})")
         rounded = f"device.cast({text}, {dtype})"
+        if sources := self.rounded(node):
+            texts = ", ".join(self.text[id(n)] if not n.is_const else self.constant_vector(n) for n in sources)
+            rounded = f"device.{'round_to' if len(sources) == 1 else 'round_quotient'}({texts}, {dtype})"
         return rounded if node.kind == "bool" else f"{rounded}.to({target})"
 
 

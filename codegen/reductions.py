@@ -501,6 +501,7 @@ class Reduction:
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
             sums=wide * (vec // each) * sum(s.over == "column" for s in self.columns),
             dear=self.dear,
+            folds=len(self.stages),
             stageable=all(sent_for(a, n) for a, n in sizes.items() if self.of_row(a)),
         )
 

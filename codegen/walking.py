@@ -23,7 +23,7 @@ RESIDENT = 512  # threads that a processor has registers for
 MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, where threads are added
 ROOM = 160  # of its data, up to which these results lie there as well
 WIDE_ROOM = 224  # where no vector needs a mask, on GPUs whose blocks form clusters
-CROWDED = 192  # from which on the compiler must keep nothing else
+CROWDED = 192  # from which on the compiler must keep nothing else, if it could from one fold to the next
 AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
 FAR_AHEAD = 64  # where two are
 PLAIN_ROOM = 320  # where none is
@@ -101,6 +101,7 @@ class Needs:
     sums: int  # of the columns' results
     stageable: bool  # every input of a row comes in vectors that can be sent for
     dear: bool  # something costly is computed of each column: registers for that
+    folds: int  # along a row, one after the other
 
 
 def clusters(arch: str | None) -> bool:
@@ -191,7 +192,8 @@ def held(
             for shared_sums in (False, True):
                 data = row + fixed + (0 if shared_sums else sums)
                 if (shared_sums or data <= room) and threads * (at_once * row + shared_sums * sums) <= shared:
-                    return at_once, True, shared_sums, data > CROWDED or (needs.dear and at_once == 2)
+                    lean = (data > CROWDED and needs.folds > 1) or (needs.dear and at_once == 2)
+                    return at_once, True, shared_sums, lean
     if (ragged or needs.dear) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
         return 1, False, True, True
     if ragged or needs.dear:

@@ -57,7 +57,7 @@ def layernorm_int8_chain(x, weight, bias, scale, eps, row_mean, row_mean2):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = x - row_mean
     rstd = device.rsqrt(row_mean2 + eps, False)
-    q = device.cast(cute.math.roundeven(device.divide_by_row(centred * rstd * weight + bias, scale, False)), cutlass.Int8).to(cutlass.Int32)
+    q = device.round_quotient(centred * rstd * weight + bias, scale, cutlass.Int8).to(cutlass.Int32)
     return q
 
 

@@ -33,7 +33,7 @@ domain:
 
 def quantize_int8_chain(x, scale):
     """The chain, on one vector of each operand."""
-    q = device.cast(cute.math.roundeven(device.divide(x, scale, False)), cutlass.Int8).to(cutlass.Int32)
+    q = device.round_to(device.divide(x, scale, False), cutlass.Int8).to(cutlass.Int32)
     return q
 
 

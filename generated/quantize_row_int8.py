@@ -49,7 +49,7 @@ def quantize_row_int8_row_max(x):
 def quantize_row_int8_chain(x, amax_min, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
     scale = device.divide_by_normal(device.maximum(row_max, amax_min), 127.0, False)
-    q = device.cast(cute.math.roundeven(device.divide_by_row(x, scale, False)), cutlass.Int8).to(cutlass.Int32)
+    q = device.round_quotient(x, scale, cutlass.Int8).to(cutlass.Int32)
     return q
 
 

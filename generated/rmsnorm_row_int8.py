@@ -61,7 +61,7 @@ def rmsnorm_row_int8_chain(x, weight, eps, amax_min, row_mean, row_max):
     rstd = device.rsqrt(row_mean + eps, False)
     y = x * rstd * weight
     scale = device.divide_by_normal(device.maximum(row_max, amax_min), 127.0, False)
-    q = device.cast(cute.math.roundeven(device.divide_by_row(y, scale, False)), cutlass.Int8).to(cutlass.Int32)
+    q = device.round_quotient(y, scale, cutlass.Int8).to(cutlass.Int32)
     return q
 
 

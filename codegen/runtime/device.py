@@ -530,6 +530,37 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
     return maximum(x, float(low)).to(dtype)
 
 
+_UNITS = 1.5 * 2.0**23  # floats near it are one apart: adding it rounds what is added to a whole number, ties to even
+
+
+def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
+    """round(x) in an integer type, saturating, NaN to 0. In one of at most 16 bits by additions: the instructions that round and
+    convert take four times as long as others, and each element would need both."""
+    if x.dtype is not Float32 or dtype.width > 16:
+        return cast(cute.math.roundeven(x), dtype)
+    low, high = limits(dtype)
+    x = minimum(maximum(where(isnan(x), 0.0, x), float(low)), float(high))
+    units = cute.full((1,), _UNITS, Float32).bitcast(Int32)[0]
+    return ((x + _UNITS).bitcast(Int32) - units).to(dtype)
+
+
+def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:
+    """round(a / b) in an integer type, as `round_to`, where b is one value for the whole vector: one division for all, and the
+    remainder of its product with `a` to correct that (Markstein, 1990). The quotient is correctly rounded before, where it is
+    from 2**-2 to 2**20; others round to 0, or saturate."""
+    if a.dtype is not Float32 or dtype.width > 16:
+        return cast(cute.math.roundeven(divide(a, b, False)), dtype)
+    one = cute.full((1,), b[0], Float32)
+    size = cute.math.abs(one)
+    # what keeps the reciprocal, and the remainder, normal numbers: a power of two
+    scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
+    a, by, inverse = a * cute.full_like(a, scale[0]), one * scale, 1.0 / (one * scale)
+    near = a * cute.full_like(a, inverse[0])
+    rest = cute.math.fma(-near, cute.full_like(a, by[0]), a)
+    exact = cute.math.fma(rest, cute.full_like(a, inverse[0]), near)
+    return round_to(where(cute.math.abs(near) < 2.0**20, exact, near), dtype)  # of infinite ones the rest is NaN
+
+
 def _widened(x: Vector) -> Vector:
     """bfloat16 to float32, an even number of them: each is the upper half of a float32. An instruction an element, where the
     compiler's own conversion of every second one, which is an upper half already, takes two."""

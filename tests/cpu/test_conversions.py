@@ -101,3 +101,31 @@ def test_gradients_that_are_all_zero(tmp_path, chain, implementation):
     x = jnp.arange(10.0).reshape(2, 5) - 5
     found = jax.grad(lambda x: op(x, implementation=implementation).sum())(x)
     np.testing.assert_array_equal(found, np.zeros((2, 5)))
+
+
+WHOLE = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1)}
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_quotients_by_a_value_of_the_row_are_rounded(tmp_path, dtype):
+    """At ties and beside them, at either end of the range, and where a divisor, its reciprocal or what is divided is none of the
+    usual numbers."""
+    low, high = WHOLE[dtype]
+    chain = f"m = max(x, axis=N); q = cast(round(x / s), {dtype}); r = cast(round(x), {dtype})"
+    text = spec_text("x: float32[..., N]; s: float32[...]", f"m: float32[...]; q: {dtype}[..., N]; r: {dtype}[..., N]", chain,
+                     "", "grad: none")  # fmt: skip
+    draw = np.random.default_rng(0)
+    usual = 2.0 ** draw.uniform(-126, 100, 24) * draw.choice([-1, 1], 24)
+    s = np.array([*usual, 1, 3, 0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-45, 3e38], np.float32)
+    ties = draw.integers(low - 3, min(high, 2**20) + 3, 40) + 0.5
+    with np.errstate(all="ignore"):
+        x = np.concatenate([np.outer(s, ties), np.outer(s, draw.uniform(-2, 2, 20)), draw.standard_normal((len(s), 8))], 1)
+        x = x.astype(np.float32)
+        x = np.concatenate([x, np.nextafter(x, np.float32(0)), np.nextafter(x, np.float32(np.inf))], 1)
+        ends = [0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, -3e38]
+        x = np.concatenate([x, np.tile(np.array(ends, np.float32), (len(s), 1))], 1)
+        found = make_op(tmp_path, text)(x, s, implementation="interpret")
+        for got, value in ((found[1], x / s[:, None]), (found[2], x)):
+            assert value.dtype == np.float32
+            wanted = np.clip(np.rint(np.nan_to_num(value.astype(np.float64), nan=0)), low, high)
+            np.testing.assert_array_equal(np.asarray(got, np.float64), wanted)

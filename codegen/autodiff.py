@@ -40,6 +40,26 @@ _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 
 @dataclass(frozen=True)
+class Scattered:
+    """An output of a backward that belongs to what a `take` gave: it is added to the table's gradient, along an axis by index."""
+
+    output: str
+    table: str
+    index: str
+    axis: str
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The adjoint of what a `take` gave."""
+
+    index: str
+    axis: str
+    dims: tuple[str, ...]
+    adjoint: Node
+
+
+@dataclass(frozen=True)
 class Backward:
     """An op's backward: its `spec`, and how the op's arrays stand in it, by their names there.
 
@@ -53,21 +73,22 @@ class Backward:
     cotangents: tuple[tuple[str, str], ...]  # (y, dy)
     saved: tuple[str, ...]  # outputs, and values of the chain, it takes
     inputs: tuple[str, ...]  # inputs it takes
-    gradients: tuple[tuple[str, str], ...]  # (x, dx)
-    scattered: tuple[tuple[str, str], ...] = ()  # (a table, the indices by which its dx, of rows taken, is added up)
+    gradients: tuple[tuple[str, str], ...]  # (x, dx), an output each: of a table, several, which are added up
+    scattered: tuple[Scattered, ...] = ()  # outputs of what was taken from tables
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or other gradient that is its gradient as well)
 
 
-def differentiate(spec: Spec, kept: str = "float32", statistics: bool = False) -> Backward:
+def differentiate(spec: Spec, kept: str = "float32", statistics: bool = False, by_index: bool = False) -> Backward:
     """The backward of a checked spec; what it saves of the chain is `kept` in this type. If that is not float32, inputs are
     rounded to it which the forward had in more bits: it takes none of the statistics that outputs hold, which theirs would
-    not be. `statistics`: it may have the forward keep others. Raises `Mistake` where it has none that could be a kernel."""
-    return _Reverse(spec, kept).backward(statistics)
+    not be. `statistics`: it may have the forward keep others. `by_index`: what is taken from tables is added to their gradients by index
+    also where each index picks from a row of its own. Raises `Mistake` where it has none that could be a kernel."""
+    return _Reverse(spec, kept, by_index).backward(statistics)
 
 
 class _Reverse:
-    def __init__(self, spec: Spec, kept: str):
-        self.spec, self.scope, self.kept = spec, make_scope(spec), kept
+    def __init__(self, spec: Spec, kept: str, by_index: bool):
+        self.spec, self.scope, self.kept, self.by_index = spec, make_scope(spec), kept, by_index
         self.statements = read_chain(spec, self.scope)
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
@@ -88,7 +109,7 @@ class _Reverse:
         self.formulas = dict(spec.grad) if not isinstance(spec.grad, str) else {}
         self.active = self.find_active()
         self.steep = self.find_steep()
-        self.scattered: dict[str, tuple[str, Node]] = {}  # of a table: the indices, and the gradient of what they take
+        self.taken_from: dict[str, list[Taken]] = {}  # by table
 
     def fresh(self, name: str) -> str:
         while name in self.taken:
@@ -172,12 +193,6 @@ class _Reverse:
                     if id(node) in self.steep:
                         value = self.evaluated(_UNLESS_ZERO, {"g": total, "value": value})
                     contributions.setdefault(id(argument), []).append(self.counted(node, argument, value))
-        for table, (_, taken) in self.scattered.items():
-            if (table, None) in found:
-                raise Mistake(
-                    f"no kernel for the gradient of {table!r}, from which rows are taken and which is read whole"
-                )
-            found[table, None] = taken
         return found
 
     def counted(self, node: Node, argument: Node, value: Node) -> Node:
@@ -210,7 +225,7 @@ class _Reverse:
             return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
         if node.op == "take":
             table, index = node.args
-            if not set(index.dims) <= set(table.dims) - {node.attr}:
+            if self.by_index or not set(index.dims) <= set(table.dims) - {node.attr}:
                 self.scatter(node, g)
                 return []
             # Each index picks from a row of its own: no two meet in one element
@@ -230,16 +245,13 @@ class _Reverse:
 
     def scatter(self, node: Node, g: Node) -> None:
         """Two indices may meet in one row of a table, so what its rows get is added up by index after the kernel."""
-        table, index = node.args
-        arrays = [a.attr.name for a in (table, index) if isinstance(a.attr, Leaf) and a.attr.part is None]
-        first = table.dims[:1] == (node.attr,) and node.dims == (*index.dims, *table.dims[1:])
-        if len(arrays) < 2 or arrays[0] in self.scattered or not first:
-            raise Mistake(
-                "no kernel for the gradient of 'take' but of a table whose first axis indices pick from, once"
-            )
+        table, index = (a.attr for a in node.args)
+        assert isinstance(table, Leaf) and isinstance(index, Leaf)
+        if table.part is not None:
+            raise Mistake("no kernel for the gradient of 'take' but of an input without parts")
         if self.doubles:
             raise Mistake("what rows of a table get is added up in float32, which float64 would lose")
-        self.scattered[arrays[0]] = arrays[1], g
+        self.taken_from.setdefault(table.name, []).append(Taken(index.name, str(node.attr), node.dims, g))
 
     def evaluated(self, formula: ast.expr, names: Mapping[str, Node | tuple[str, ...]]) -> Node:
         return self.algebra.simplified(Reader(self.scope, dict(names), _SITE, derived=True).read(formula))
@@ -262,14 +274,14 @@ class _Reverse:
         more = self.extra_outputs(saved)
         kept = [a for a in self.spec.outputs if a.name in used] + more
         inputs += kept
-        inputs += self.spec.inputs_for(used, inputs, {axis for _, output in outputs for axis in output.axes})
+        inputs += self.spec.inputs_for(used, inputs, {axis for _, output, _ in outputs for axis in output.axes})
         names = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
         calls = {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and not self.holds(n, leaves)}
         text = unparse(assigned, calls, names, leaves, self.taken)
         spec = self.spec.with_chain(
             f"{self.spec.path} (backward)", text,
             op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
-            inputs=tuple(inputs), outputs=tuple(output for _, output in outputs), params=params,
+            inputs=tuple(inputs), outputs=tuple(output for _, output, _ in outputs), params=params,
             grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
         )  # fmt: skip
         forward = None
@@ -284,8 +296,12 @@ class _Reverse:
             tuple((y, a.name) for y, a in self.cotangents.items() if a.name in used),
             tuple(a.name for a in kept),
             tuple(a.name for a in inputs if a in self.spec.inputs),
-            tuple((name, output.name) for name, output in outputs),
-            tuple((table, index) for table, (index, _) in self.scattered.items()),
+            tuple((name, output.name) for name, output, _ in outputs),
+            tuple(
+                Scattered(output.name, name, taken.index, taken.axis)
+                for name, output, taken in outputs
+                if taken is not None
+            ),
         )
 
     def written_formulas(self) -> dict[tuple[str, int | None], Node]:
@@ -300,23 +316,29 @@ class _Reverse:
             found[array, int(part[:-1]) if part else None] = Reader(self.scope)(line.tree.value)
         return found
 
-    def outputs(self, found: Mapping[tuple[str, int | None], Node]) -> tuple[list[tuple[str, Array]], list[Statement]]:
-        """An output for each gradient, with the name of what it is the gradient of; and what is assigned to them. Gradients
-        that are zero are left out."""
-        outputs, assigned = [], []
+    def outputs(
+        self, found: Mapping[tuple[str, int | None], Node]
+    ) -> tuple[list[tuple[str, Array, Taken | None]], list[Statement]]:
+        """An output for each gradient, with the name of what it is the gradient of, and for each `take` from it; and what is
+        assigned to them. Gradients that are zero are left out."""
+        outputs: list[tuple[str, Array, Taken | None]] = []
+        assigned = []
         params = [Array(p.name, self.scalar(), ()) for p in self.spec.params if (p.name, None) in found]
         for array in (*self.spec.inputs, *params):
-            parts = [part for part in output_parts(array) if (array.name, part) in found]
-            if not parts:
-                continue
-            gradient = replace(array, name=self.fresh(f"d{array.name}"), default=None, span=None)
-            if array.name in self.scattered:
-                taken = (*self.spec.array(self.scattered[array.name][0]).axes, *array.axes[1:])
-                gradient = replace(gradient, dtype="float32", dims=tuple(Axis((a,), extents=(None,)) for a in taken))
-            outputs.append((array.name, gradient))
-            for part in output_parts(array):
-                value = found.get((array.name, part)) or self.graph.const(0.0)
-                assigned.append(Statement(gradient.name, part, value))
+            taken_from = self.taken_from.get(array.name, [])
+            if any((array.name, part) in found for part in output_parts(array)):
+                gradient = replace(array, name=self.fresh(f"d{array.name}"), default=None, span=None)
+                if taken_from:  # whose sum is rounded once
+                    gradient = replace(gradient, dtype="float32")
+                outputs.append((array.name, gradient, None))
+                for part in output_parts(array):
+                    value = found.get((array.name, part)) or self.graph.const(0.0)
+                    assigned.append(Statement(gradient.name, part, value))
+            for taken in taken_from:
+                dims = tuple(Axis((a,), extents=(None,)) for a in taken.dims)
+                gradient = Array(self.fresh(f"d{array.name}"), "float32", dims)
+                outputs.append((array.name, gradient, taken))
+                assigned.append(Statement(gradient.name, None, taken.adjoint))
         return outputs, assigned
 
     def scalar(self) -> str:

@@ -341,7 +341,7 @@ def backward(op: Op) -> dict[str, Any] | None:
 
 def _frozen(found: Derived) -> dict[str, Any] | None:
     """What takes the backward's place where nothing is asked of what all rows share."""
-    gradients = [name for name, _ in (*found.how.gradients, *found.how.same)]
+    gradients = {name for name, _ in (*found.how.gradients, *found.how.same)}
     names = [name for name in gradients if name in found.shared]
     if not names or len(names) == len(gradients):
         return None

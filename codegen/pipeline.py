@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -120,7 +119,7 @@ def _of_some(
         saved=tuple(name for name in how.saved if name in read),
         inputs=tuple(name for name in how.inputs if name in read),
         gradients=gradients,
-        scattered=tuple(pair for pair in how.scattered if pair[0] in dict(gradients)),
+        scattered=tuple(s for s in how.scattered if s.output in names),
     )
     return made, how
 
@@ -132,7 +131,7 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
         return array.dtype, array.dims, tuple(values)
 
     cotangents, given = {dy for _, dy in how.cotangents}, {dx: name for name, dx in how.gradients}
-    held = {}
+    tables, held = {s.table for s in how.scattered}, {}
     for array in op.spec.inputs:
         if array.name in cotangents:
             parts = range(array.parts) if array.parts else (None,)
@@ -141,7 +140,7 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
     for array in op.spec.outputs:
         values = [s.value for s in op.statements if s.name == array.name]
         own = key(array, (v.attr if isinstance(v.attr, Leaf) else id(v) for v in values))
-        if own in held and given[array.name] not in dict(how.scattered):
+        if own in held and given[array.name] not in tables:
             same.append((given[array.name], held[own]))
         else:
             held[own] = array
@@ -181,11 +180,18 @@ def derived(spec: Spec) -> Op:
 
 
 def row_backward(spec: Spec) -> Derived:
-    """The backward of an op that does not contract: with statistics that the forward keeps, where these save it a pass and both
-    are kernels then."""
-    with contextlib.suppress(SpecError, Mistake):
-        return _row_backward(differentiate(spec, statistics=True))
-    return _row_backward(differentiate(spec))
+    """The backward of an op that does not contract, the first that is a kernel: with statistics that the forward keeps, where these
+    save it a pass; then without; and with what is taken from tables added up by index, where no kernel finds its place. Raises
+    `SpecError` or `Mistake` where there is none."""
+    takes = any(n.op == "take" for n in topological(s.value for s in read_chain(spec, whole=False)))
+    reasons: list[SpecError | Mistake] = []
+    for by_index in (False, True) if takes else (False,):
+        for statistics in (True, False):
+            try:
+                return _row_backward(differentiate(spec, statistics=statistics, by_index=by_index))
+            except (SpecError, Mistake) as reason:
+                reasons.append(reason)
+    raise reasons[1]  # of the plainest
 
 
 def _row_backward(how: Backward) -> Derived:

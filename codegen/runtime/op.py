@@ -36,6 +36,7 @@ from codegen.runtime import aliases, arguments, batching, interpreted, kernels, 
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.runtime.platform import choose, current_arch
+from codegen.runtime.scatter import add_by_index
 from codegen.spec import Array, Spec
 from codegen.tiles import GemmLaunch
 
@@ -597,19 +598,21 @@ class Backward(_Derived):
         if self.first is not None:
             there |= dict(zip((a.name for a in self.first.spec.outputs), self.first.given(key, there), strict=True))
         given = {dx: x for (_, dx), x in zip(how.gradients, self.given(key, there), strict=True)}
-        found = {name: given[dx] for name, dx in how.gradients}
+        tables = {s.output for s in how.scattered}
+        found = {name: given[dx] for name, dx in how.gradients if dx not in tables}
         found |= {name: given[a.name] if a.name in given else there[a.name] for name, a in how.same}
-        for table, index in how.scattered:
-            rows, at = there[table], there[index]
-            at = at if at.dtype.itemsize >= 4 else at.astype(jnp.int32)
-            zeros = jnp.zeros(rows.shape, found[table].dtype)
-            found[table] = zeros.at[jnp.clip(at, 0, rows.shape[0] - 1)].add(found[table]).astype(rows.dtype)
-        return found
+        for s in how.scattered:
+            table, index = there[s.table], there[s.index]
+            axes = (self.origin.spec.array(s.table).axes, self.origin.spec.array(s.index).axes)
+            so_far = found.get(s.table, jnp.zeros(table.shape, given[s.output].dtype))
+            taken = given[s.output], self.spec.array(s.output).axes
+            found[s.table] = add_by_index((so_far, axes[0]), (index, axes[1]), s.axis, taken)
+        return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
 
     def _kept(self) -> list[str]:
         """The inputs and dynamic parameters that the backward needs, by name."""
         how = self.derived.how
-        more = [name for pair in how.scattered for name in pair if name not in how.inputs]
+        more = [name for s in how.scattered for name in (s.table, s.index) if name not in how.inputs]
         return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:

@@ -119,7 +119,9 @@ def test_quotients_by_a_value_of_the_row_are_rounded(tmp_path, dtype):
     s = np.array([*usual, 1, 3, 0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-45, 3e38], np.float32)
     ties = draw.integers(low - 3, min(high, 2**20) + 3, 40) + 0.5
     with np.errstate(all="ignore"):
-        x = np.concatenate([np.outer(s, ties), np.outer(s, draw.uniform(-2, 2, 20)), draw.standard_normal((len(s), 8))], 1)
+        x = np.concatenate(
+            [np.outer(s, ties), np.outer(s, draw.uniform(-2, 2, 20)), draw.standard_normal((len(s), 8))], 1
+        )
         x = x.astype(np.float32)
         x = np.concatenate([x, np.nextafter(x, np.float32(0)), np.nextafter(x, np.float32(np.inf))], 1)
         ends = [0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, -3e38]

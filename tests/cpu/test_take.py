@@ -38,11 +38,11 @@ def test_a_gather_agrees_with_its_reference(implementation, tmp_path):
 # The same, with the table's axes and the positions' in other places: what `y` adds to x = 0, in NumPy
 PLACES = {
     ("N, P", "..."): lambda table, i: table[:, i].T,
-    ("P, N", "N"): lambda table, i: np.broadcast_to(table[i, np.arange(4)], (3, 4)),
+    ("P, N", "N"): lambda table, i: table[i, np.arange(4)] + np.zeros((3, 4), "float32"),
     ("P, N", "..., N"): lambda table, i: table[i, np.arange(4)],
     ("..., P, N", "..."): lambda table, i: table[np.arange(3), i],
     ("P", "..., N"): lambda table, i: table[i],
-    ("..., P", ""): lambda table, i: np.broadcast_to(table[:, i, None], (3, 4)),
+    ("..., P", ""): lambda table, i: table[:, i, None] + np.zeros((3, 4), "float32"),
 }
 EXTENTS = {"...": 3, "N": 4, "P": 5}
 
@@ -142,7 +142,7 @@ def test_indices_along_an_axis_that_the_op_has_itself(name, tmp_path):
     for implementation in ("xla", "interpret"):
         check_op(op, implementation)
     check_gradient(op, "interpret")
-    assert isinstance(op.backward, Derived) == (name != "itself")  # whose table is read whole besides
+    assert isinstance(op.backward, Derived)
 
 
 SCATTERED = {  # inputs, output, chain, reference
@@ -164,6 +164,72 @@ def test_a_tables_gradient_has_the_axes_of_what_is_taken(name, tmp_path):
         tmp_path,
         spec_text(inputs, f"y: {output}", f"y = {chain}", f"y = {reference}", more="domain: {i: index(P)}\n"),
     )
+    check_gradient(op, "interpret")
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("places", PLACES, ids=" by ".join)
+def test_a_tables_gradient_is_added_up_along_any_axis(places, implementation, tmp_path, strict_jax):
+    """With weights of its own for each element, so that none may come to another's place."""
+    text = SPEC.replace("float32[P, N]", f"float32[{places[0]}]").replace("int32[...]", f"int32[{places[1]}]")
+    op = make_op(tmp_path, text.replace("x + take(table", "x * take(table").replace("grad: none", ""))
+    if places == ("P, N", "N"):  # whose backward reduces: jnp's serves
+        assert "gathers at an index along N" in op.backward.message
+    else:
+        assert isinstance(op.backward, Derived)
+    table, i = (tuple(EXTENTS[axis] for axis in place.split(", ") if axis) for place in places)
+    x = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+    i = np.random.default_rng(0).integers(-2, 8, i).astype(np.int32)
+    _, pull = jax.vjp(lambda t: jnp.asarray(x) * PLACES[places](t, np.clip(i, 0, 4)), jnp.zeros(table))
+    found = jax.grad(lambda t: op(x, t, i, implementation=implementation).sum())(jnp.zeros(table))
+    np.testing.assert_array_equal(found, pull(jnp.ones((3, 4)))[0])
+
+
+@pytest.mark.parametrize("mapped", [(None, 0), (0, 0)], ids=["indices", "both"])
+def test_a_tables_gradient_under_vmap(mapped, tmp_path):
+    text = (
+        SPEC.replace("float32[P, N]", "float32[N, P]")
+        .replace("x + take(table", "x * take(table")
+        .replace("grad: none", "")
+    )
+    op, random = make_op(tmp_path, text), np.random.default_rng(0)
+    x, i = np.arange(1, 13, dtype=np.float32).reshape(3, 4), random.integers(0, 5, (2, 3)).astype(np.int32)
+    table = jnp.asarray(random.standard_normal((2, 4, 5)[mapped[0] is None :]), "float32")
+    one = jax.grad(lambda t, i: jnp.sin(op(x, t, i, implementation="interpret")).sum())
+    wanted = jax.grad(lambda t, i: jnp.sin(x * t[:, i].T).sum())
+    np.testing.assert_allclose(
+        jax.vmap(one, mapped)(table, i), jax.vmap(wanted, mapped)(table, i), rtol=1e-5, atol=1e-6
+    )
+
+
+ROWS = "x: T[..., N]; t: T[P, N]; i: int32[...]"
+SEVERAL = {  # of one table: what is taken from it, and read of it besides; inputs, output, chain, reference
+    "two_indices": (f"{ROWS}; j: int32[...]", "T[..., N]", "x * take(t, i, axis=P) + take(t, j, axis=P)",
+        "x * jnp.take(t, i, 0, mode='clip') + jnp.take(t, j, 0, mode='clip')"),
+    "an_index_twice": (ROWS, "T[..., N]", "take(t, i, axis=P) + x * sum(square(take(t, i, axis=P)), axis=N)",
+        "jnp.take(t, i, 0, mode='clip') + x * jnp.square(jnp.take(t, i, 0, mode='clip')).sum(-1, keepdims=True)"),
+    "all": ("t: T[P, N]; i: int32[P]; j: int32[P]", "T[P, N]", "t * take(t, i, axis=P) * take(t, j, axis=P)",
+        "t * jnp.take(t, i, 0, mode='clip') * jnp.take(t, j, 0, mode='clip')"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_all_that_is_taken_from_a_table_adds_to_its_gradient(name, tmp_path):
+    inputs, output, chain, reference = SEVERAL[name]
+    domains = ", ".join(f"{i}: index(P)" for i in "ij" if f"{i}: int32" in inputs)
+    op = make_op(tmp_path, spec_text(inputs, f"y: {output}", f"y = {chain}", f"y = {reference}",
+                                     more=f"domain: {{{domains}}}\n", types="{T: [float32, bfloat16]}"))  # fmt: skip
+    assert isinstance(op.backward, Derived)
+    check_gradient(op, "interpret")
+    assert len(op.backward.how.scattered) == (1 if name == "an_index_twice" else 2)
+
+
+def test_a_gradient_of_what_is_taken_from_a_part_is_left_to_jnp(tmp_path):
+    text = spec_text("t: float32[P, (N 2)]; i: int32[...]; x: float32[..., N]", "y: float32[..., N]",
+                     "y = x * take(t[1], i, axis=P)", "y = x * jnp.take(t[..., 1::2], i, 0, mode='clip')",
+                     more="domain: {i: index(P)}\n")  # fmt: skip
+    op = make_op(tmp_path, text)
+    assert "without parts" in op.backward.message
     check_gradient(op, "interpret")
 
 

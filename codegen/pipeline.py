@@ -191,7 +191,7 @@ def row_backward(spec: Spec) -> Derived:
                 return _row_backward(differentiate(spec, statistics=statistics, by_index=by_index))
             except (SpecError, Mistake) as reason:
                 reasons.append(reason)
-    raise reasons[1]  # of the plainest
+    raise reasons[-1]
 
 
 def _row_backward(how: Backward) -> Derived:

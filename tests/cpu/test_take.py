@@ -38,7 +38,7 @@ def test_a_gather_agrees_with_its_reference(implementation, tmp_path):
 # The same, with the table's axes and the positions' in other places: what `y` adds to x = 0, in NumPy
 PLACES = {
     ("N, P", "..."): lambda table, i: table[:, i].T,
-    ("P, N", "N"): lambda table, i: table[i, np.arange(4)] + np.zeros((3, 4), "float32"),
+    ("P, N", "N"): lambda table, i: table[i, np.arange(4)][None] + np.zeros((3, 4), "float32"),
     ("P, N", "..., N"): lambda table, i: table[i, np.arange(4)],
     ("..., P, N", "..."): lambda table, i: table[np.arange(3), i],
     ("P", "..., N"): lambda table, i: table[i],

@@ -108,6 +108,8 @@ class Tile:
             raise Mistake(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
         options = self.small() if few else dict(LARGE)
+        if factor in FLOAT8 and arch.startswith(EMULATED) and not few:
+            options |= {"warps_n": 4, "blocks": 1}
         options["tile_k"] = (64 if few else 128) // DTYPES[factor].size
         if factor == "float32":
             options["precise"] = precise
@@ -209,6 +211,7 @@ COSTS = {
     "dgelu": 14, "pow": 15,
 }  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
+EMULATED = ("sm_90", "sm_100", "sm_103")  # where mma.sync of float8 is one of float16 and conversions, which take registers
 LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
 
 

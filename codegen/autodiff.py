@@ -264,8 +264,8 @@ class _Reverse:
         if not assigned:
             raise Mistake("no output varies with an input that has a derivative")
         saved = self.saved(assigned)
-        if statistics and not self.spec.save:
-            saved |= self.statistics(assigned, saved)
+        of_row = self.statistics(assigned, saved) if statistics and not self.spec.save else {}
+        saved |= of_row
         leaves = {id(node): name for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
@@ -288,7 +288,8 @@ class _Reverse:
         if more:
             forward = self.spec.with_chain(
                 self.spec.source.path, self.spec.chain.value.rstrip("\n") + "\n" + self.unnamed(saved),
-                op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none", save=(), bench=(),
+                op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none", bench=(),
+                save=tuple(of_row),
             )  # fmt: skip
         return Backward(
             spec,

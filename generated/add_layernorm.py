@@ -283,18 +283,18 @@ def add_layernorm_forward_row_mean2(x, residual, row_mean_):
     return centred * centred
 
 
-def add_layernorm_forward_chain(x, residual, weight, bias, eps, row_mean_, row_mean2):
+def add_layernorm_forward_chain(x, residual, weight, bias, eps, row_mean_, row_mean2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     residual_out = x + residual
     centred = residual_out - row_mean_
-    rstd = device.rsqrt(row_mean2 + eps, False)
+    rstd = device.rsqrt(row_mean2 + eps, approx)
     y = centred * rstd * weight + bias
     return residual_out, y
 
 
-def add_layernorm_forward_row(eps, row_mean_, row_mean2):
+def add_layernorm_forward_row(eps, row_mean_, row_mean2, approx):
     """The row's own results, from its statistics."""
-    rstd = device.rsqrt(row_mean2 + eps, False)
+    rstd = device.rsqrt(row_mean2 + eps, approx)
     row_mean = row_mean_
     return rstd, row_mean
 
@@ -326,6 +326,7 @@ def add_layernorm_forward_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rResidual = cute.make_rmem_tensor((vec, vectors, at_once), mResidual.element_type)
@@ -436,6 +437,7 @@ def add_layernorm_forward_kernel(
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean_, cutlass.Float32),
                     cute.full((vec,), row_mean2, cutlass.Float32),
+                    approx,
                 )
                 rResidualOut[None, v, u].store(residual_out.to(mResidualOut.element_type))
                 rY[None, v, u].store(y.to(mY.element_type))
@@ -448,6 +450,7 @@ def add_layernorm_forward_kernel(
                 cute.full((1,), eps, cutlass.Float32),
                 cute.full((1,), row_mean_, cutlass.Float32),
                 cute.full((1,), row_mean2, cutlass.Float32),
+                approx,
             )
             rRstd[None, u].store(rstd.to(mRstd.element_type))
             rRowMean[None, u].store(row_mean.to(mRowMean.element_type))

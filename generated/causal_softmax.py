@@ -236,12 +236,12 @@ def causal_softmax_reference(x, scale):
     return y
 
 
-def causal_softmax_forward_keep_value(x, index_k, index_q, scale, row_max_):
+def causal_softmax_forward_keep_value(x, index_k, index_q, scale, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
     t0 = device.where(seen, x * scale, -float("inf"))
     row_max = row_max_
-    return device.exp(t0 - row_max, False)
+    return device.exp(t0 - row_max, approx)
 
 
 def causal_softmax_forward_row_max_(x, index_k, index_q, scale):
@@ -357,6 +357,7 @@ def causal_softmax_forward_kernel(
                         cute.full((vec,), iQ, cutlass.Int32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
                         cute.full((vec,), row_max_, cutlass.Float32),
+                        approx,
                     )
                     if cutlass.const_expr(carried):
                         rValueKept[None, v].store(value)
@@ -389,6 +390,7 @@ def causal_softmax_forward_kernel(
                         cute.full((vec,), iQ, cutlass.Int32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
                         cute.full((vec,), row_max_, cutlass.Float32),
+                        approx,
                     )
                 y = causal_softmax_forward_chain(
                     reduce.count_up(c, vec).to(cutlass.Int32),

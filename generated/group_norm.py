@@ -251,17 +251,17 @@ def group_norm_forward_row_mean2(x, row_mean_):
     return centred * centred
 
 
-def group_norm_forward_chain(x, weight, bias, eps, row_mean_, row_mean2):
+def group_norm_forward_chain(x, weight, bias, eps, row_mean_, row_mean2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = x - row_mean_
-    rstd = device.rsqrt(row_mean2 + eps, False)
+    rstd = device.rsqrt(row_mean2 + eps, approx)
     y = centred * rstd * weight + bias
     return y
 
 
-def group_norm_forward_row(eps, row_mean_, row_mean2):
+def group_norm_forward_row(eps, row_mean_, row_mean2, approx):
     """The row's own results, from its statistics."""
-    rstd = device.rsqrt(row_mean2 + eps, False)
+    rstd = device.rsqrt(row_mean2 + eps, approx)
     row_mean = row_mean_
     return rstd, row_mean
 
@@ -291,6 +291,7 @@ def group_norm_forward_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, G, C, S = mX.shape[0], mX.shape[1], mX.shape[2], mX.shape[3]
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     if cutlass.const_expr(mWeight is None):
@@ -395,6 +396,7 @@ def group_norm_forward_kernel(
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean_, cutlass.Float32),
                     cute.full((vec,), row_mean2, cutlass.Float32),
+                    approx,
                 )
                 rY.store(y.to(mY.element_type))
                 access.store_row(rY, mY, cute.crd2idx((iB, iG, 0, 0), mY.layout), column, v * step, columns, 1, ragged, False, per_row)
@@ -404,6 +406,7 @@ def group_norm_forward_kernel(
                 cute.full((1,), eps, cutlass.Float32),
                 cute.full((1,), row_mean_, cutlass.Float32),
                 cute.full((1,), row_mean2, cutlass.Float32),
+                approx,
             )
             rRstd.store(rstd.to(mRstd.element_type))
             rRowMean.store(row_mean.to(mRowMean.element_type))

@@ -177,14 +177,14 @@ def l2_normalize_forward_row_sum(x):
 
 def l2_normalize_forward_chain(x, eps, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    row_norm = device.sqrt(row_sum, False)
+    row_norm = device.sqrt(row_sum, approx)
     y = device.divide_by_row(x, device.maximum(row_norm, eps), approx)
     return y
 
 
-def l2_normalize_forward_row(row_sum):
+def l2_normalize_forward_row(row_sum, approx):
     """The row's own results, from its statistics."""
-    row_norm = device.sqrt(row_sum, False)
+    row_norm = device.sqrt(row_sum, approx)
     return row_norm
 
 
@@ -277,6 +277,7 @@ def l2_normalize_forward_kernel(
         if (row < rows) & (first_of_row) | (at_once > 1):
             row_norm = l2_normalize_forward_row(
                 cute.full((1,), row_sum, cutlass.Float32),
+                approx,
             )
             rRowNorm[None, u].store(row_norm.to(mRowNorm.element_type))
             if cutlass.const_expr(at_once == 1):

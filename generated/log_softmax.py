@@ -191,10 +191,10 @@ def log_softmax_forward_row_max_(x):
     return x
 
 
-def log_softmax_forward_row_sum(x, row_max_, approx_terms):
+def log_softmax_forward_row_sum(x, row_max_, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max = row_max_
-    return device.exp_term(x - row_max, approx_terms)
+    return device.exp_term(x - row_max, approx)
 
 
 def log_softmax_forward_chain(x, row_max_, row_sum):
@@ -233,7 +233,7 @@ def log_softmax_forward_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rY = cute.make_rmem_tensor((vec, vectors, at_once), mY.element_type)
@@ -287,7 +287,7 @@ def log_softmax_forward_kernel(
                     values = log_softmax_forward_row_sum(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), row_max_, cutlass.Float32),
-                        approx_terms,
+                        approx,
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)

@@ -223,11 +223,11 @@ def masked_softmax_reference(x, mask):
     return jax.nn.softmax(x, axis=-1, where=mask)
 
 
-def masked_softmax_forward_keep_value(x, mask, row_max_):
+def masked_softmax_forward_keep_value(x, mask, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
     t0 = device.where(mask, x, -float("inf"))
     row_max = row_max_
-    return device.exp(t0 - row_max, False)
+    return device.exp(t0 - row_max, approx)
 
 
 def masked_softmax_forward_row_max_(x, mask):
@@ -339,6 +339,7 @@ def masked_softmax_forward_kernel(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         rMask[None, v, u].load() != 0,
                         cute.full((vec,), row_max_, cutlass.Float32),
+                        approx,
                     )
                     if cutlass.const_expr(carried):
                         rValueKept[None, v].store(value)
@@ -371,6 +372,7 @@ def masked_softmax_forward_kernel(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         rMask[None, v, u].load() != 0,
                         cute.full((vec,), row_max_, cutlass.Float32),
+                        approx,
                     )
                 y = masked_softmax_forward_chain(
                     rMask[None, v, u].load() != 0,

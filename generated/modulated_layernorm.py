@@ -231,17 +231,17 @@ def modulated_layernorm_forward_row_mean2(x, row_mean_):
     return centred * centred
 
 
-def modulated_layernorm_forward_chain(x, scale, shift, eps, row_mean_, row_mean2):
+def modulated_layernorm_forward_chain(x, scale, shift, eps, row_mean_, row_mean2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = x - row_mean_
-    rstd = device.rsqrt(row_mean2 + eps, False)
+    rstd = device.rsqrt(row_mean2 + eps, approx)
     y = centred * rstd * (1.0 + scale) + shift
     return y
 
 
-def modulated_layernorm_forward_row(eps, row_mean_, row_mean2):
+def modulated_layernorm_forward_row(eps, row_mean_, row_mean2, approx):
     """The row's own results, from its statistics."""
-    rstd = device.rsqrt(row_mean2 + eps, False)
+    rstd = device.rsqrt(row_mean2 + eps, approx)
     row_mean = row_mean_
     return rstd, row_mean
 
@@ -271,6 +271,7 @@ def modulated_layernorm_forward_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     B, S, N = mX.shape[0], mX.shape[1], mX.shape[2]
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
     rScale = cute.make_rmem_tensor((vec, vectors, at_once), mScale.element_type)
@@ -361,6 +362,7 @@ def modulated_layernorm_forward_kernel(
                     cute.full((vec,), eps, cutlass.Float32),
                     cute.full((vec,), row_mean_, cutlass.Float32),
                     cute.full((vec,), row_mean2, cutlass.Float32),
+                    approx,
                 )
                 rY.store(y.to(mY.element_type))
                 access.store_row(rY, mY, cute.crd2idx((iB, iS, 0), mY.layout), column, v * step, columns, 1, ragged, True, per_row)
@@ -370,6 +372,7 @@ def modulated_layernorm_forward_kernel(
                 cute.full((1,), eps, cutlass.Float32),
                 cute.full((1,), row_mean_, cutlass.Float32),
                 cute.full((1,), row_mean2, cutlass.Float32),
+                approx,
             )
             rRstd.store(rstd.to(mRstd.element_type))
             rRowMean.store(row_mean.to(mRowMean.element_type))

@@ -190,15 +190,15 @@ def rmsnorm_silu_forward_row_mean(x):
 
 def rmsnorm_silu_forward_chain(x, weight, eps, row_mean, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean + eps, False)
+    rstd = device.rsqrt(row_mean + eps, approx)
     t0 = x * rstd * weight
     y = t0 * device.sigmoid(t0, approx)
     return y
 
 
-def rmsnorm_silu_forward_row(eps, row_mean):
+def rmsnorm_silu_forward_row(eps, row_mean, approx):
     """The row's own results, from its statistics."""
-    rstd = device.rsqrt(row_mean + eps, False)
+    rstd = device.rsqrt(row_mean + eps, approx)
     return rstd
 
 
@@ -298,6 +298,7 @@ def rmsnorm_silu_forward_kernel(
             rstd = rmsnorm_silu_forward_row(
                 cute.full((1,), eps, cutlass.Float32),
                 cute.full((1,), row_mean, cutlass.Float32),
+                approx,
             )
             rRstd[None, u].store(rstd.to(mRstd.element_type))
             if cutlass.const_expr(at_once == 1):

@@ -214,11 +214,11 @@ def scaled_softmax_reference(x, scale):
     return jax.nn.softmax(scale * x, axis=-1)
 
 
-def scaled_softmax_forward_keep_value(x, scale, row_max_):
+def scaled_softmax_forward_keep_value(x, scale, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
     t0 = x * scale
     row_max = row_max_
-    return device.exp(t0 - row_max, False)
+    return device.exp(t0 - row_max, approx)
 
 
 def scaled_softmax_forward_row_max_(x, scale):
@@ -326,6 +326,7 @@ def scaled_softmax_forward_kernel(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
                         cute.full((vec,), row_max_, cutlass.Float32),
+                        approx,
                     )
                     if cutlass.const_expr(carried):
                         rValueKept[None, v].store(value)
@@ -356,6 +357,7 @@ def scaled_softmax_forward_kernel(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
                         cute.full((vec,), row_max_, cutlass.Float32),
+                        approx,
                     )
                 y = scaled_softmax_forward_chain(
                     value,

@@ -218,16 +218,16 @@ def softcap_softmax_reference(x, cap):
     return jax.nn.softmax(cap * jnp.tanh(x / cap), axis=-1)
 
 
-def softcap_softmax_forward_keep_value(x, cap, row_max_):
+def softcap_softmax_forward_keep_value(x, cap, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
-    t0 = cap * cute.math.tanh(device.divide_by_row(x, cap, False))
+    t0 = cap * cute.math.tanh(device.divide_by_row(x, cap, approx))
     row_max = row_max_
-    return device.exp(t0 - row_max, False)
+    return device.exp(t0 - row_max, approx)
 
 
-def softcap_softmax_forward_row_max_(x, cap):
+def softcap_softmax_forward_row_max_(x, cap, approx):
     """What is folded into row_max_ (max), on one vector of each operand."""
-    t0 = cap * cute.math.tanh(device.divide_by_row(x, cap, False))
+    t0 = cap * cute.math.tanh(device.divide_by_row(x, cap, approx))
     return t0
 
 
@@ -319,6 +319,7 @@ def softcap_softmax_forward_kernel(
                     values = softcap_softmax_forward_row_max_(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), mCap[0], cutlass.Float32),
+                        approx,
                     )
                     certain = exact or (kept and reduce.within(v, vectors, ragged))
                     inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -330,6 +331,7 @@ def softcap_softmax_forward_kernel(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), mCap[0], cutlass.Float32),
                         cute.full((vec,), row_max_, cutlass.Float32),
+                        approx,
                     )
                     if cutlass.const_expr(carried):
                         rValueKept[None, v].store(value)
@@ -360,6 +362,7 @@ def softcap_softmax_forward_kernel(
                         device.cast(rX[None, v, u].load(), cutlass.Float32),
                         cute.full((vec,), mCap[0], cutlass.Float32),
                         cute.full((vec,), row_max_, cutlass.Float32),
+                        approx,
                     )
                 y = softcap_softmax_forward_chain(
                     value,

@@ -101,11 +101,12 @@ class Context:
     @functools.lru_cache(maxsize=1)  # noqa: B019  a context lives as long as a file is rendered
     def approximations(self) -> tuple[dict[int, str], dict[str, tuple[Array, ...]]]:
         """Whether each operation may be approximate, by the node's identity: where all outputs it reaches are narrower
-        than float32; for a term of a sum of exponentials, where what is exponentiated is. Where that depends on a call's
-        types it is a flag of the kernel: the second dict, with the arrays that decide it."""
+        than float32, but for those that are there for a backward alone; for a term of a sum of exponentials, where what is
+        exponentiated is. Where that depends on a call's types it is a flag of the kernel: the second dict, with the arrays
+        that decide it."""
         if self.spec.math != "auto":
             return {}, {}
-        outputs = self.spec.outputs
+        outputs = tuple(a for a in self.spec.outputs if a.name not in self.spec.save)
         narrow = {
             a.name: {DTYPES[d].kind == "float" and DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in outputs
         }
@@ -124,7 +125,7 @@ class Context:
                 if by_type.get(a.dtype) is a and {o.name for o in outputs if o.dtype == a.dtype} & found
             )
             for i, found in reached.items()
-            if i in approximable and not any(narrow[name] == {False} for name in found)
+            if i in approximable and found and not any(narrow[name] == {False} for name in found)
         }
         kinds = {some for some in deciding.values() if some}
         for i in approximable:

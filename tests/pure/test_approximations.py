@@ -85,3 +85,14 @@ def test_a_flag_leaves_users_their_names():
         LOGSUMEXP.format("x").replace("a = ", "a = approx_terms * "), params="approx_terms: {type: float, default: 2.0}"
     )
     assert flags(source) == {"approx_terms2": "mX"}
+
+
+@pytest.mark.parametrize(
+    "chain", ["a = softmax(x, axis=N) + x", "a = (x - mean(x, axis=N)) * rsqrt(var(x, axis=N) + 1)"]
+)
+def test_what_is_kept_for_a_backward_makes_nothing_exact(chain):
+    """The sums and deviations that a forward keeps in float32 are those of the output, which is of fewer bits."""
+    source = text(chain, outputs='a: "T[..., N]"')
+    kept = source.partition("def made_forward")[2].partition("def made_frozen")[0].partition("def made_backward")[0]
+    found = re.findall(r"device\.\w+\([^\n]*, (approx|True|False)\)", kept)
+    assert kept and found and set(found) == {"approx"}

@@ -247,8 +247,9 @@ class _Reverse:
         """Two indices may meet in one row of a table, so what its rows get is added up by index after the kernel."""
         table, index = (a.attr for a in node.args)
         assert isinstance(table, Leaf) and isinstance(index, Leaf)
-        if table.part is not None:
-            raise Mistake("no kernel for the gradient of 'take' but of an input without parts")
+        arrays = [self.spec.array(leaf.name) for leaf in (table, index)]
+        if table.part is not None or any(len(axis.names) > 1 for array in arrays for axis in array.dims):
+            raise Mistake("no kernel for the gradient of 'take' but of an input without parts or axes that are split")
         if self.doubles:
             raise Mistake("what rows of a table get is added up in float32, which float64 would lose")
         self.taken_from.setdefault(table.name, []).append(Taken(index.name, str(node.attr), node.dims, g))
@@ -402,18 +403,26 @@ class _Reverse:
         named = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
         ops = {i: self.calls[i].name if i in self.calls else a.op for i, a in taken.items()}
         found = {named.get(i) or self.fresh(f"row_{ops[i].lstrip('_')}"): a for i, a in taken.items()}
-        fewer = self.rounds(assigned, {**saved, **found}, widest) < self.rounds(assigned, saved, widest)
-        return found if fewer else {}
+        cost = self.folds(assigned, {**saved, **found}, widest)
+        if cost[0] == self.folds(assigned, saved, widest)[0]:
+            return {}
+        for name in list(found):  # what must be folded again all the same helps nothing
+            others = {n: a for n, a in found.items() if n != name}
+            if self.folds(assigned, {**saved, **others}, widest) == cost:
+                found = others
+        return found
 
-    def rounds(self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]) -> int:
-        """How many folds along rows of these axes have to wait for each other, at most."""
+    def folds(self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]) -> tuple[int, int]:
+        """How many folds along rows of these axes have to wait for each other, at most; and how many there are."""
         leaves = {id(v) for v in saved.values()}
         depth: dict[int, int] = {}
+        count = 0
         for node in topological((s.value for s in assigned), lambda n: id(n) in leaves):
             before = 0 if id(node) in leaves else max((depth[id(a)] for a in node.args), default=0)
             folds = node.op in REDUCTIONS and of_rows(node, widest) and id(node) not in leaves
             depth[id(node)] = before + folds
-        return max(depth.values())
+            count += folds
+        return max(depth.values()), count
 
     def holds(self, node: Node, leaves: Mapping[int, str]) -> bool:
         """Whether something in a composite function is there already: it is not written as a call then."""
@@ -422,7 +431,8 @@ class _Reverse:
         return any(id(n) in leaves and id(n) not in given and n is not node for n in inside)
 
     def unnamed(self, saved: Mapping[str, Node]) -> str:
-        """Lines of the chain for what is saved and has no name in it."""
+        """Lines of the chain for what is saved and has no name in it but an output's, which is that of what it is before it is
+        rounded."""
         named = {s.name for s in self.statements}
         leaves = {id(s.value): s.name for s in reversed(self.statements) if s.part is None}
         lines = [Statement(name, None, value) for name, value in saved.items() if name not in named]

@@ -303,7 +303,7 @@ def saved(op: Op) -> dict[str, Any]:
     if taken := [name for name in how.saved if name not in op.spec.save and name in outputs]:
         reasons.append(f"with {', '.join(taken)} it reads fewer arrays or reduces less")
     if more:
-        reasons.append(f"the forward writes {', '.join(more)}, a float32 a row each, for a pass over the row less")
+        reasons.append(f"the forward writes {', '.join(more)}, a float32 each for a row, for a pass over it less")
     if not reasons and how.saved:
         reasons.append("what the spec's `save` says, and inputs")
     if reasons:
@@ -341,7 +341,7 @@ def backward(op: Op) -> dict[str, Any] | None:
 
 def _frozen(found: Derived) -> dict[str, Any] | None:
     """What takes the backward's place where nothing is asked of what all rows share."""
-    gradients = {name for name, _ in (*found.how.gradients, *found.how.same)}
+    gradients = list(dict.fromkeys(name for name, _ in (*found.how.gradients, *found.how.same)))
     names = [name for name in gradients if name in found.shared]
     if not names or len(names) == len(gradients):
         return None

@@ -140,7 +140,9 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
     for array in op.spec.outputs:
         values = [s.value for s in op.statements if s.name == array.name]
         own = key(array, (v.attr if isinstance(v.attr, Leaf) else id(v) for v in values))
-        if own in held and given[array.name] not in tables:
+        if given[array.name] in tables:  # others are added to it
+            kept.append(array.name)
+        elif own in held:
             same.append((given[array.name], held[own]))
         else:
             held[own] = array

@@ -235,6 +235,10 @@ class Reduction:
     def of_row(self, access: Access) -> bool:
         """Whether each row has its own values in an array that is read in vectors; else all that meet share them."""
         own = [t for t in access.tokens if t != "parts" and t not in self.apart]
+        if access.index_of is not None:  # where it is read along an axis says the index
+            index, axis = access.index_of
+            own = [t for t in own if not isinstance(t, int) or axis not in self.groups[t].axes]
+            own += [t for t in self.view(index).tokens if t not in self.apart]
         return not self.kept or any(not isinstance(t, int) or t < self.kept for t in own)
 
     @property

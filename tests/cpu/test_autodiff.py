@@ -504,6 +504,14 @@ def test_names_of_what_rows_come_to_are_new(tmp_path):
             np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
 
 
+def test_what_must_be_folded_again_all_the_same_is_not_kept(tmp_path):
+    """The largest element of a row is looked for again: what is computed of it follows."""
+    chain = "m = mean(x, axis=G); n = max(abs(x - m), axis=(B, G)); z = x - m; y = softmax(z * w, axis=G) / (1 + n)"
+    inputs = "x: float32[..., (B G=32)]; w: float32[..., (B G=32)]"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[..., (B G=32)]", chain))
+    assert not any("add" in name for name in op.backward.how.saved)
+
+
 def test_statistics_in_float64_are_computed_again(tmp_path):
     chain = "m = mean(x, axis=N); y = (x - m) * rsqrt(var(x, axis=N) + 1e-5)"
     for dtype, names in (("float32", 2), ("float64", 0)):

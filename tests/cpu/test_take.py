@@ -213,6 +213,37 @@ SEVERAL = {  # of one table: what is taken from it, and read of it besides; inpu
 }  # fmt: skip
 
 
+def test_a_table_that_is_read_beside_what_is_taken_from_it(tmp_path):
+    """Along the columns; each row at the place that its own index says, which is no column of the kernel's."""
+    x, t = (np.random.default_rng(i).standard_normal(s).astype("float32") for i, s in enumerate([(3, 8), (8,)]))
+    s, i = np.ones(3, "float32"), np.array([1, 4, 1], np.int32)
+    inputs = "t: float32[N]; i: int32[...]; x: float32[..., N]"
+    product = make_op(tmp_path, spec_text(inputs, "y: float32[..., N]", "y = x * t * take(t, i, axis=N)"))
+    sums = make_op(tmp_path, spec_text(inputs, "p: float32[N]", "p = sum(take(t, i, axis=N) * x, axis=...)"))
+    added = make_op(tmp_path, spec_text(f"{inputs}; s: float32[...]", "y: float32[..., N]",
+                                        "y = sin(x) + t + take(t, i, axis=N) + s"))  # fmt: skip
+    assert all(isinstance(op.backward, Derived) for op in (product, added))
+    for implementation in ("xla", "interpret"):
+        got = jax.grad(lambda x, t, how=implementation: product(t, i, x, implementation=how).sum(), (0, 1))(x, t)
+        wanted = jax.grad(lambda x, t: (x * t * t[i][:, None]).sum(), (0, 1))(x, t)
+        for own, other in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(sums(t, i, x, implementation=implementation), (t[i][:, None] * x).sum(0), rtol=1e-5)
+        for places in ((0,), (0, 1), (0, 1, 2)):
+            got = jax.grad(lambda s, x, t, how=implementation: added(t, i, x, s, implementation=how).sum(), places)(
+                s, x, t
+            )
+            wanted = jax.grad(lambda s, x, t: (jnp.sin(x) + t + t[i][:, None] + s[:, None]).sum(), places)(s, x, t)
+            for own, other in zip(got, wanted, strict=True):
+                np.testing.assert_allclose(own, other, rtol=1e-5)
+
+
+def test_tables_leave_what_else_has_the_same_gradient_alone(tmp_path):
+    inputs = "x: float32[..., N]; a: float32[P, N]; b: float32[P, N]; i: int32[...]"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[..., N]", "y = x + take(a, i, axis=P) + take(b, i, axis=P)"))
+    assert [(name, array.name) for name, array in op.backward.how.same] == [("x", "dy")]
+
+
 @pytest.mark.parametrize("name", SEVERAL)
 def test_all_that_is_taken_from_a_table_adds_to_its_gradient(name, tmp_path):
     inputs, output, chain, reference = SEVERAL[name]
@@ -222,6 +253,14 @@ def test_all_that_is_taken_from_a_table_adds_to_its_gradient(name, tmp_path):
     assert isinstance(op.backward, Derived)
     check_gradient(op, "interpret")
     assert len(op.backward.how.scattered) == (1 if name == "an_index_twice" else 2)
+
+
+def test_a_gradient_of_what_is_taken_from_split_axes_is_left_to_jnp(tmp_path):
+    split = "x: float32[..., (B G=4)]; t: float32[P, (B G=4)]; i: int32[...]"
+    op = make_op(tmp_path, spec_text(split, "y: float32[..., (B G=4)]", "y = x * take(t, i, axis=P)",
+                                     "y = x * jnp.take(t, i, 0, mode='clip')", more="domain: {i: index(P)}\n"))  # fmt: skip
+    assert "axes that are split" in op.backward.message
+    check_gradient(op, "interpret")
 
 
 def test_a_gradient_of_what_is_taken_from_a_part_is_left_to_jnp(tmp_path):

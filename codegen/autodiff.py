@@ -110,6 +110,9 @@ class _Reverse:
         self.active = self.find_active()
         self.steep = self.find_steep()
         self.taken_from: dict[str, list[Taken]] = {}  # by table
+        # What the chain calls its values, but for outputs, which are rounded
+        values = [s for s in reversed(self.statements) if s.part is None and s.name not in self.made]
+        self.named = {id(s.value): s.name for s in values}
 
     def fresh(self, name: str) -> str:
         while name in self.taken:
@@ -276,9 +279,8 @@ class _Reverse:
         kept = [a for a in self.spec.outputs if a.name in used] + more
         inputs += kept
         inputs += self.spec.inputs_for(used, inputs, {axis for _, output, _ in outputs for axis in output.axes})
-        names = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
         calls = {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and not self.holds(n, leaves)}
-        text = unparse(assigned, calls, names, leaves, self.taken)
+        text = unparse(assigned, calls, self.named, leaves, self.taken)
         spec = self.spec.with_chain(
             f"{self.spec.path} (backward)", text,
             op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
@@ -289,8 +291,8 @@ class _Reverse:
         if more:
             forward = self.spec.with_chain(
                 self.spec.source.path, self.spec.chain.value.rstrip("\n") + "\n" + self.unnamed(saved),
-                op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none", bench=(),
-                save=tuple(of_row),
+                op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none",
+                save=(), kept=tuple(of_row), bench=(),
             )  # fmt: skip
         return Backward(
             spec,
@@ -400,9 +402,8 @@ class _Reverse:
             inner = topological(node.args, lambda n: id(n) in taken)
             if not any(n.op in REDUCTIONS and id(n) not in taken for n in inner) and node.op not in REDUCTIONS:
                 del taken[id(node)]  # it follows from others
-        named = {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in self.made}
         ops = {i: self.calls[i].name if i in self.calls else a.op for i, a in taken.items()}
-        found = {named.get(i) or self.fresh(f"row_{ops[i].lstrip('_')}"): a for i, a in taken.items()}
+        found = {self.named.get(i) or self.fresh(f"row_{ops[i].lstrip('_')}"): a for i, a in taken.items()}
         cost = self.folds(assigned, {**saved, **found}, widest)
         if cost[0] == self.folds(assigned, saved, widest)[0]:
             return {}

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from codegen.ir import DTYPES, ROWS, Node, Statement, lost_axes, topological
+from codegen.ir import ROWS, Node, Statement, lost_axes, topological
 from codegen.ops import OPS, REDUCTIONS
 
 WIDTH = 96  # of an expression
@@ -106,7 +106,7 @@ class _Emitter:
     def rounded(self, node: Node) -> tuple[Node, ...]:
         """What is rounded, where a node is that as an integer, in a kernel: a value, or the two of a quotient by what is one value
         for a vector."""
-        if self.dialect.name != "cute" or node.op != "cast" or getattr(DTYPES.get(str(node.attr)), "kind", "") != "int":
+        if self.dialect.name != "cute" or node.op != "cast" or node.kind != "int":
             return ()
         (value,) = node.args
         if value.op != "round" or self.is_leaf(value):
@@ -251,16 +251,13 @@ class _Emitter:
         return f"{text}.astype({dtype})" if self.dialect.name == "jnp" else f"{text}.to({dtype})"
 
     def cast(self, node: Node) -> str:
-        value, dtype = node.args[0], self.dialect.types[str(node.attr)]
-        target = self.typed(node.kind)
-        text = self.constant_vector(value) if value.is_const else self.text.get(id(value), "")
+        dtype, target = self.dialect.types[str(node.attr)], self.typed(node.kind)
+        texts = [self.result(n) for n in self.arguments(node)]
         if self.dialect.name == "jnp":
-            return f"runtime.cast({text}, {dtype})" + ("" if node.kind == "bool" else f".astype({target})")
-        rounded = f"device.cast({text}, {dtype})"
-        if sources := self.rounded(node):
-            texts = ", ".join(self.text[id(n)] if not n.is_const else self.constant_vector(n) for n in sources)
-            rounded = f"device.{'round_to' if len(sources) == 1 else 'round_quotient'}({texts}, {dtype})"
-        return rounded if node.kind == "bool" else f"{rounded}.to({target})"
+            return f"runtime.cast({texts[0]}, {dtype})" + ("" if node.kind == "bool" else f".astype({target})")
+        function = "cast" if not self.rounded(node) else "round_to" if len(texts) == 1 else "round_quotient"
+        stored = f"device.{function}({', '.join(texts)}, {dtype})"
+        return stored if node.kind == "bool" else f"{stored}.to({target})"
 
 
 def parenthesised(text: str, own: int, binding: int, place: int) -> str:

@@ -298,12 +298,11 @@ def saved(op: Op) -> dict[str, Any]:
         why += f", and {', '.join(made)} as the forward writes it" if made else ""
         return {"names": list(dict.fromkeys((*made, *factors, *names))), "why": why}
     why = "inputs; everything else is computed again, which costs no memory"
-    outputs = {a.name for a in op.spec.outputs}
-    more = [name for name in how.saved if name not in op.spec.save and name not in outputs]
+    outputs, chosen = {a.name for a in op.spec.outputs}, [name for name in how.saved if name not in op.spec.save]
     reasons = []
-    if taken := [name for name in how.saved if name not in op.spec.save and name in outputs]:
+    if taken := [name for name in chosen if name in outputs]:
         reasons.append(f"with {', '.join(taken)} it reads fewer arrays or reduces less")
-    if more:
+    if more := [name for name in chosen if name not in outputs]:
         reasons.append(f"the forward writes {', '.join(more)}, a float32 each for a row, for a pass over it less")
     if not reasons and how.saved:
         reasons.append("what the spec's `save` says, and inputs")

@@ -105,6 +105,7 @@ class Spec:
     domain: tuple[tuple[str, object], ...] = ()
     schedule: tuple[tuple[str, object], ...] = ()
     bench: tuple[tuple[tuple[str, int], ...], ...] = ()
+    kept: tuple[str, ...] = ()  # outputs of a forward that was made of another spec: what only its backward takes
     places: collections.abc.Mapping[tuple[str, str], Span] = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, key: str, name: str) -> Span:

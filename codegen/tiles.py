@@ -211,11 +211,8 @@ COSTS = {
     "dgelu": 14, "pow": 15,
 }  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
-EMULATED = (
-    "sm_90",
-    "sm_100",
-    "sm_103",
-)  # where mma.sync of float8 is one of float16 and conversions, which take registers
+# Where mma.sync of float8 is one of float16 and conversions, which take registers
+EMULATED = ("sm_90", "sm_100", "sm_103")
 LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
 
 

@@ -106,7 +106,7 @@ class Context:
         that decide it."""
         if self.spec.math != "auto":
             return {}, {}
-        outputs = tuple(a for a in self.spec.outputs if a.name not in self.spec.save)
+        outputs = tuple(a for a in self.spec.outputs if a.name not in self.spec.kept)
         narrow = {
             a.name: {DTYPES[d].kind == "float" and DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in outputs
         }

@@ -602,11 +602,10 @@ class Backward(_Derived):
         found = {name: given[dx] for name, dx in how.gradients if dx not in tables}
         found |= {name: given[a.name] if a.name in given else there[a.name] for name, a in how.same}
         for s in how.scattered:
-            table, index = there[s.table], there[s.index]
-            axes = (self.origin.spec.array(s.table).axes, self.origin.spec.array(s.index).axes)
-            so_far = found.get(s.table, jnp.zeros(table.shape, given[s.output].dtype))
+            table, index = self.origin.spec.array(s.table), self.origin.spec.array(s.index)
             taken = given[s.output], self.spec.array(s.output).axes
-            found[s.table] = add_by_index((so_far, axes[0]), (index, axes[1]), s.axis, taken)
+            so_far = found.get(s.table, jnp.zeros(there[s.table].shape, taken[0].dtype))
+            found[s.table] = add_by_index((so_far, table.axes), (there[s.index], index.axes), s.axis, taken)
         return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
 
     def _kept(self) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from codegen.ir import ROWS
+
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
@@ -30,5 +32,5 @@ def add_by_index(table: Named, index: Named, along: str, values: Named) -> jax.A
 
 def _each(axes: Sequence[str], count: int) -> list[str]:
     """As many names as an array has axes."""
-    rows = [f"...{i}" for i in range(count - len(axes) + 1)]
-    return [name for a in axes for name in (rows if a == "..." else [a])]
+    rows = [f"{ROWS}{i}" for i in range(count - len(axes) + 1)]
+    return [name for a in axes for name in (rows if a == ROWS else [a])]

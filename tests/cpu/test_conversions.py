@@ -131,3 +131,16 @@ def test_quotients_by_a_value_of_the_row_are_rounded(tmp_path, dtype):
             assert value.dtype == np.float32
             wanted = np.clip(np.rint(np.nan_to_num(value.astype(np.float64), nan=0)), low, high)
             np.testing.assert_array_equal(np.asarray(got, np.float64), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_quotients_are_rounded_to_the_type_of_a_call(tmp_path, dtype):
+    text = spec_text("x: float32[..., N]; s: float32[...]", "m: float32[...]; q: Q[..., N]",
+                     "m = max(x, axis=N); q = cast(round(x / s), Q)", "", "grad: none", "{Q: [int8, uint8]}")  # fmt: skip
+    op, draw = make_op(tmp_path, text), np.random.default_rng(0)
+    x, s = draw.uniform(-400, 400, (5, 40)).astype(np.float32), draw.uniform(1, 3, 5).astype(np.float32)
+    low, high = WHOLE[dtype]
+    for implementation in ("xla", "interpret"):
+        q = op(x, s, Q=dtype, implementation=implementation).q
+        assert q.dtype == dtype
+        np.testing.assert_array_equal(q, np.clip(np.rint(x / s[:, None]), low, high))

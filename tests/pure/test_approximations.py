@@ -96,3 +96,11 @@ def test_what_is_kept_for_a_backward_makes_nothing_exact(chain):
     kept = source.partition("def made_forward")[2].partition("def made_frozen")[0].partition("def made_backward")[0]
     found = re.findall(r"device\.\w+\([^\n]*, (approx|True|False)\)", kept)
     assert kept and found and set(found) == {"approx"}
+
+
+def test_an_output_that_a_spec_saves_is_as_exact_as_any():
+    """It is the user's, whatever else takes it."""
+    chain = ["a = x * sigmoid(x)", "b = a * 2"]
+    outputs = 'a: "float32[..., N]", b: "bfloat16[..., N]"'
+    source = text(*chain, outputs=outputs, math="auto\nsave: [a]")
+    assert source.partition("def made_backward")[0].count("device.sigmoid(x, False)") == 1

@@ -51,19 +51,18 @@ class Gemm:
     def accs(self) -> tuple[str, ...]:
         return tuple(p.acc.name for p in self.products)
 
-    def in_one_kernel(
-        self, types: Types, count: Callable[[tuple[str, ...]], int], arch: str, hopper: bool = True
-    ) -> GemmLaunch:
-        """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes; with
-        `hopper` by that main loop where it can be. Raises `Mistake` where there is none."""
+    def in_one_kernel(self, types: Types, count: Callable[[tuple[str, ...]], int], arch: str) -> GemmLaunch:
+        """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes. Raises
+        `Mistake` where there is none."""
         tile, (first, *_) = self.tile, self.products
         if isinstance(tile, Mistake):
             raise tile
         spec = self.epilogue.spec
-        dtypes = {a.name: types.dtype(a) for a in spec.arrays} | {"a": types.dtype(first.a)}
+        dtypes = {a.name: types.dtype(a) for a in spec.arrays}
+        dtypes |= {"a": types.dtype(first.a), "b": types.dtype(first.b)}
         axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": (first.axis,)}
         extents = {name: count(own) for name, own in axes.items()}
-        return tile.launch(dtypes, extents, spec.math == "precise", arch, hopper)
+        return tile.launch(dtypes, extents, spec.math == "precise", arch)
 
 
 def contracts(statements: tuple[Statement, ...]) -> bool:

@@ -90,16 +90,15 @@ class Tile:
         extents: Mapping[str, int],
         precise: bool,
         arch: str,
-        hopper: bool = True,
     ) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name, the factors' as "a"), and these extents: L, M, N, K. Without
-        `hopper` it is the main loop that every architecture has. Raises `Mistake` where there is none."""
+        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b"), and these extents: L, M, N, K. Raises
+        `Mistake` where there is none."""
         factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
         ragged = extents["N"] % vec != 0
         halved = 2 if self.paired else 1
-        if arch == "sm_90a" and hopper and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
+        if arch == "sm_90a" and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
             options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
             config = _config("sm_90a", options)
             why = self.slower(tiles, extents, factor)
@@ -115,7 +114,7 @@ class Tile:
             options["precise"] = precise
             options["tile_n"] = min(64, options["tile_n"])
         rows, columns, side = options["tile_m"], options["tile_n"] // halved, options["warps_n"]
-        why = self.refused(dtypes, extents, arch) if hopper else "the main loop of every architecture was asked for"
+        why = self.refused(dtypes, extents, arch)
         return GemmLaunch(vec, ragged, _config("sm_80", options), rows, columns, side, why)
 
     @property
@@ -147,7 +146,7 @@ class Tile:
             and all(N * width % 16 == 0 for width in widths)
         )
         return hopper_tiles.choose(
-            M, N, K, L, a=factor, b=factor, b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
+            M, N, K, L, a=factor, b=dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
             work=self.all_work, reads=sum(widths), boxes=boxes and not ragged,
             folds=any(f.along for f in self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
             over_rows=sum(not f.along for f in self.folds),
@@ -174,7 +173,7 @@ class Tile:
         factor = dtypes["a"]
         tiles = replace(hopper_tiles.SQUARE, tile_k=128 // DTYPES[factor].size)
         found = hopper_tiles.refusal(
-            tiles, factor, factor, b_is_nk=self.b_is_nk, paired=paired, K=extents["K"], N=N
+            tiles, factor, dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, K=extents["K"], N=N
         )  # fmt: skip
         return found or "no tiles leave room for what the epilogue folds"
 
@@ -237,8 +236,8 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
         raise Mistake(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
     if len({(p.b.dims, p.b.dtype) for p in products}) > 1:
         raise Mistake("the two products differ in shape or type")
-    if b.dtype != a.dtype:
-        raise Mistake(f"{a.name!r} and {b.name!r} are of two types")
+    if b.dtype != a.dtype and not {*epilogue.dtypes(a.dtype), *epilogue.dtypes(b.dtype)} <= FLOAT8:
+        raise Mistake(f"{a.name!r} and {b.name!r} are of two types, which only those of 8 bits may be")
     again = {x.name for p in products for x in (p.a, p.b)} & {x.name for x in epilogue.inputs}
     if again:
         raise Mistake(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")

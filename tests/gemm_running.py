@@ -1,9 +1,11 @@
-"""Products on the Hopper main loop with the epilogues of `gemm_epilogues`: as calls of the runtime, and in float64."""
+"""Products on the Hopper main loop with the epilogues of `gemm_epilogues`: as calls of the runtime, in float64, and those
+that tests run, on a GPU and interpreted."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import jax
@@ -11,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from gemm_epilogues import LAUNCHERS
 
-from codegen.hopper_tiles import SQUARE, Tiles
-from codegen.runtime import kernels
+from codegen.hopper_tiles import SQUARE, TABLE, WIDE, Tiles
+from codegen.runtime import interpreted, kernels
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,13 @@ class Product:
     paired: str = ""
     shared_b: bool = False  # one b for the whole batch
     tiles: Tiles = field(default=SQUARE)
+    b_dtype: str = ""  # where it is not that of a
 
     def __str__(self) -> str:
         t = self.tiles
         words = [
             self.name,
-            self.dtype,
+            f"{self.dtype}{self.b_dtype and '-'}{self.b_dtype}",
             f"{self.L}x{self.M}x{self.K}x{self.N}",
             "nk" if self.b_is_nk else "kn",
             self.out,
@@ -54,7 +57,7 @@ class Product:
         operands = {"r": (self.N,), "t": (self.L, self.M, self.N)}
         return [
             jax.ShapeDtypeStruct((self.L, self.M, self.K), kind),
-            *[jax.ShapeDtypeStruct(b, kind)] * (2 if self.paired == "halves" else 1),
+            *[jax.ShapeDtypeStruct(b, jnp.dtype(self.b_dtype or self.dtype))] * (2 if self.paired == "halves" else 1),
             *(jax.ShapeDtypeStruct(operands[o], wide) for o in LAUNCHERS[self.name][1]),
         ]
 
@@ -100,6 +103,12 @@ class Product:
         """The kernel, on a GPU."""
         return _jitted(self)(*inputs)
 
+    def interpret(self, inputs: list[jax.Array]) -> list[np.ndarray]:
+        """The kernel, interpreted."""
+        names = [f"input {i}" for i in range(len(inputs))] + [f"output {i}" for i in range(len(self.outputs))]
+        shapes = [x.shape for x in self.outputs]
+        return list(interpreted.run(self.call, names, [np.asarray(x) for x in inputs], shapes))
+
     def expected(self, inputs: list[jax.Array]) -> list[np.ndarray]:
         """The outputs in float64; of folds, their results."""
         a, *rest = (np.asarray(x.astype(jnp.float32), np.float64) for x in inputs)
@@ -140,3 +149,79 @@ REFERENCES = {
     "dgelu": lambda acc, z: acc * _gelu_slope(z),
     "swiglu": lambda acc, up: _silu(acc) * up,
 }
+
+
+# What tests run
+
+BASE = Product("gelu", 0, 0, 0, tiles=WIDE)
+WIDE_FP8, WHOLE_INT8 = dataclasses.replace(WIDE, tile_k=128), Tiles(128, 256, 128, 4, 2)
+FAR = dataclasses.replace(WIDE, stages=5, piece=32, ahead=3)
+IN_A_LOOP = dataclasses.replace(WIDE, rolled=True)
+# What the epilogue reads by way of shared memory: bytes of 16 rows of 64, or 32, columns
+STAGED = dataclasses.replace(IN_A_LOOP, ahead=2, staged=16 * 64 * 2)
+SMALL_STAGES = dataclasses.replace(SQUARE, stages=5, rolled=True, piece=32, staged=16 * 32 * 2)
+UNSHARED = Tiles(128, 256, 64, 4, ahead=2)  # no cluster multicasts
+KINDS = [
+    BASE,
+    dataclasses.replace(BASE, b_is_nk=True),
+    dataclasses.replace(BASE, tiles=IN_A_LOOP),
+    dataclasses.replace(BASE, name="gelu_erf", L=2, tiles=dataclasses.replace(IN_A_LOOP, piece=32)),
+    dataclasses.replace(BASE, name="swiglu", paired="interleaved", tiles=IN_A_LOOP),
+    dataclasses.replace(BASE, name="plain", out="float32", tiles=IN_A_LOOP),
+    dataclasses.replace(BASE, name="relu", dtype="float16", out="float16", tiles=Tiles(128, 256, 64, 4, 1, 2)),
+    dataclasses.replace(BASE, name="plain", out="float32", shared_b=True, L=3, tiles=Tiles(256, 128, 64, 4, 2)),
+    dataclasses.replace(BASE, name="gelu_erf", tiles=SQUARE, L=2, b_is_nk=True),
+    dataclasses.replace(BASE, name="residual", tiles=FAR),
+    dataclasses.replace(BASE, name="residual", tiles=STAGED),
+    dataclasses.replace(BASE, name="residual", L=2, tiles=SMALL_STAGES),
+    dataclasses.replace(
+        BASE, name="residual", dtype="float16", out="float16", tiles=dataclasses.replace(STAGED, ahead=1)
+    ),
+    dataclasses.replace(BASE, name="dgelu", tiles=STAGED, b_is_nk=True, shared_b=True, L=2),
+    dataclasses.replace(
+        BASE, name="residual", tiles=Tiles(128, 256, 64, 3, 2, ahead=2, rolled=True, staged=16 * 64 * 2)
+    ),
+    dataclasses.replace(BASE, name="dgelu", tiles=SQUARE, b_is_nk=True, shared_b=True, L=2),
+    dataclasses.replace(BASE, name="swiglu", paired="interleaved"),
+    dataclasses.replace(BASE, name="swiglu", paired="halves", tiles=SQUARE),
+    dataclasses.replace(BASE, name="swiglu", paired="halves", b_is_nk=True),
+    dataclasses.replace(BASE, name="sums", tiles=SQUARE, L=2),
+    dataclasses.replace(BASE, name="sums", tiles=Tiles(128, 256, 64, 4, 2), b_is_nk=True),
+    # K shared out: by one warpgroup a tile, by two; pairs of columns; bytes
+    *(
+        dataclasses.replace(BASE, name="sums", L=2, tiles=dataclasses.replace(tiles, splits=splits, cluster_m=1))
+        for tiles, splits in ((SQUARE, 2), (UNSHARED, 8), (TABLE[5], 4), (TABLE[-2], 8), (TABLE[-1], 4))
+    ),
+    dataclasses.replace(BASE, name="residual", tiles=dataclasses.replace(TABLE[-1], splits=2)),
+    dataclasses.replace(BASE, name="swiglu", paired="interleaved", tiles=dataclasses.replace(UNSHARED, splits=4)),
+    dataclasses.replace(BASE, name="swiglu", paired="halves", tiles=dataclasses.replace(TABLE[-2], splits=4)),
+    dataclasses.replace(
+        BASE,
+        name="plain",
+        dtype="int8",
+        out="int32",
+        b_is_nk=True,
+        tiles=dataclasses.replace(TABLE[-1], tile_k=128, splits=2),
+    ),
+    dataclasses.replace(BASE, name="plain", dtype="int8", out="int32", b_is_nk=True, tiles=WHOLE_INT8),
+    dataclasses.replace(BASE, dtype="float8_e4m3fn", b_is_nk=True, tiles=WIDE_FP8),
+    dataclasses.replace(BASE, dtype="float8_e5m2", out="float8_e5m2", b_is_nk=True, tiles=WIDE_FP8),
+    dataclasses.replace(BASE, dtype="float8_e5m2", b_dtype="float8_e4m3fn", b_is_nk=True, tiles=WIDE_FP8),
+    dataclasses.replace(BASE, dtype="float8_e4m3fn", b_dtype="float8_e5m2", b_is_nk=True, tiles=WIDE_FP8),
+    *(dataclasses.replace(BASE, name="relu", tiles=tiles) for tiles in (TABLE[1], *TABLE[3:])),
+]
+# Half a unit in the last place of the output, and what sums in float32 and approximate functions add
+TOLERANCES = {"bfloat16": 2.0**-8, "float16": 2.0**-10, "float32": 1e-4, "int32": 0, "float8_e5m2": 2.0**-2}
+
+
+def check(product: Product, seed: int, run: Callable[[Product, list], list] = Product.run) -> list:
+    """What it gives for random inputs, held to the product in float64."""
+    inputs = product.draw(seed)
+    found = run(product, inputs)
+    folds = [None, lambda x: x.sum(2), lambda x: x.max(2, initial=-np.inf), lambda x: x.sum(1)]
+    for x, want, fold in zip(found, product.expected(inputs), folds, strict=False):
+        kind = str(x.dtype)
+        got = np.asarray(x.astype("float32") if x.dtype != "int32" else x, np.float64)
+        got = got if fold is None else fold(got)
+        np.testing.assert_allclose(got, want, rtol=TOLERANCES[kind], atol=2 * TOLERANCES[kind])
+    return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.interpret import mbarriers
+from codegen.interpret import mbarriers, tensormaps
 from codegen.interpret.decoding import DTYPES, WINDOWS, Execute, Unknown, only
 from codegen.interpret.ptx import Address, Imm, Symbol, Vector
 
@@ -148,7 +148,9 @@ def fence(words, operands) -> Execute:
 
 
 def copy_async(words, operands) -> Execute:
-    """cp.async of global to shared memory, and the groups that threads wait for."""
+    """cp.async of global to shared memory, and the groups that threads wait for; cp.async.bulk."""
+    if words[:2] == ("async", "bulk"):
+        return tensormaps.copy_box(words[2:], operands)
     if words[:2] == ("async", "commit_group"):
         return lambda m: m.shared.commit(m.active())
     if words[:2] == ("async", "wait_group"):

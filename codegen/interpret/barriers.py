@@ -1,6 +1,9 @@
 """Barriers of a warp, of a block or some of its warps, and of a cluster: who waits, and when they go on.
 
-Stricter than PTX in one place: threads that have exited are not forgiven at a barrier that others wait at.
+At wgmma.fence the warps of a warpgroup wait for each other too, for what follows is one instruction of them all. That
+orders nothing.
+
+Stricter than PTX in one place: threads that have exited are not forgiven at a barrier of a block or a warp.
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ if TYPE_CHECKING:
 # Places of lanes that have exited; WAIT + a block of instructions: at its barrier; ASIDE + one: until an mbarrier's phase
 # is over
 DONE, WAIT, ASIDE = 1 << 30, 1 << 29, 1 << 28
-WARP, CLUSTER = -1, -2  # instead of the number of a block's barrier
+WARP, CLUSTER, WARPGROUP = -1, -2, -3  # instead of the number of a block's barrier
+GROUP = 128  # threads of a warpgroup
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """A decoded instruction. `waits` is false for an arrival at a cluster's barrier."""
+    """A decoded instruction. `waits` is false for an arrival alone."""
 
-    level: str  # "warp", "block" or "cluster"
+    level: str  # "warp", "warpgroup", "block" or "cluster"
     number: Operand = Imm(0)  # noqa: RUF009  # of a block's barrier
     takes: Operand = Imm(0)  # noqa: RUF009  # how many of a block's threads, 0 for all; which lanes of a warp
     waits: bool = True
@@ -39,6 +43,9 @@ def decode(instruction: Instruction) -> Barrier:
     """Raises `Unknown` for a barrier that is not known."""
     first, *words = instruction.words
     operands = instruction.operands
+    if first == "wgmma":
+        only(tuple(words), ("fence", "sync", "aligned"))
+        return Barrier("warpgroup")
     if words[:1] == ["warp"] and words[1:] == ["sync"]:
         return Barrier("warp", takes=operands[0])
     if words[:1] == ["cluster"] and first == "barrier":
@@ -48,9 +55,18 @@ def decode(instruction: Instruction) -> Barrier:
         only(tuple(words[1:]), ("wait", "acquire", "aligned"))
         return Barrier("cluster")
     words = [w for w in words if w not in ("cta", "aligned")]
-    if words != ["sync"] or len(operands) not in (1, 2):
+    if words not in (["sync"], ["arrive"]) or len(operands) not in ((1, 2) if words == ["sync"] else (2,)):
         raise Unknown(instruction.words[0])
-    return Barrier("block", operands[0], operands[1] if len(operands) == 2 else Imm(0))
+    return Barrier("block", operands[0], operands[1] if len(operands) == 2 else Imm(0), waits=words == ["sync"])
+
+
+@dataclass
+class Arrived:
+    """Those that have come to a block's barrier and gone on."""
+
+    takes: int
+    count: int
+    known: np.ndarray  # what they knew of each warp's past by then, their own included
 
 
 class Barriers:
@@ -61,6 +77,7 @@ class Barriers:
         lanes = ordering.row.shape
         self.at = np.zeros(lanes, np.int64)  # the number of a block's barrier, WARP or CLUSTER
         self.takes = np.zeros(lanes, np.int64)
+        self.arrived: dict[int, Arrived] = {}  # by 16 times the block, and the barrier's number
 
     def reach(self, m: Machine, barrier: Barrier, lanes: np.ndarray) -> None:
         """Lanes come to a barrier."""
@@ -77,6 +94,10 @@ class Barriers:
                 return
             self.at[lanes] = CLUSTER
             return
+        if barrier.level == "warpgroup":
+            self.at[lanes] = WARPGROUP
+            m.products.fence(lanes)
+            return
         takes = np.broadcast_to(m.read(barrier.takes, "u32"), lanes.shape)
         if barrier.level == "warp":
             self.at[lanes], self.takes[lanes] = WARP, takes
@@ -88,14 +109,37 @@ class Barriers:
         ):
             if bad.any():
                 raise Fault(int(lanes[bad][0]), what)
+        if not barrier.waits:
+            self.arrive(ordering.row[lanes] * 16 + number, takes, lanes)
+            return
         self.at[lanes], self.takes[lanes] = number, takes
+
+    def arrive(self, key: np.ndarray, takes: np.ndarray, lanes: np.ndarray) -> None:
+        """Whole warps come to a block's barrier and go on."""
+        for barrier in np.unique(key):
+            group, asked = lanes[key == barrier], int(takes[key == barrier][0])
+            self.whole_warps(group)
+            known = self.ordering.told(int(barrier) // 16, np.unique(self.ordering.warp[group]))
+            held = self.arrived.setdefault(int(barrier), Arrived(asked, 0, known))
+            held.count += len(group)
+            held.known = np.maximum(held.known, known)
+            if asked != held.takes:
+                raise Fault(int(group[0]), "threads differ in how many the barrier takes")
+            if held.count > asked:
+                raise Fault(int(group[0]), "more threads are at the barrier than it takes")
+        self.ordering.tick(lanes)
 
     def release(self, m: Machine) -> None:
         """No lane can go on: let those whose barrier is complete."""
         lanes = np.flatnonzero((m.at < DONE) & (m.at >= WAIT))
         at = self.at[lanes]
         free = np.concatenate(
-            [self.blocks(lanes[at >= 0]), self.in_warps(lanes[at == WARP]), self.clusters(lanes[at == CLUSTER])]
+            [
+                self.blocks(lanes[at >= 0]),
+                self.in_warps(lanes[at == WARP]),
+                self.warpgroups(lanes[at == WARPGROUP]),
+                self.clusters(lanes[at == CLUSTER], m.at == DONE),
+            ]
         )
         if not len(free):
             raise self.stuck(m, lanes)
@@ -111,6 +155,10 @@ class Barriers:
         takes = np.where(self.takes[lanes] == 0, ordering.threads, self.takes[lanes])
         asked = np.zeros_like(there)
         asked[key] = takes
+        early = {barrier: self.arrived[barrier] for barrier in set(key.tolist()) & self.arrived.keys()}
+        for barrier, held in early.items():
+            there[barrier] += held.count
+            asked[barrier] = held.takes
         for bad, what in (
             (takes != asked[key], "threads differ in how many the barrier takes"),
             (there[key] > takes, "more threads are at the barrier than it takes"),
@@ -118,12 +166,13 @@ class Barriers:
             if bad.any():
                 raise Fault(int(lanes[bad][0]), what)
         free = there[key] == takes
-        whole = takes == ordering.threads
+        whole = (takes == ordering.threads) & ~np.isin(key, list(early))
         ordering.whole(np.unique(row[free & whole]))
         for barrier in np.unique(key[free & ~whole]):
             group = lanes[key == barrier]
             self.whole_warps(group)
-            ordering.part(int(barrier) // 16, np.unique(ordering.warp[group]))
+            told = self.arrived.pop(int(barrier)).known if barrier in self.arrived else None
+            ordering.part(int(barrier) // 16, np.unique(ordering.warp[group]), told)
         return lanes[free]
 
     def whole_warps(self, group: np.ndarray) -> None:
@@ -151,11 +200,17 @@ class Barriers:
             free.append(good)
         return np.concatenate(free)
 
-    def clusters(self, lanes: np.ndarray) -> np.ndarray:
-        """Those whose cluster has arrived as a whole."""
+    def warpgroups(self, lanes: np.ndarray) -> np.ndarray:
+        """Those whose warpgroup is there as a whole."""
+        threads = self.ordering.threads
+        key = self.ordering.row[lanes] * -(-threads // GROUP) + lanes % threads // GROUP
+        return lanes[np.bincount(key, minlength=1)[key] == GROUP]
+
+    def clusters(self, lanes: np.ndarray, exited: np.ndarray) -> np.ndarray:
+        """Those whose cluster has arrived as a whole, but for threads that have exited."""
         ordering = self.ordering
         size = ordering.threads * ordering.cluster
-        arrived = ordering.arrived.reshape(-1, size).min(axis=1)
+        arrived = np.where(exited, np.iinfo(np.int64).max, ordering.arrived).reshape(-1, size).min(axis=1)
         free = lanes[arrived[lanes // size] > ordering.waited[lanes]]
         ordering.waited[free] += 1
         return free
@@ -163,21 +218,26 @@ class Barriers:
     def stuck(self, m: Machine, lanes: np.ndarray) -> Fault:
         """Why no lane can go on: for the first that waits at a block's barrier, else at a warp's or a cluster's."""
         at = self.at[lanes]
-        lane = int(next(lanes[chosen][0] for chosen in (at >= 0, at == WARP, at == CLUSTER) if chosen.any()))
+        levels = (at >= 0, at == WARP, at == WARPGROUP, at == CLUSTER)
+        lane = int(next(lanes[chosen][0] for chosen in levels if chosen.any()))
         level = int(self.at[lane])
         if level >= 0 and self.takes[lane]:
-            count = int(np.count_nonzero((self.at == level) & (m.at < DONE) & (m.block_of == m.block_of[lane])))
+            here = (self.at == level) & (m.at < DONE) & (m.at >= WAIT) & (m.block_of == m.block_of[lane])
+            early = self.arrived.get(int(m.block_of[lane]) * 16 + level)
+            count = int(np.count_nonzero(here)) + (early.count if early else 0)
             return Fault(lane, f"divergent barrier: it takes {int(self.takes[lane])} threads, and {count} are there")
         size, kind, of = {
             WARP: (32, "warp barrier", "warp"),
+            WARPGROUP: (GROUP, "wgmma.fence", "warpgroup"),
             CLUSTER: (m.per_block * m.cluster_size, "cluster barrier", "cluster"),
         }.get(level, (m.per_block, "barrier", "block"))
-        place = lane % m.per_block % 32 if level == WARP else lane % size
+        within = level in (WARP, WARPGROUP)
+        place = lane % m.per_block % size if within else lane % size
         fellows = np.arange(lane - place, min(lane - place + size, m.lanes))
-        fellows = fellows[m.block_of[fellows] == m.block_of[lane]] if level == WARP else fellows
+        fellows = fellows[m.block_of[fellows] == m.block_of[lane]] if within else fellows
         exited = m.at[fellows] == DONE
         if level == CLUSTER:
-            late = self.ordering.arrived[fellows] <= self.ordering.waited[lane]
+            late = ~exited & (self.ordering.arrived[fellows] <= self.ordering.waited[lane])
         else:
             late = exited | (self.at[fellows] != level)
         gone = (late & exited).any()

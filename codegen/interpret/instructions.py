@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from codegen.interpret import accesses, conversions, floating, integers, logic, matrices, mbarriers, warps
+from codegen.interpret import accesses, conversions, floating, integers, logic, matrices, mbarriers, warps, wgmma
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.decoding import Execute, Unknown
 from codegen.interpret.ptx import Instruction, PtxError
@@ -109,10 +109,13 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "redux": warps.reduce,
     "ldmatrix": matrices.load_matrices,
     "mma": matrices.multiply,
+    "wgmma": wgmma.decode,
     "activemask": warps.active_mask,
     "elect": warps.elect,
     "membar": accesses.fence,
     "fence": accesses.fence,
     "griddepcontrol": nothing,
+    "setmaxnreg": nothing,
+    "prefetch": nothing,
     "nanosleep": nothing,
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.decoding import DTYPES, Execute, Unknown, only
-from codegen.interpret.ptx import Operand, Symbol, Vector
+from codegen.interpret.ptx import Operand, Reg, Symbol, Vector
 
 if TYPE_CHECKING:
     from codegen.interpret.machine import Machine
@@ -22,7 +22,14 @@ def move(words, operands) -> Execute:
         return lambda m: m.repack(target, a, kind)
     if isinstance(a, Symbol):
         return lambda m: m.write(target, m.spaces.address_of(a.name))
-    return lambda m: m.write(target, m.read(a, kind))
+
+    def run(m: Machine) -> None:
+        if isinstance(target, Reg) and isinstance(a, Reg) and a.name in m.products.writing:
+            m.products.move(m, target, a, kind)
+        else:
+            m.write(target, m.read(a, kind))
+
+    return run
 
 
 def select(words, operands) -> Execute:

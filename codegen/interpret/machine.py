@@ -19,9 +19,10 @@ from codegen.interpret.instructions import decode
 from codegen.interpret.memory import Array, Fault, Global
 from codegen.interpret.onchip import Rows, Shared
 from codegen.interpret.ordering import Ordering
-from codegen.interpret.ptx import Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector
+from codegen.interpret.ptx import Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector, ends_block
 from codegen.interpret.report import Report
 from codegen.interpret.spaces import Spaces
+from codegen.interpret.wgmma import Products
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop
@@ -61,9 +62,8 @@ class Kernel:
     def __init__(self, program: Program):
         self.program = program
         self.blocks: list[Decoded] = []
-        control = ("bra", "ret", "exit", "bar", "barrier", "trap", "brx")
         for block in program.blocks:
-            end = block[-1] if block and block[-1].words[0] in control else None
+            end = block[-1] if block and ends_block(block[-1].words) else None
             body = block[:-1] if end is not None else block
             barrier = None if end is None else self.control(end)
             self.blocks.append(Decoded(tuple((decode(i, program.name), i) for i in body), end, barrier))
@@ -75,7 +75,7 @@ class Kernel:
         if instruction.words[0] in ("bra", "ret", "exit", "trap"):
             return None
         try:
-            if instruction.words[0] not in ("bar", "barrier"):
+            if instruction.words[0] not in ("bar", "barrier", "wgmma"):
                 raise Unknown
             return barriers.decode(instruction)
         except Unknown:
@@ -156,6 +156,7 @@ class Machine:
         self.ordering = Ordering(blocks, threads, self.cluster_size)
         self.barriers = Barriers(self.ordering)
         self.shared = Shared(blocks, self.kernel.shared + self.launch.shared, self.ordering)
+        self.products = Products(self.shared)
         local = Rows(self.lanes, self.kernel.local) if self.kernel.local else None
         self.spaces = Spaces(self, self.memory, self.shared, local)
         for _ in range(STEPS):
@@ -301,6 +302,8 @@ class Machine:
         """An operand's bits seen as a type."""
         dtype = DTYPES[kind]
         if isinstance(operand, Reg):
+            if operand.name in self.products.writing:
+                self.products.check(operand.name, self.active())
             value = self.registers.get(operand.name)
             if value is None:  # undefined: the compiler promises that nothing depends on it
                 return np.zeros(1, dtype)
@@ -340,6 +343,8 @@ class Machine:
             return
         if not isinstance(target, Reg):
             raise PtxError(f"{self.program.name}: cannot write the operand of {self.current.text!r}")
+        if target.name in self.products.writing:
+            self.products.check(target.name, self.active())
         dtype = {"pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}[
             self.program.register_class(target.name)
         ]

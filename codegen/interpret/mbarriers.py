@@ -15,7 +15,7 @@ import numpy as np
 
 from codegen.interpret.decoding import DTYPES, Execute, Unknown, only
 from codegen.interpret.memory import Fault
-from codegen.interpret.ptx import Address, Operand, Vector
+from codegen.interpret.ptx import Address, Imm, Operand, Vector
 
 if TYPE_CHECKING:
     from codegen.interpret.machine import Machine
@@ -75,12 +75,12 @@ class Mbarriers:
             raise Fault(lane, "race: use of an mbarrier that another thread initialised, with no barrier between")
         return barrier
 
-    def arrive(self, row: int, offset: int, expected: int, lane: int) -> bool:
-        """One arrival, which expects some bytes; whether the phase is over with it."""
+    def arrive(self, row: int, offset: int, expected: int, lane: int, count: int = 1) -> bool:
+        """So many arrivals, which expect some bytes; whether the phase is over with them."""
         barrier = self.of(row, offset, lane)
-        if barrier.pending == 0:
+        if barrier.pending < count:
             raise Fault(lane, f"more arrivals at an mbarrier than the {barrier.count} that its phase takes")
-        barrier.pending -= 1
+        barrier.pending -= count
         barrier.due += expected
         self.tell(barrier, lane)
         return self.step(barrier)
@@ -131,7 +131,7 @@ class Mbarriers:
 
 
 def decode(words, operands) -> Execute:
-    """mbarrier.init, .arrive.expect_tx and .try_wait.parity."""
+    """mbarrier.init, .arrive, .arrive.expect_tx and .try_wait.parity."""
     action, *rest = words
     if action == "init":
         only(tuple(rest), SPACES)
@@ -140,7 +140,12 @@ def decode(words, operands) -> Execute:
     if action == "arrive" and rest[:1] == ["expect_tx"]:
         only(tuple(rest[1:]), ("release", "cta", *SPACES))
         _, place, expected = operands
-        return lambda m: _arrive(m, place, expected)
+        return lambda m: _arrive(m, place, expected, Imm(1))
+    if action == "arrive":
+        space = "shared::cluster" if "shared::cluster" in rest else "shared"
+        only(tuple(rest), ("release", "cta", "cluster", "shared::cluster", *SPACES))
+        _, place, *more = operands
+        return lambda m: _arrive(m, place, Imm(0), more[0] if more else Imm(1), space)
     if action in ("try_wait", "test_wait") and rest[:1] == ["parity"]:
         only(tuple(rest[1:]), ("acquire", "cta", *SPACES))
         target, place, parity, *_ = operands
@@ -173,11 +178,13 @@ def _init(m: Machine, address: Address, count: Operand) -> None:
         m.shared.mbarriers.make(int(row), int(offset), int(number), int(lane))
 
 
-def _arrive(m: Machine, address: Address, expected: Operand) -> None:
-    sizes = np.broadcast_to(m.read(expected, "u32"), m.active().shape)
+def _arrive(m: Machine, address: Address, expected: Operand, count: Operand, space: str = "shared") -> None:
+    sizes, counts = (np.broadcast_to(m.read(x, "u32"), m.active().shape) for x in (expected, count))
     over = False
-    for lane, row, offset, size in zip(*_places(m, address), sizes, strict=True):
-        over |= m.shared.mbarriers.arrive(int(row), int(offset), int(size), int(lane))
+    lanes, rows, offsets = _places(m, address, space)
+    m.shared.reach(rows, lanes)
+    for lane, row, offset, size, number in zip(lanes, rows, offsets, sizes, counts, strict=True):
+        over |= m.shared.mbarriers.arrive(int(row), int(offset), int(size), int(lane), int(number))
     m.ordering.tick(m.active())
     if over:
         m.wake()

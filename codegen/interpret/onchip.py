@@ -13,7 +13,7 @@ import numpy as np
 
 from codegen.interpret.mbarriers import Mbarriers
 from codegen.interpret.memory import Fault
-from codegen.interpret.ordering import NONE, Ordering, joined
+from codegen.interpret.ordering import MANY, NONE, Ordering, joined
 
 
 class Rows:
@@ -98,7 +98,8 @@ class Shared(Rows):
         self.until = np.zeros(rows, np.int64)  # the cluster barrier that a block must wait for before it exits
         self.because: dict[int, tuple[int, Any]] = {}  # block -> a lane that needs it, and its instruction
         self.mbarriers = Mbarriers(self)
-        self.flying: np.ndarray | None = None  # bytes that a cp.async or st.async may yet write
+        self.flying: np.ndarray | None = None  # bytes that an asynchronous copy may yet write
+        self.used: np.ndarray | None = None  # by how many wgmmas that may yet read them
         self.copies: list[Copy] = []
         self.committed = np.zeros(ordering.row.shape, np.int64)  # groups of cp.async, by lane
 
@@ -170,6 +171,10 @@ class Shared(Rows):
     def before_write(self, at: np.ndarray, lanes) -> None:
         ordering, whom = self.ordering, lanes[:, None]
         self.landed(at, lanes, "write of")
+        if self.used is not None:
+            self.refuse(
+                self.used[at] > 0, at, lanes, "write of", ", which a wgmma that is not waited for may still read"
+            )
         self.race(ordering.unordered(self.writer[at], whom), at, lanes, "second write of", "wrote")
         read = ordering.unordered(self.reader[at], whom, self.reading[at], at // self.size)
         if self.visitor is not None:
@@ -204,6 +209,13 @@ class Shared(Rows):
         self.before_write(at, lanes)
         self.take_off(at)
         self.copies.append(Copy(row, at, whole, lanes, self.committed[lanes]))
+
+    def deliver(self, row, offset, whole: np.ndarray, lanes) -> np.ndarray:
+        """A bulk copy: the bytes are written, but nobody may read them yet. Returns where they are: (accesses, width)."""
+        at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async.bulk", whole.shape[1])
+        self.put(row, at, whole, lanes)
+        self.take_off(at)
+        return at
 
     def send(self, row, offset, values: list[np.ndarray], wordsize: int, lanes) -> np.ndarray:
         """st.async: the bytes are written, but nobody may read them yet. Returns where they are: (accesses, width)."""
@@ -246,5 +258,36 @@ class Shared(Rows):
                 at,
                 lanes,
                 verb,
-                ", which a cp.async or st.async that is not waited for may still write",
+                ", which an asynchronous copy that is not waited for may still write",
             )
+
+    # What wgmma reads, and when it has
+
+    def take_up(self, row: int, offset: np.ndarray, width: int, lanes: np.ndarray) -> np.ndarray:
+        """Where the bytes are that a wgmma reads from now on, of which these are a lane of each warp: (accesses, width)."""
+        first = np.full(offset.shape, lanes[0])
+        at = self.bytes_of(np.full(offset.shape, row), offset, width, first, "wgmma", width)
+        self.landed(at, first, "wgmma of")
+        self.refuse(~self.initialised[at], at, first, "wgmma of", ", which nothing has written")
+        stamps = np.unique(self.writer[at])
+        for lane in lanes:
+            if self.ordering.unordered(stamps, np.full(stamps.shape, lane)).any():
+                whose = np.full(offset.shape, lane)
+                self.race(self.ordering.unordered(self.writer[at], whose[:, None]), at, whose, "wgmma of", "wrote")
+        if self.used is None:
+            self.used = np.zeros(self.writer.shape, np.uint8)
+        self.used[at] += 1
+        return at
+
+    def put_down(self, at: np.ndarray) -> None:
+        """It has read them."""
+        assert self.used is not None
+        self.used[at] -= 1
+
+    def seen_by(self, at: np.ndarray, lane: int, warps: int) -> None:
+        """Bytes that some warps, as bits, have read between them by now, a lane of theirs says."""
+        stamp = self.ordering.stamp(np.array([lane]))[0]
+        old = self.reader[at]
+        before = old >= 0
+        self.reading[at] = np.where(before, self.reading[at], 0) | np.uint32(warps)
+        self.reader[at] = np.where(before, joined(old, stamp), stamp | MANY)

@@ -47,11 +47,17 @@ class Ordering:
         self.known[rows] = self.clock[rows, None, None]
         self.clock[rows] += 1
 
-    def part(self, row: int, warps: np.ndarray) -> None:
-        """Some warps of a block meet."""
-        self.known[row, warps, warps] = self.clock[row]
-        self.known[row, warps] = self.known[row, warps].max(axis=0)
+    def part(self, row: int, warps: np.ndarray, told: np.ndarray | None = None) -> None:
+        """Some warps of a block meet; `told` is what others knew, who have gone on."""
+        known = self.told(row, warps)
+        self.known[row, warps] = known if told is None else np.maximum(known, told)
         self.clock[row] += 1
+
+    def told(self, row: int, warps: np.ndarray) -> np.ndarray:
+        """What some warps of a block know now between them of each warp's past, their own included."""
+        known = self.known[row, warps].max(axis=0)
+        known[warps] = self.clock[row]
+        return known
 
     def warps_alone(self, rows: np.ndarray, warps: np.ndarray) -> None:
         """The lanes of each of some warps meet."""
@@ -137,4 +143,5 @@ class Ordering:
         for phase, late in self.relaxed.items():
             span = (phase >= arrived) & (phase < self.waited[lanes])
             between -= span & np.where(many, late.any(), late[who])
-        return between > 0
+        # An exit, which a cluster barrier waits for no longer, releases nothing
+        return (between > 0) & (many | (self.arrived[who] > arrived))

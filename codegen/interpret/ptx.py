@@ -57,7 +57,15 @@ class Vector:
     items: tuple[Reg | Imm | None, ...]
 
 
-Operand = Reg | Imm | Special | Address | Symbol | Vector
+@dataclass(frozen=True)
+class Box:
+    """[base, {coordinates}]: of a tensor that a tensor map describes."""
+
+    base: Address
+    coordinates: Vector
+
+
+Operand = Reg | Imm | Special | Address | Symbol | Vector | Box
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,13 @@ class Program:
 
 
 _TERMINATORS = ("bra", "ret", "exit", "bar", "barrier", "trap", "brx")
+
+
+def ends_block(words: tuple[str, ...]) -> bool:
+    """Whether lanes may part after an instruction, or wait for others at it."""
+    return words[0] in _TERMINATORS or words[:2] == ("wgmma", "fence")
+
+
 _CLASSES = {"pred": "pred", "8": "b16", "16": "b16", "32": "b32", "64": "b64"}
 
 
@@ -239,7 +254,7 @@ class _Parser:
                 back = Symbol(scope.find(_RETURN))
                 instruction = Instruction("bra", (back,), instruction.guard, line, place)
             program.blocks[-1].append(instruction)
-            if instruction.words[0] in _TERMINATORS:
+            if ends_block(instruction.words):
                 program.blocks.append([])
 
     def label(self, program: Program, name: str) -> None:
@@ -323,6 +338,11 @@ class _Parser:
         if word[0] in "{(":
             items = [w.strip() for w in word[1:-1].split(",")]
             return Vector(tuple(None if w == "_" else self.operand(program, w, scope) for w in items if w))  # type: ignore[misc]
+        if word.startswith("[") and "{" in word:
+            first, coordinates = _split(word[1:-1])
+            map_, place = self.operand(program, f"[{first.strip()}]", scope), self.operand(program, coordinates, scope)
+            assert isinstance(map_, Address) and isinstance(place, Vector)
+            return Box(map_, place)
         if word.startswith("["):
             base, sign, offset = re.fullmatch(r"\[\s*([%\w$]+)\s*(?:([+-])\s*([\w-]+))?\s*\]", word).groups()  # type: ignore[union-attr]
             number = int(offset, 0) if offset else 0

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from codegen.interpret.machine import Machine
 
 RANK = 24  # addresses of a cluster's shared memory: a block's rank and one above these bits, 0 for the block's own
+# Where a kernel's parameters are, each so many bits from the last: below local memory's window, above any array
+PARAMETERS, PARAMETER = 1 << 59, 20
 
 
 class Spaces:
@@ -37,6 +39,8 @@ class Spaces:
         return np.broadcast_to(base, (self.m.width(),)) if base.shape[0] != self.m.width() else base
 
     def address_of(self, name: str) -> np.ndarray:
+        if name in self.m.program.params:
+            return np.array([PARAMETERS + (self.m.program.params[name][0] << PARAMETER)], np.uint64)
         variable = self.m.program.variables.get(name)
         if variable is None:
             raise PtxError(f"{self.m.program.name}: unknown symbol {name!r}")
@@ -46,6 +50,13 @@ class Spaces:
                 raise PtxError(f"{self.m.program.name}: the variable {name!r} has no value")
             return np.array([found.address], np.uint64)
         return np.array([variable.offset], np.uint64)
+
+    def parameter(self, address: int, lane: int) -> bytes:
+        """The parameter of the kernel that lies at an address."""
+        place, inside = divmod(address - PARAMETERS, 1 << PARAMETER)
+        if inside or not 0 <= place < len(self.m.launch.params):
+            raise Fault(lane, f"no parameter of the kernel is at {address:#x}")
+        return self.m.launch.params[place]
 
     def load(self, space: str, address: Address, count: int, size: int, asked: int) -> list[np.ndarray]:
         """`count` words of the `asked` that one access takes."""

@@ -11,7 +11,6 @@ from codegen.ir import DTYPES
 from codegen.runtime import interpreted
 from codegen.runtime.bench import _wide_types, make_inputs, static_arguments
 from codegen.runtime.op import Op
-from codegen.runtime.platform import current_arch
 from codegen.sizes import Shape, array_bytes, elements
 from codegen.spec import Spec
 
@@ -41,7 +40,7 @@ def small(spec: Spec, shape: Shape) -> dict[str, int]:
 
 def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
     """For each choice of dtypes that the architecture has: the kernel's report and the fewest bytes each array takes."""
-    arch = current_arch() or interpreted.DEFAULT_ARCH
+    arch = interpreted.architecture()
     return [_call(op, b, shape) for b in bindings(op.spec) if not lacks(op, b, arch)]
 
 

@@ -28,7 +28,7 @@ from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.runtime.evaluate import evaluate_outputs
 from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
-from codegen.runtime.platform import choose, current_arch
+from codegen.runtime.platform import choose
 from codegen.runtime.products import product
 from codegen.spec import Array, Spec
 from codegen.tiles import GemmLaunch, Tile
@@ -111,14 +111,13 @@ class GemmOp(Op[P, R]):
 
     # One kernel
 
-    def launch_for(self, types: Types, axes: Axes, hopper: bool = True, arch: str | None = None) -> GemmLaunch:
-        """The kernel's launch for these types and extents, `hopper` where it may take that main loop. Raises `Mistake` where
-        there is none."""
+    def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> GemmLaunch:
+        """The kernel's launch for these types and extents. Raises `Mistake` where there is none."""
 
         def count(names: tuple[str, ...]) -> int:
             return views.stands_for(math.prod(axes.shape(names)))
 
-        return self.plan.in_one_kernel(types, count, arch or current_arch() or interpreted.DEFAULT_ARCH, hopper)
+        return self.plan.in_one_kernel(types, count, arch or interpreted.architecture())
 
     def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
         """That of the one kernel where it is the faster way; else the epilogue's."""
@@ -134,12 +133,11 @@ class GemmOp(Op[P, R]):
         return "" if one_kernel else self.epilogue.left_to_xla(types, axes)
 
     def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
-        """What the launcher is called with: the factors, the epilogue's operands, its outputs. What is interpreted takes the
-        main loop that every architecture has."""
+        """What the launcher is called with: the factors, the epilogue's operands, its outputs."""
         spec, tile = self.plan.epilogue.spec, self.plan.tile
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
-        how = self.launch_for(key.types, axes, key.implementation != "interpret", arch)
+        how = self.launch_for(key.types, axes, arch)
         products = self.plan.products
         factors = [products[0].a, *(p.b for p in products)]
         own = [a for a in spec.inputs if a.name not in self.plan.accs]
@@ -215,7 +213,7 @@ class GemmOp(Op[P, R]):
         """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
         axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
         try:
-            how = self.launch_for(key.types, axes, key.implementation != "interpret")
+            how = self.launch_for(key.types, axes)
         except Mistake:
             return False
         return key.implementation in ("cute", "interpret") or how.fast

@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import jax
@@ -22,8 +23,10 @@ from codegen.interpret.machine import InterpretError, Kernel, Machine
 from codegen.interpret.report import Report
 from codegen.runtime import kernels
 from codegen.runtime.kernels import Call
+from codegen.runtime.platform import current_arch
 
 DEFAULT_ARCH = "sm_90a"
+_arch: ContextVar[str | None] = ContextVar("arch", default=None)
 _mode = jax.make_user_context(False)  # part of jax.jit's cache keys
 # Kernels run in a thread of their own: XLA's threads flush denormals to zero, and NumPy in them would too.
 _thread = ThreadPoolExecutor(1, "interpret")
@@ -41,6 +44,21 @@ def interpret_mode(on: bool = True) -> Iterator[None]:
 def chosen() -> bool:
     """Whether a call that names no implementation is interpreted."""
     return (_mode.value or os.environ.get("CODEGEN_INTERPRET") == "1") and jax.default_backend() == "cpu"
+
+
+def architecture() -> str:
+    """What interpreted kernels are compiled for: as all kernels are (`current_arch`), and with neither GPU nor a name sm_90a."""
+    return _arch.get() or current_arch() or DEFAULT_ARCH
+
+
+@contextlib.contextmanager
+def interpreting_for(arch: str) -> Iterator[None]:
+    """Calls made inside, of which none is traced, interpret kernels for this architecture."""
+    before = _arch.set(arch)
+    try:
+        yield
+    finally:
+        _arch.reset(before)
 
 
 @dataclass

@@ -404,7 +404,7 @@ class Op(Generic[P, R]):
     def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
         """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
         call = self._kernel_call(key, operands)
-        described = call.compiled_for(current_arch() or interpreted.DEFAULT_ARCH)
+        described = call.compiled_for(interpreted.architecture())
         names = self._tensor_names()
         count = len(call.shapes) if parts else len(self.spec.outputs)
         present = [x for x in call.operands if x is not None]
@@ -442,7 +442,7 @@ class Op(Generic[P, R]):
         problem = self._refused(key.types, axes)
         if problem:
             raise ValueError(f"{spec.op}: {problem}")
-        missing = lacks(self, key.types, current_arch() or interpreted.DEFAULT_ARCH)
+        missing = lacks(self, key.types, interpreted.architecture())
         if missing:
             raise ValueError(f"{missing}; implementation='xla' runs without")
         how = self.launch_for(key.types, axes)

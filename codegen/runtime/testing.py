@@ -20,10 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from codegen.arch import lacks
+from codegen.errors import Mistake
 from codegen.ir import DTYPES, reaching
 from codegen.pipeline import Derived
 from codegen.plan import Access, access_key
-from codegen.runtime import arguments, draw, views
+from codegen.runtime import arguments, draw, interpreted, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.compile import bindings
 from codegen.runtime.draw import Case
@@ -173,20 +175,33 @@ def check_op(
 def check_case(
     op: Op, implementation: str, case: Case, report: Report | None = None, run: Callable[..., Any] | None = None
 ) -> None:
-    """One call against the reference."""
+    """One call against the reference; where a GEMM's kernel for Hopper is interpreted, that for other architectures too."""
     report = report or Report()
-    with jax.enable_x64(True):
+    report.examples += 1
+    arch = interpreted.architecture()
+    _check_case(op, implementation, arch, case, report, run)
+    if implementation == "interpret" and isinstance(op, GemmOp):
+        other = next(a for a in ("sm_80", "sm_89") if not lacks(op, case.types, a))
+        with contextlib.suppress(Mistake):
+            if op.launch_for(case.types, case.axes).config.startswith("sm_90a"):
+                _check_case(op, implementation, other, case, report, run)
+
+
+def _check_case(
+    op: Op, implementation: str, arch: str, case: Case, report: Report, run: Callable[..., Any] | None
+) -> None:
+    with jax.enable_x64(True), interpreted.interpreting_for(arch):
         made, args, keywords, expected, narrow, bounds = _expected(op, case)
         call = functools.partial(run or op, **keywords, implementation=implementation)
         if implementation == "xla" and op.plan.extremes and not on_gpu():
             call = jax.jit(call, compiler_options=cpu_options())
         outputs = call(*args)
         outputs = tuple(outputs) if len(op.spec.outputs) > 1 else (outputs,)
-    report.examples += 1
+    how = f"{implementation}, {arch}" if implementation == "interpret" else implementation
     for i, array in enumerate(op.spec.outputs):
         got = np.asarray(outputs[i])
         shape, dtype = views.user_shape(array, case.axes), case.types.dtype(array)
-        name = f"{op.spec.op} ({implementation}): {array.name}"
+        name = f"{op.spec.op} ({how}): {array.name}"
         if got.shape != shape or got.dtype != jnp.dtype(dtype):
             raise Disagreement(f"{name} is {got.dtype}{got.shape}, but {array} is {dtype}{shape}; {case}")
         value, error, overflow = bounds[i]

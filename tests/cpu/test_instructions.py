@@ -1,4 +1,4 @@
-"""The interpreter knows every instruction of the generated kernels, but those for Hopper's tensor cores."""
+"""The interpreter knows every instruction of the generated kernels."""
 
 import pytest
 from instruction_list import forms, listed, problem

@@ -254,7 +254,7 @@ def test_a_staged_copy_from_the_compiler():
     for fault, message in [
         (
             "no wait",
-            "read of byte 1008 of shared memory, which a cp.async or st.async that is not waited for may still write",
+            "read of byte 1008 of shared memory, which an asynchronous copy that is not waited for may still write",
         ),
         ("no barrier", "race: read of byte 1008 of shared memory that another thread wrote, with no barrier between"),
     ]:
@@ -291,7 +291,7 @@ def test_what_a_copy_brings_is_there_behind_its_wait():
     assert copied(COPY + WAIT_ALL + OWN) == whole
     assert copied(COPY + COMMIT + "  cp.async.wait_group 0;\n" + OWN) == whole
     assert copied(COPY + WAIT_ALL + "  bar.sync 0;\n" + NEXT) == [i ^ 1 for i in whole]
-    still = "shared memory, which a cp.async or st.async that is not waited for may still write"
+    still = "shared memory, which an asynchronous copy that is not waited for may still write"
     assert f"read of byte 0 of {still}" in caught_copying(COPY + OWN)
     assert f"read of byte 0 of {still}" in caught_copying(COPY + COMMIT + "  cp.async.wait_group 1;\n" + OWN)
     assert f"read of byte 0 of {still}" in caught_copying(COPY + "  cp.async.wait_group 0;\n" + OWN)  # in no group

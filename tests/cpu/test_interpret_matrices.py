@@ -298,8 +298,8 @@ def without(pattern: str, which: int):
 
 @pytest.mark.parametrize(
     ("edit", "message"),
-    [(without(r"cp\.async\.wait_group", 0), "shared memory, which a cp.async or st.async that is not waited for may still write"),
-     (without(r"cp\.async\.wait_group", 1), "shared memory, which a cp.async or st.async that is not waited for may still write"),
+    [(without(r"cp\.async\.wait_group", 0), "shared memory, which an asynchronous copy that is not waited for may still write"),
+     (without(r"cp\.async\.wait_group", 1), "shared memory, which an asynchronous copy that is not waited for may still write"),
      (without(r"bar\.sync", 0), "race: read of byte"), (without(r"bar\.sync", 1), "race: "), (without(r"bar\.sync", 2), "race: "),
      (without(r"cp\.async\.commit_group", 1), "that is not waited for may still write"),
      (without(r"bar\.warp\.sync", 1), "race: "), (without(r"bar\.warp\.sync", 2), "race: "),

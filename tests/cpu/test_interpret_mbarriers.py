@@ -89,7 +89,7 @@ def test_vectors_of_words():
 def test_values_not_waited_for():
     body = (START + EXPECT + SEND + READ + OUT).format(at=0, word=0)
     assert "race: read of byte 0 of shared memory that another thread wrote" in caught(body)  # though all have come
-    assert "which a cp.async or st.async that is not waited for may still write" in caught(body.replace("256", "512"))
+    assert "which an asynchronous copy that is not waited for may still write" in caught(body.replace("256", "512"))
 
 
 def test_only_who_waits_knows():
@@ -109,7 +109,7 @@ def test_only_who_waits_knows():
         (INIT + FENCE + rounds(1, 1), "which may not have started: no cluster barrier came before"),
         (MEET + rounds(1, 1), "there is no mbarrier at byte"),
         (START + rounds(1, 1).replace("256", "260"), "a wait for a phase of an mbarrier that nothing brings to its end"),
-        (START + rounds(1, 1).replace("256", "128"), "which a cp.async or st.async that is not waited for may still write"),
+        (START + rounds(1, 1).replace("256", "128"), "which an asynchronous copy that is not waited for may still write"),
         (START + rounds(1, 1).replace("mbarrier.arrive.expect_tx.shared.b64 %rd20, [barrier+0], 256", "mov.u32 %r7, 0"),
          "a wait for a phase of an mbarrier that nothing brings to its end"),
         (START + EXPECT.format(at=0) + EXPECT.format(at=0), "more arrivals at an mbarrier than the 1 that its phase takes"),
@@ -125,6 +125,6 @@ def test_faults(body, message):
 
 
 def test_unknown_forms():
-    for text in ("mbarrier.inval.shared.b64 [barrier];", "mbarrier.arrive.shared.b64 %rd20, [barrier];"):
+    for text in ("mbarrier.inval.shared.b64 [barrier];", "mbarrier.arrive.noComplete.shared.b64 %rd20, [barrier], 1;"):
         with pytest.raises(Exception, match="unknown instruction"):
             pair(START + f"  {text}\n" + OUT)

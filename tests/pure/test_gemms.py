@@ -159,4 +159,4 @@ def test_products_of_float8_alone_are_kept_in_float32():
 def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
     tile = plan("x: T[..., K]; w: T[K, N]", "y = cast(x @ w, int32)", "y: int32[..., N]", types=f"T: [{dtype}]").tile
     with pytest.raises(Mistake, match=f"no main loop for {dtype} on sm_80"):
-        tile.launch({"y": "int32", "a": dtype}, dict.fromkeys("LMNK", 8), False, "sm_80")
+        tile.launch({"y": "int32", "a": dtype, "b": dtype}, dict.fromkeys("LMNK", 8), False, "sm_80")

@@ -75,6 +75,7 @@ class Tile:
     spec: Spec  # the epilogue's, its outputs those of every element, and what is folded
     statements: tuple[Statement, ...]
     folds: tuple[Fold, ...]  # along rows first
+    exactness: tuple[tuple[str, str], ...]  # of what is folded: (name, the type that says how exact it is)
     plan: Elementwise
     batch: tuple[str, ...]  # axes that all have
     rows: tuple[str, ...]  # axes of a
@@ -101,7 +102,7 @@ class Tile:
         if arch == "sm_90a" and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
             options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
             config = _config("sm_90a", options)
-            why = self.slower(tiles, extents, factor)
+            why = self.slower(tiles, dtypes, extents)
             return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved // tiles.splits, 1, why)
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
             raise Mistake(f"no main loop for {factor} on {arch}")
@@ -157,12 +158,12 @@ class Tile:
         """About how many instructions the epilogue and its folds take for an accumulator."""
         return self.work + sum(10 if f.rescaled else 3 for f in self.folds)
 
-    def slower(self, tiles: Tiles, extents: Mapping[str, int], factor: str) -> str:
+    def slower(self, tiles: Tiles, dtypes: Mapping[str, str], extents: Mapping[str, int]) -> str:
         """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; empty where they should not."""
         L, M, N, K = (extents[name] for name in "LMNK")
-        if self.folds_dear:
+        if self.folds_dear(dtypes):
             return "what is folded is so costly that another pass over the product takes less"
-        return hopper_tiles.loses(tiles, M, N, K, L, a=factor, paired=self.paired, work=self.all_work)
+        return hopper_tiles.loses(tiles, M, N, K, L, a=dtypes["a"], paired=self.paired, work=self.all_work)
 
     def refused(self, dtypes: Mapping[str, str], extents: Mapping[str, int], arch: str) -> str:
         """Why the main loop for Hopper cannot be taken."""
@@ -193,13 +194,19 @@ class Tile:
         ordered = batch == list(range(len(batch))) and own in (tuple(range(count)), tuple(range(len(batch), count)))
         return ordered and "parts" not in tokens[:-2] and (parts or 1) <= MOST_PARTS
 
-    @property
-    def folds_dear(self) -> bool:
-        """Whether something costly is folded: folds are in float32, so it is not approximate, and its long code is run once a
-        tile, which takes longer than another pass over the product."""
-        folded = {f.value for f in self.folds}
-        values = [s.value for s in self.statements if s.name in folded]
+    def folds_dear(self, dtypes: Mapping[str, str]) -> bool:
+        """Whether something costly is folded that is not approximate: its long code is run once a tile, which takes longer than
+        another pass over the product."""
+        exact = {name for name, dtype in self.exactness if self.is_exact(dtype, dtypes)}
+        values = [s.value for s in self.statements if s.name in exact]
         return any(n.op in COSTS for n in topological(values))
+
+    def is_exact(self, dtype: str, dtypes: Mapping[str, str]) -> bool:
+        """Whether what is folded is computed as for results of a type (or of a type variable that an output has)."""
+        if self.spec.math != "auto":
+            return self.spec.math == "precise"
+        bound = dtype if dtype in DTYPES else next(dtypes[a.name] for a in self.outputs if a.dtype == dtype)
+        return DTYPES[bound].size >= 4
 
 
 MOST_PARTS = 4  # side by side, so that a box of 64 columns is no wider than TMA allows, 256 elements
@@ -249,7 +256,7 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
         raise Mistake("axes in an order that a GEMM kernel does not read")
     column, order = columns[0], (*batch, *rows, columns[0])
-    spec, statements, folds = _folded(epilogue, statements, order, rows, column)
+    spec, statements, folds, exactness = _folded(epilogue, statements, order, rows, column)
     plan = tile_plan(spec, statements, {rows[0], column})
     folded = {f.value for f in folds}
     plan = replace(plan, stores=tuple(a for a in plan.stores if a.array is not None and a.array.name not in folded))
@@ -264,38 +271,41 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     nodes = list(topological(s.value for s in statements))
     work = 4 + sum(COSTS.get(n.op, 1) for n in nodes if n.args and n.op != "float")
     return Tile(
-        spec, statements, folds, plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs,
+        spec, statements, folds, exactness, plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs,
         work // (2 if paired else 1),
     )  # fmt: skip
 
 
 def _folded(
     epilogue: Spec, statements: tuple[Statement, ...], order: tuple[str, ...], rows: tuple[str, ...], column: str
-) -> tuple[Spec, tuple[Statement, ...], tuple[Fold, ...]]:
-    """The epilogue up to what is folded: its spec and its chain, which end with the values that are, and the folds."""
+) -> tuple[Spec, tuple[Statement, ...], tuple[Fold, ...], tuple[tuple[str, str], ...]]:
+    """The epilogue up to what is folded: its spec and its chain, which end with the values that are, the folds, and which type
+    says how exact each value is."""
     late = {s.name for s in statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
     whole = tuple(a for a in epilogue.outputs if a.axes == order)
     _check_outputs(epilogue, whole, late, order)
     if not late:
-        return epilogue, statements, ()
+        return epilogue, statements, (), ()
     made = [s for s in statements if s.name in {a.name for a in epilogue.outputs}]
     taken = {a.name for a in epilogue.arrays} | {s.name for s in statements} | {p.name for p in epilogue.params}
     values: dict[int, Statement] = {}
+    types: dict[int, set[str]] = {}  # of the outputs that are made of folds of a value
     folds: list[Fold] = []
     reduced = [n for n in topological(s.value for s in made) if n.op in REDUCTIONS]  # a maximum before what follows it
     for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
         way = online.rescaled(node)
         value = node.args[0] if way is None else way.maximum.args[0]
         _check_fold(node, value, order, rows, column)
-        user = next(s.name for s in made if any(n is node for n in topological([s.value])))
+        users = [s.name for s in made if any(n is node for n in topological([s.value]))]
+        types.setdefault(id(value), set()).update(epilogue.array(name).dtype for name in users)
         op = "sum" if node.op == "mean" else node.op
         if id(value) not in values:
-            values[id(value)] = Statement(fresh(taken, f"{user}_of"), None, value)
+            values[id(value)] = Statement(fresh(taken, f"{users[0]}_of"), None, value)
         follows = None
         if way is not None:
             place = next(place for place, fold in enumerate(folds) if fold.node is way.maximum)
             follows = (place, way.power, way.scale, way.finite)
-        name = fresh(taken, f"{user}_{op}")
+        name = fresh(taken, f"{users[0]}_{op}")
         folds.append(Fold(name, node, values[id(value)].name, op, column in lost_axes(node), follows))
     dims = tuple(Axis((axis,), extents=(None,)) for axis in order)
     more = tuple(values.values())
@@ -303,7 +313,16 @@ def _folded(
     ends = [s.value for s in (*made, *more) if s.name not in late]
     reached = {id(n) for n in topological(ends)}
     own = [s for s in statements if s.name not in late and id(s.value) in reached]
-    return replace(epilogue, outputs=outputs), (*own, *more), tuple(folds)
+    exactness = tuple((s.name, _exactness(types[id(s.value)], epilogue, whole)) for s in more)
+    return replace(epilogue, outputs=outputs), (*own, *more), tuple(folds), exactness
+
+
+def _exactness(dtypes: set[str], epilogue: Spec, whole: tuple[Array, ...]) -> str:
+    """Which type says how exact a value is, of whose folds outputs of these types are made: float32 where they are several,
+    or a variable of which no array of the kernel says what it stands for."""
+    known = {*DTYPES, *(a.dtype for a in whole)}
+    floats = all(DTYPES[d].kind == "float" for dtype in dtypes for d in epilogue.dtypes(dtype))
+    return next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= known and floats else "float32"
 
 
 def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], order: tuple[str, ...]) -> None:

@@ -185,11 +185,6 @@ class GemmWords:
         how = "on sm_90a its epilogue in the same kernel, where rows are whole 16 bytes and that is faster; else after XLA's matmul"
         if isinstance(tile, Mistake):
             how = f"its epilogue in a kernel after XLA's matmul: {tile.message}"
-        elif tile.folds_dear:
-            how = (
-                "its epilogue in a kernel after XLA's matmul, which is faster where what it reduces is costly; "
-                "with implementation='cute' in the same one"
-            )
         elif tile.folds:
             how += f"; its tiles leave parts of {listed(dict.fromkeys(f.name for f in tile.folds))}, which are folded after it"
         return f"{self.plan.kind}: {products}; {how}"

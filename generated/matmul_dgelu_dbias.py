@@ -39,9 +39,9 @@ bench:
 """
 
 
-def matmul_dgelu_dbias_chain(acc, z):
+def matmul_dgelu_dbias_chain(acc, z, approx):
     """The chain, on one vector of each operand."""
-    z2 = acc * device.dgelu(z, False, False)
+    z2 = acc * device.dgelu(z, approx, False)
     dz = z2
     dbias_of = dz
     return dz, dbias_of
@@ -87,9 +87,11 @@ def matmul_dgelu_dbias_tile(
     ) = tensors
     iN = column
     rZ, = operands
+    approx = device.narrow(mDz)
     dz, dbias_of = matmul_dgelu_dbias_chain(
         acc[0].load(),
         device.cast(rZ.load(), cutlass.Float32),
+        approx,
     )
     rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
     rDz.store(dz.to(mDz.element_type))

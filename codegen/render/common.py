@@ -106,7 +106,7 @@ class Context:
         that decide it."""
         if self.spec.math != "auto":
             return {}, {}
-        outputs = tuple(a for a in self.spec.outputs if a.name not in self.spec.kept)
+        outputs = self.asking()
         narrow = {
             a.name: {DTYPES[d].kind == "float" and DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in outputs
         }
@@ -141,6 +141,10 @@ class Context:
             if texts[i] == "False" and read and {False} not in widths:
                 texts[i] = flags[read] = flags.get(read) or fresh(taken, "approx_terms")
         return texts, {name: arrays for arrays, name in flags.items()}
+
+    def asking(self) -> tuple[Array, ...]:
+        """The outputs whose types say how exact what reaches them is."""
+        return tuple(a for a in self.spec.outputs if a.name not in self.spec.kept)
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def cheaper(self) -> dict[int, str]:

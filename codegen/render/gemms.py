@@ -180,6 +180,11 @@ class TileContext(ElementwiseContext):
     def like(self) -> str:
         return self.accs[0].name
 
+    def asking(self) -> tuple[Array, ...]:
+        """What is folded asks for what the outputs do that are made of it."""
+        exactness = dict(self.tile_plan.exactness)
+        return tuple(replace(a, dtype=exactness.get(a.name, a.dtype)) for a in super().asking())
+
     def chain_arguments(self) -> list[str]:
         places = [self.gemm.accs.index(a.array.name) + (a.part or 0) for a in self.accs if a.array is not None]
         return [*(f"acc[{place}].load()" for place in places), *super().chain_arguments()]

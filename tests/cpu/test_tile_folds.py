@@ -109,7 +109,7 @@ def test_one_kernel_leaves_the_parts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "fast"), [("dense_amax", True), ("logits_logsumexp", True), ("matmul_drelu_dbias", True), ("matmul_dgelu_dbias", False)]
+    ("name", "fast"), [("dense_amax", True), ("logits_logsumexp", True), ("matmul_drelu_dbias", True), ("matmul_dgelu_dbias", True)]
 )  # fmt: skip
 def test_what_is_one_kernel_by_default(name, fast):
     op = getattr(generated, name)

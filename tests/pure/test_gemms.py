@@ -160,3 +160,22 @@ def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
     tile = plan("x: T[..., K]; w: T[K, N]", "y = cast(x @ w, int32)", "y: int32[..., N]", types=f"T: [{dtype}]").tile
     with pytest.raises(Mistake, match=f"no main loop for {dtype} on sm_80"):
         tile.launch({"y": "int32", "a": dtype, "b": dtype}, dict.fromkeys("LMNK", 8), False, "sm_80")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "chain", "types"),
+    [
+        ("y: T[..., N]; c: T[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["T"]),
+        ("y: T[..., N]; c: float16[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float16"]),
+        ("y: T[..., N]; c: float32[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float32"]),
+        # Nothing that the kernel writes says what S is
+        ("y: T[..., N]; c: S[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float32"]),
+        ("y: T[..., N]; c: T[N]; r: float32[...]", "y = exp(x @ w); c = sum(y, axis=...); r = sum(y, axis=N)", ["float32"]),
+        ("y: T[..., N]; c: T[N]; r: float32[...]", "y = exp(x @ w); c = sum(y, axis=...); r = max(x @ w, axis=N)",
+         ["float32", "T"]),
+    ],
+)  # fmt: skip
+def test_what_says_how_exact_a_fold_is(outputs, chain, types):
+    variables = "T: [float16, bfloat16]" + ("; S: [float16, float32]" if " S[" in outputs else "")
+    found = plan("x: T[..., K]; w: T[K, N]", chain, outputs, variables)
+    assert [dtype for _, dtype in found.tile.exactness] == types

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from codegen.runtime import gemm_sm80, gemm_sm90, vectors
-from codegen.runtime.gemm_epilogue import Follows
+from codegen.runtime.gemm_pieces import Follows
 from codegen.tiles import read_config
 
 

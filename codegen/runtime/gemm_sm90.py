@@ -27,9 +27,9 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from codegen.hopper_tiles import WARPS, Tiles
-from codegen.runtime import device, gemm_epilogue, gemm_split, staging
+from codegen.runtime import device, gemm_epilogue, gemm_pieces, gemm_split, staging
 from codegen.runtime.device import WARP
-from codegen.runtime.gemm_epilogue import Follows, Form
+from codegen.runtime.gemm_pieces import Follows, Form
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block
@@ -80,7 +80,7 @@ def launch(
     )  # fmt: skip
     fetchers: tuple[staging.Fetcher, ...] = ()
     if staged:
-        high, wide = gemm_epilogue.piece_of(tiles.tile_n, form)
+        high, wide = gemm_pieces.piece_of(tiles.tile_n, form)
         wide //= form.accumulators
         found = [staging.fetcher(t, count, batched, high, wide) for t, count, batched in whole if t is not None]
         form, fetchers = replace(form, boxes=tuple(box for box, _ in found)), tuple(f for _, f in found)

@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 
-from codegen.runtime.gemm_epilogue import _place, _shifted
+from codegen.runtime.gemm_pieces import place_of, shifted
 
 WIDTHS = (64, 32, 16)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_chunk_has_its_place(width):
-    places = {_place(row, chunk, width) for row in range(16) for chunk in range(width // 4)}
+    places = {place_of(row, chunk, width) for row in range(16) for chunk in range(width // 4)}
     assert places == set(range(0, 16 * width, 4))
 
 
@@ -24,8 +24,8 @@ def test_places_of_sums(width):
             for chunk in range(width // 4):
                 for fixed in range(width // 4):
                     if chunk & fixed == 0:
-                        whole = _place(row + fixed_row, chunk + fixed, width)
-                        assert _shifted(_place(row, chunk, width), _place(fixed_row, fixed, width)) == whole
+                        whole = place_of(row + fixed_row, chunk + fixed, width)
+                        assert shifted(place_of(row, chunk, width), place_of(fixed_row, fixed, width)) == whole
 
 
 def most(words: list[list[int]]) -> int:
@@ -39,7 +39,7 @@ def test_pairs_are_written_without_conflicts(width):
     for block in range(width // 8):
         for first in (0, 16):
             lanes = range(first, first + 16)
-            at = [_place(n // 4, 2 * block + n % 4 // 2, width) + n % 2 * 2 for n in lanes]
+            at = [place_of(n // 4, 2 * block + n % 4 // 2, width) + n % 2 * 2 for n in lanes]
             assert most([[a, a + 1] for a in at]) == 1
 
 
@@ -50,5 +50,5 @@ def test_vectors_are_read_without_conflicts(width, words):
     for i in range(words // 4):
         for first in range(0, 32, 8):
             lanes = range(first, first + 8)
-            at = [_place(n // per_row, n % per_row * (words // 4) + i, width) for n in lanes]
+            at = [place_of(n // per_row, n % per_row * (words // 4) + i, width) for n in lanes]
             assert most([[a + k for k in range(4)] for a in at]) == 1

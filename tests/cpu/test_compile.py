@@ -81,6 +81,7 @@ def test_products_compile_for_hoppers_tensor_cores(name):
     assert ("wgmma.mma_async" in compiled.ptx) == on_tensor_cores(op, variant)
     assert ("cp.async.bulk.tensor" in compiled.ptx) == on_tensor_cores(op, variant)
     assert compiled.spills <= SPILLS_OF_ROW_FOLDS.get(name, 0), variant
+    assert unlisted(compiled.ptx) == []
 
 
 def on_tensor_cores(op: GemmOp, variant: Variant) -> bool:

@@ -133,8 +133,9 @@ def fence(words, operands) -> Execute:
     """Lanes step together, so memory is in order; only a relaxed arrival at a cluster's barrier asks for a fence."""
     flags = set(words)
     allowed = ("acq_rel", "acquire", "release", "sc", "cta", "cluster", "gpu", "gl", "sys")
-    if words[:1] == ("proxy",):  # of the asynchronous proxies, which nothing here uses
-        return lambda m: None
+    if words[:1] == ("proxy",):
+        only(words[1:], ("async", "shared::cta"))
+        return lambda m: m.shared.fence(m.active())
     if words[:1] == ("mbarrier_init",):
         only(words[1:], ("release", "cluster"))
         return lambda m: m.shared.mbarriers.fence(m.active())

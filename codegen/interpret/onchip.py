@@ -13,7 +13,7 @@ import numpy as np
 
 from codegen.interpret.mbarriers import Mbarriers
 from codegen.interpret.memory import Fault
-from codegen.interpret.ordering import MANY, NONE, Ordering, joined
+from codegen.interpret.ordering import LANE, MANY, NONE, Ordering, joined
 
 
 class Rows:
@@ -100,6 +100,7 @@ class Shared(Rows):
         self.mbarriers = Mbarriers(self)
         self.flying: np.ndarray | None = None  # bytes that an asynchronous copy may yet write
         self.used: np.ndarray | None = None  # by how many wgmmas that may yet read them
+        self.plain = np.zeros(rows * size, bool)  # written by a thread, and no fence of its own for wgmma since
         self.copies: list[Copy] = []
         self.committed = np.zeros(ordering.row.shape, np.int64)  # groups of cp.async, by lane
 
@@ -187,6 +188,7 @@ class Shared(Rows):
         differs = self.data[at] != whole  # within one instruction the last of two stands
         self.race(differs, at, lanes, "second write of", "wrote")
         self.writer[at] = self.ordering.stamp(lanes)[:, None]
+        self.plain[at] = True
         self.reader[at] = NONE
         if self.visitor is not None:
             self.visitor[at] = NONE
@@ -214,6 +216,7 @@ class Shared(Rows):
         """A bulk copy: the bytes are written, but nobody may read them yet. Returns where they are: (accesses, width)."""
         at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async.bulk", whole.shape[1])
         self.put(row, at, whole, lanes)
+        self.plain[at] = False
         self.take_off(at)
         return at
 
@@ -269,6 +272,7 @@ class Shared(Rows):
         at = self.bytes_of(np.full(offset.shape, row), offset, width, first, "wgmma", width)
         self.landed(at, first, "wgmma of")
         self.refuse(~self.initialised[at], at, first, "wgmma of", ", which nothing has written")
+        self.refuse(self.plain[at], at, first, "wgmma of", ", which a thread wrote with no fence.proxy.async since")
         stamps = np.unique(self.writer[at])
         for lane in lanes:
             if self.ordering.unordered(stamps, np.full(stamps.shape, lane)).any():
@@ -278,6 +282,13 @@ class Shared(Rows):
             self.used = np.zeros(self.writer.shape, np.uint8)
         self.used[at] += 1
         return at
+
+    def fence(self, lanes: np.ndarray) -> None:
+        """fence.proxy.async: wgmma may read what the lanes have written."""
+        fenced = np.zeros(self.ordering.row.shape, bool)
+        fenced[lanes] = True
+        at = np.flatnonzero(self.plain)
+        self.plain[at] = ~fenced[self.writer[at] & LANE]
 
     def put_down(self, at: np.ndarray) -> None:
         """It has read them."""

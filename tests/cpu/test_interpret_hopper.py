@@ -2,15 +2,22 @@
 
 import dataclasses
 import functools
+import itertools
 import re
+from types import SimpleNamespace
 
+import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
 import numpy as np
 import pytest
 from gemm_running import BASE, KINDS, STAGED, Product, check
+from ptx_running import kernel_of, result, run, source, values
 
 from codegen.hopper_tiles import TABLE
-from codegen.interpret import host, ptx
+from codegen.interpret import host, ptx, tensormaps
 from codegen.interpret.machine import InterpretError, Kernel
+from codegen.interpret.memory import Global
+from codegen.interpret.ptx import PtxError
+from codegen.interpret.tensormaps import TensorMap
 from codegen.runtime import interpreted, kernels
 
 
@@ -121,3 +128,156 @@ def test_faults(monkeypatch, edit, message):
 def test_a_turn_is_only_for_speed(monkeypatch):
     """What the consumers share is guarded by the stages' own barriers."""
     run_edited(monkeypatch, changed(line(r"bar\.sync"), 0))
+
+
+# Written by hand: a product of 64 x 16 and 16 x 8, both of which threads put into shared memory themselves
+
+FILL = """
+  shr.u32 %r1, %r0, 1;
+  and.b32 %r2, %r0, 1;
+  and.b32 %r3, %r1, 7;
+  xor.b32 %r3, %r3, %r2;
+  shl.b32 %r3, %r3, 4;
+  shl.b32 %r4, %r1, 7;
+  add.u32 %r3, %r3, %r4;
+  mov.u32 %r5, tiles;
+  add.u32 %r3, %r3, %r5;
+  mul.wide.u32 %rd4, %r0, 16;
+  add.u64 %rd5, %rd0, %rd4;
+  ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd5];
+  st.shared.v4.b32 [%r3], {%r10, %r11, %r12, %r13};
+  setp.lt.u32 %p1, %r0, 16;
+  add.u64 %rd6, %rd1, %rd4;
+  @%p1 ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd6];
+  @%p1 st.shared.v4.b32 [%r3+8192], {%r10, %r11, %r12, %r13};
+"""
+PROXY, SYNC, FENCE = "  fence.proxy.async;\n", "  bar.sync 0;\n", "  wgmma.fence.sync.aligned;\n"
+# Rows of 128 bytes, eight of them 1024 bytes from the next
+DESCRIBE = """
+  shr.u32 %r6, %r5, 4;
+  cvt.u64.u32 %rd7, %r6;
+  or.b64 %rd7, %rd7, 0x4000004000010000;
+  add.u64 %rd8, %rd7, 512;
+"""
+D = "{%r20, %r21, %r22, %r23}"
+PRODUCT = f"  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {D}, %rd7, %rd8, %p2, 1, 1, 0, 0;\n"
+ADDS = "  mov.b32 %r20, 0f3F800000;\n  mov.b32 %r21, 0f3F800000;\n  mov.b32 %r22, 0f3F800000;\n  mov.b32 %r23, 0f3F800000;\n"
+COMMIT, WAIT = "  wgmma.commit_group.sync.aligned;\n", "  wgmma.wait_group.sync.aligned 0;\n"
+STORE = f"  add.u64 %rd9, %rd2, %rd4;\n  st.global.v4.b32 [%rd9], {D};\n"
+SOUND = [FILL, PROXY, SYNC, "  setp.eq.u32 %p2, %r0, %r0;\n", ADDS, DESCRIBE, FENCE, PRODUCT, COMMIT, WAIT, STORE]
+
+
+def by_hand(steps: list[str], threads: int = 128) -> tuple[np.ndarray, np.ndarray]:
+    """The product that a kernel of these steps gives, and 1 more than that of its factors."""
+    a, b = (np.random.default_rng(i).integers(-8, 9, (n, 16)).astype("bfloat16") for i, n in enumerate((64, 8)))
+    out = result(512, np.float32)
+    tiles = "  .shared .align 1024 .b8 tiles[9216];"
+    run("".join(steps), [source(a, "a"), source(b, "b"), out], threads, declarations=tiles)
+    thread, i = np.arange(128)[:, None], np.arange(4)
+    made = np.empty((64, 8), np.float32)
+    made[16 * (thread // 32) + thread % 32 // 4 + 8 * (i // 2), 2 * (thread % 4) + i % 2] = values(
+        out, np.float32
+    ).reshape(128, 4)
+    return made, a.astype(np.float32) @ b.astype(np.float32).T + 1
+
+
+def test_a_product_by_hand():
+    np.testing.assert_array_equal(*by_hand(SOUND))
+    one = PRODUCT.replace("1, 1, 0, 0", "-1, 1, 0, 0")
+    made, expected = by_hand([one if step is PRODUCT else step for step in SOUND])
+    np.testing.assert_array_equal(made, 2 - expected)
+    moved = [*SOUND[:-2], "  mov.b32 %r24, %r20;\n", WAIT, "  mov.b32 %r20, %r24;\n", STORE]
+    np.testing.assert_array_equal(*by_hand(moved))  # the assembler makes them one
+
+
+def without_step(*steps: str) -> list[str]:
+    return [step for step in SOUND if step not in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (without_step(PROXY), "wgmma of byte 0 of shared memory, which a thread wrote with no fence.proxy.async since"),
+        ([*SOUND[:1], SYNC, *SOUND[1:2], *SOUND[3:]], ""),  # a fence behind the barrier, by who wrote
+        (without_step(SYNC), "race: wgmma of byte"),
+        (without_step(FENCE), "wgmma with no wgmma.fence since the last wait"),
+        (without_step(COMMIT), "is used, which a wgmma that is not waited for may still write"),
+        (without_step(WAIT), "%r20 is used, which a wgmma that is not waited for may still write"),
+        ([*SOUND[:-2], "  add.u32 %r24, %r20, 0;\n", *SOUND[-2:]], "%r20 is used, which a wgmma"),
+        ([*SOUND[:-2], "  mov.b32 %r21, 0;\n", *SOUND[-2:]], "%r21 is used, which a wgmma"),
+        ([*SOUND[:-2], "  mov.b32 %r24, %r20;\n  add.u32 %r24, %r24, 0;\n", *SOUND[-2:]], "%r24 is used, which a wgmma"),
+        ([*SOUND[:-2], "  st.shared.b32 [%r3], %r0;\n", *SOUND[-2:]], "which a wgmma that is not waited for may still read"),
+        ([*SOUND[:6], "  add.u32 %r5, %r5, 0;\n", "  cvt.u64.u32 %rd9, %r0;\n  add.u64 %rd7, %rd7, %rd9;\n", *SOUND[6:]],
+         "the lanes of a warpgroup differ in an operand of wgmma"),
+        ([*SOUND[:6], "  xor.b64 %rd7, %rd7, 0x8000000000000000;\n", *SOUND[6:]],
+         "a descriptor of a tile that is not known here: 0xc000004000010000"),
+        ([*SOUND[:6], "  add.u64 %rd8, %rd8, 512;\n", *SOUND[6:]], "out of bounds of shared memory"),
+        ([*SOUND[:6], "  setp.ge.u32 %p3, %r0, 32;\n  @%p3 bra end;\n", *SOUND[6:], "end:\n"],
+         "divergent wgmma.fence: other threads of its warpgroup have exited (block (0, 0, 0) thread (32, 0, 0))"),
+    ],
+)  # fmt: skip
+def test_faults_of_products(steps, message):
+    if not message:
+        np.testing.assert_array_equal(*by_hand(steps))
+        return
+    with pytest.raises(InterpretError, match=re.escape(message)):
+        by_hand(steps)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%r1, %r2}, %rd1, %rd2, %p1, 1, 1, 0, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, {%r5, %r6, %r7, %r8}, %rd2, %p1, 1, 1, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k8.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, %rd1, %rd2, %p1, 1, 1, 0, 0;",
+        "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, %rd1, %rd2, %r5, 0, %p1, 1, 1, 0, 0;",
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], %r2, [%r3];",
+        "cp.async.bulk.tensor.2d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1, %r2}], [%r3];",
+        "fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;",
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_named(line):
+    with pytest.raises(PtxError, match=re.escape(line.split()[0])):
+        kernel_of(f"  {line}\n", 1)
+
+
+# Tensor maps
+
+
+def test_a_tensor_map_is_read_or_refused():
+    made = compiled(CASE)
+    launcher = host.Launcher(made.module, ptx.parse(made.ptx))
+    (launch,) = launcher.launches([(4096 * (i + 1), x.shape) for i, x in enumerate([*CASE.inputs, *CASE.outputs])])
+    a, b = (data for data in launch.params if len(data) == 128)
+    # a is (1, 512, 384), b (1, 384, 192); each block of a pair brings half of the other's b
+    assert tensormaps.read(a) == TensorMap(4096, 2, (384, 512, 1), (768, 768 * 512), (64, 128, 1), 128)
+    assert tensormaps.read(b) == TensorMap(8192, 2, (192, 384, 1), (384, 384 * 384), (64, 32, 1), 128)
+    for byte, bit in (
+        (8, 0),
+        (8, 3),
+        (9, 3),
+        (10, 0),
+        (28, 0),
+        (52, 0),
+    ):  # among others: interleaved, of 32 bits, strided
+        changed = bytearray(a)
+        changed[byte] ^= 1 << bit
+        with pytest.raises(ValueError, match="a tensor map that is not known here"):
+            tensormaps.read(bytes(changed))
+
+
+def test_boxes_reach_over_every_edge():
+    """Zeros where the tensor is not, which count among the bytes that come."""
+    x = np.arange(6 * 16, dtype=np.float16).reshape(6, 16)
+    tensor = TensorMap(0, 2, (16, 6), (32,), (8, 4), 0)
+    array = source(x)
+    machine = SimpleNamespace(memory=Global([array]), thread=np.zeros(1, np.int64))
+    for start in itertools.product((-9, -3, 0, 12, 16), (-5, -1, 0, 4, 6)):
+        found = tensormaps._box(machine, dataclasses.replace(tensor, address=array.address), list(start), 0)
+        padded = np.zeros((30, 40), np.float16)
+        padded[12:18, 12:28] = x
+        rows, columns = start[1] + 12, start[0] + 12
+        np.testing.assert_array_equal(
+            found.view(np.float16).reshape(4, 8), padded[rows : rows + 4, columns : columns + 8]
+        )

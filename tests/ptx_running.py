@@ -4,9 +4,10 @@ import functools
 
 import numpy as np
 
-from codegen.interpret import ptx
+from codegen.interpret import host, ptx
 from codegen.interpret.machine import Kernel, LaunchConfig, Machine
 from codegen.interpret.memory import Array, make_array
+from codegen.runtime import interpreted
 
 REGISTERS = """
   .reg .pred %p<16>;
@@ -44,6 +45,15 @@ def run(
     machine = Machine(kernel, LaunchConfig("made", grid, (threads, 1, 1), shared, addresses, cluster), arrays)
     machine.run()
     return machine
+
+
+def edited(made, edit) -> interpreted.Compiled:
+    """A compiled kernel, its PTX changed."""
+    text = edit(made.ptx)
+    assert text != made.ptx
+    programs = ptx.parse(text)
+    launcher = host.Launcher(made.module, programs)
+    return interpreted.Compiled(launcher, {name: Kernel(program) for name, program in programs.items()})
 
 
 def source(values: np.ndarray, name: str = "x") -> Array:

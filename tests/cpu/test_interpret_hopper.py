@@ -10,11 +10,11 @@ import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
 import numpy as np
 import pytest
 from gemm_running import BASE, KINDS, STAGED, Product, check
-from ptx_running import kernel_of, result, run, source, values
+from ptx_running import edited, kernel_of, result, run, source, values
 
 from codegen.hopper_tiles import TABLE
 from codegen.interpret import host, ptx, tensormaps
-from codegen.interpret.machine import InterpretError, Kernel
+from codegen.interpret.machine import InterpretError
 from codegen.interpret.memory import Global
 from codegen.interpret.ptx import PtxError
 from codegen.interpret.tensormaps import TensorMap
@@ -58,13 +58,8 @@ def compiled(case: Product):
 
 
 def run_edited(monkeypatch, edit, case: Product = CASE) -> None:
-    made = compiled(case)
-    text = edit(made.ptx)
-    assert text != made.ptx
-    programs = ptx.parse(text)
-    launcher = host.Launcher(made.module, programs)
-    made_anew = interpreted.Compiled(launcher, {name: Kernel(program) for name, program in programs.items()})
-    monkeypatch.setattr(interpreted, "compile_call", lambda call, lines=False: made_anew)
+    made = edited(compiled(case), edit)
+    monkeypatch.setattr(interpreted, "compile_call", lambda call, lines=False: made)
     check(case, 0, Product.interpret)
 
 

@@ -8,10 +8,9 @@ import gemm_cases
 import ml_dtypes
 import numpy as np
 import pytest
-from ptx_running import kernel_of, result, run, source, values
+from ptx_running import edited, kernel_of, result, run, source, values
 
-from codegen.interpret import host, ptx
-from codegen.interpret.machine import InterpretError, Kernel
+from codegen.interpret.machine import InterpretError
 from codegen.interpret.ptx import PtxError
 from codegen.runtime import interpreted, kernels
 
@@ -272,13 +271,8 @@ def compiled():
 
 def broken(monkeypatch, edit) -> None:
     """Run the product with its kernel's PTX edited."""
-    made = compiled()
-    text = edit(made.ptx)
-    assert text != made.ptx
-    programs = ptx.parse(text)
-    launcher = host.Launcher(made.module, programs)
-    made_anew = interpreted.Compiled(launcher, {name: Kernel(program) for name, program in programs.items()})
-    monkeypatch.setattr(interpreted, "compile_call", lambda call, lines=False: made_anew)
+    made = edited(compiled(), edit)
+    monkeypatch.setattr(interpreted, "compile_call", lambda call, lines=False: made)
     given = CASE.operands(np.random.default_rng(0))
     outputs = CASE.outputs
     CASE.check(

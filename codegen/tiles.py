@@ -318,11 +318,15 @@ def _folded(
 
 
 def _exactness(dtypes: set[str], epilogue: Spec, whole: tuple[Array, ...]) -> str:
-    """Which type says how exact a value is, of whose folds outputs of these types are made: float32 where they are several,
-    or a variable of which no array of the kernel says what it stands for."""
-    known = {*DTYPES, *(a.dtype for a in whole)}
-    floats = all(DTYPES[d].kind == "float" for dtype in dtypes for d in epilogue.dtypes(dtype))
-    return next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= known and floats else "float32"
+    """Which type says how exact a value is, of whose folds outputs of these types are made: theirs, where it is one. For a
+    variable of which no array of the kernel says what it stands for, one of its types stands if all are narrow; else float32
+    does."""
+    (dtype, *others), found = dtypes, {d for dtype in dtypes for d in epilogue.dtypes(dtype)}
+    if others or any(DTYPES[d].kind != "float" for d in found):
+        return "float32"
+    if dtype in {a.dtype for a in whole}:
+        return dtype
+    return min(found) if all(DTYPES[d].size < 4 for d in found) else "float32"
 
 
 def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], order: tuple[str, ...]) -> None:

@@ -74,7 +74,7 @@ class Barriers:
 
     def __init__(self, ordering: Ordering):
         self.ordering = ordering
-        lanes = ordering.row.shape
+        lanes = ordering.arrived.shape
         self.at = np.zeros(lanes, np.int64)  # the number of a block's barrier, WARP or CLUSTER
         self.takes = np.zeros(lanes, np.int64)
         self.arrived: dict[int, Arrived] = {}  # by 16 times the block, and the barrier's number
@@ -110,23 +110,27 @@ class Barriers:
             if bad.any():
                 raise Fault(int(lanes[bad][0]), what)
         if not barrier.waits:
-            self.arrive(ordering.row[lanes] * 16 + number, takes, lanes)
+            self.arrive(m, ordering.row[lanes] * 16 + number, takes, lanes)
             return
         self.at[lanes], self.takes[lanes] = number, takes
 
-    def arrive(self, key: np.ndarray, takes: np.ndarray, lanes: np.ndarray) -> None:
-        """Whole warps come to a block's barrier and go on."""
+    def arrive(self, m: Machine, key: np.ndarray, takes: np.ndarray, lanes: np.ndarray) -> None:
+        """Whole warps come to a block's barrier and go on. Where all that it takes only do that, it begins anew."""
         for barrier in np.unique(key):
-            group, asked = lanes[key == barrier], int(takes[key == barrier][0])
+            group, asked = lanes[key == barrier], int(takes[key == barrier].max())
             self.whole_warps(group)
             known = self.ordering.told(int(barrier) // 16, np.unique(self.ordering.warp[group]))
             held = self.arrived.setdefault(int(barrier), Arrived(asked, 0, known))
             held.count += len(group)
             held.known = np.maximum(held.known, known)
-            if asked != held.takes:
+            if asked != held.takes or (takes[key == barrier] != asked).any():
                 raise Fault(int(group[0]), "threads differ in how many the barrier takes")
             if held.count > asked:
                 raise Fault(int(group[0]), "more threads are at the barrier than it takes")
+            waiting = (m.at >= WAIT) & (m.at < DONE)
+            waiting &= (self.at == barrier % 16)[: len(waiting)] & (m.block_of == barrier // 16)
+            if held.count == asked and not waiting.any():
+                del self.arrived[int(barrier)]
         self.ordering.tick(lanes)
 
     def release(self, m: Machine) -> None:

@@ -24,7 +24,7 @@ def move(words, operands) -> Execute:
         return lambda m: m.write(target, m.spaces.address_of(a.name))
 
     def run(m: Machine) -> None:
-        if isinstance(target, Reg) and isinstance(a, Reg) and a.name in m.products.writing:
+        if isinstance(a, Reg) and a.name in m.products.writing and isinstance(target, Reg):
             m.products.move(m, target, a, kind)
         else:
             m.write(target, m.read(a, kind))

@@ -22,10 +22,11 @@ from codegen.interpret.ordering import Ordering
 from codegen.interpret.ptx import Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector, ends_block
 from codegen.interpret.report import Report
 from codegen.interpret.spaces import Spaces
-from codegen.interpret.wgmma import Products
+from codegen.interpret.wgmma import Products, accumulators
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop
+MBARRIERS = 64  # of a block that are told apart, at most, and not more than it has instructions that make one
 SHARED = 8 << 20  # bytes of shared memory in one batch: each is remembered in about thirty
 
 Dim = tuple[int, int, int]
@@ -67,6 +68,9 @@ class Kernel:
             body = block[:-1] if end is not None else block
             barrier = None if end is None else self.control(end)
             self.blocks.append(Decoded(tuple((decode(i, program.name), i) for i in body), end, barrier))
+        self.accumulators = accumulators(program)
+        made = sum(i.words[:2] == ("mbarrier", "init") for block in program.blocks for i in block)
+        self.mbarriers = min(made, MBARRIERS)
         self.shared = _layout(program, "shared")
         self.local = _layout(program, "local")
 
@@ -153,15 +157,16 @@ class Machine:
         self.at = np.zeros(self.lanes, np.int32)
         self.select: np.ndarray | None = None
         self.idle = np.zeros(self.lanes, bool)
-        self.ordering = Ordering(blocks, threads, self.cluster_size)
+        self.ordering = Ordering(blocks, threads, self.cluster_size, self.kernel.mbarriers)
         self.barriers = Barriers(self.ordering)
         self.shared = Shared(blocks, self.kernel.shared + self.launch.shared, self.ordering)
-        self.products = Products(self.shared)
+        self.products = Products(self.shared, self.kernel.accumulators)
         local = Rows(self.lanes, self.kernel.local) if self.kernel.local else None
         self.spaces = Spaces(self, self.memory, self.shared, local)
         for _ in range(STEPS):
             here = int(self.at.min())
             if here == DONE:
+                self.checked(None, self.products.check_exit)
                 return
             if here >= ASIDE:
                 self.checked(None, self.go_on, here)
@@ -271,7 +276,7 @@ class Machine:
         if len(idle):
             self.at[idle] = np.where(self.at[idle] < ASIDE, self.at[idle] + ASIDE, self.at[idle])
             self.idle[idle] = False
-        if self.cluster_size > 1 and DONE in (target, after):
+        if DONE in (target, after) and (self.cluster_size > 1 or self.shared.mbarriers.found):
             self.exits(lanes)
 
     def exits(self, lanes: np.ndarray) -> None:
@@ -302,8 +307,8 @@ class Machine:
         """An operand's bits seen as a type."""
         dtype = DTYPES[kind]
         if isinstance(operand, Reg):
-            if operand.name in self.products.writing:
-                self.products.check(operand.name, self.active())
+            if operand.name in self.kernel.accumulators:
+                self.products.access(operand.name, self.active(), False)
             value = self.registers.get(operand.name)
             if value is None:  # undefined: the compiler promises that nothing depends on it
                 return np.zeros(1, dtype)
@@ -343,8 +348,8 @@ class Machine:
             return
         if not isinstance(target, Reg):
             raise PtxError(f"{self.program.name}: cannot write the operand of {self.current.text!r}")
-        if target.name in self.products.writing:
-            self.products.check(target.name, self.active())
+        if target.name in self.kernel.accumulators:
+            self.products.access(target.name, self.active(), True)
         dtype = {"pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}[
             self.program.register_class(target.name)
         ]

@@ -1,9 +1,9 @@
 """mbarriers: objects in shared memory, each phase of which is over once enough threads have arrived and all bytes that they
 expect have come; and st.async, which brings bytes to another block of the cluster.
 
-Whoever waits for a phase knows afterwards what was sent for it, and what the warps that sent it, or arrived, had done
-before: lanes of a warp that part before one of them sends are not told apart. A thread that waits in vain steps aside
-until a phase is over; where nobody else can go on, that is a fault.
+Whoever waits for a phase knows afterwards what was sent for it, what the warps that arrived, or sent by st.async, had done
+before, and what these knew: lanes of a warp that part before one of them sends are not told apart. A thread that waits in
+vain steps aside until a phase is over; where nobody else can go on, that is a fault.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ SPACES = ("shared", "shared::cta", "b64")
 
 @dataclass
 class Mbarrier:
-    """One object. `known` says of each warp of the cluster until when its past is known to those who wait."""
+    """One object. `known` says of each warp of the cluster, and of what its blocks copy, until when that is known to those who
+    wait."""
 
     count: int  # arrivals that a phase takes
     maker: int  # the lane that initialised it
     made: int  # how many cluster barriers that had arrived at by then
     known: np.ndarray
     told: np.ndarray  # the same of the phase that is not yet over
+    number: int  # of those of its block
+    begun: int  # phases that others at its place have had
     pending: int
     due: int = 0  # bytes expected that have not come; less than 0 where they come first
     phase: int = 0  # how many are over
     waited: int = 0  # the last that one of its block's threads knows to be over
+    brought: int = 0  # the last for which bytes came
     fenced: bool = False
     sent: list[np.ndarray] = field(default_factory=list)  # where the bytes lie that came for this phase
 
@@ -54,9 +58,17 @@ class Mbarriers:
         at = self.shared.bytes_of(np.array([row]), np.array([offset]), SIZE, lanes, "mbarrier.init", SIZE)
         self.shared.put(np.array([row]), at, np.zeros((1, SIZE), np.uint8), lanes)
         ordering = self.ordering
-        nothing = np.full((ordering.cluster, ordering.warps), -1, np.int64)
+        nothing = np.zeros_like(ordering.known[0, 0])
         made = int(ordering.arrived[lane])
-        self.found[row, offset] = Mbarrier(count, lane, made, nothing, nothing.copy(), pending=count)
+        before = self.found.get((row, offset))
+        number = before.number if before else sum(home == row for home, _ in self.found) % ordering.mbarriers
+        begun = before.begun + before.phase + 1 if before else 0
+        self.found[row, offset] = Mbarrier(count, lane, made, nothing, nothing.copy(), number, begun, pending=count)
+
+    def stamp(self, row: int, offset: int, lane: int) -> int:
+        """That of what a lane asks to be copied for the phase that is not over."""
+        barrier = self.of(row, offset, lane)
+        return self.ordering.stamp_of_copy(row, barrier.number, barrier.begun + barrier.phase + 1)
 
     def fence(self, lanes: np.ndarray) -> None:
         """fence.mbarrier_init: a cluster barrier that releases nothing else releases the lanes' initialisations."""
@@ -83,22 +95,22 @@ class Mbarriers:
         barrier.pending -= count
         barrier.due += expected
         self.tell(barrier, lane)
-        return self.step(barrier)
+        return self.step(row, barrier)
 
     def bring(self, row: int, offset: int, at: np.ndarray, lane: int) -> bool:
-        """The bytes at `at` have come; whether the phase is over with it."""
+        """The bytes at `at` have come, for which a lane asked; whether the phase is over with it."""
         barrier = self.of(row, offset, lane)
         barrier.due -= at.size
         barrier.sent.append(at)
-        self.tell(barrier, lane)
-        return self.step(barrier)
+        barrier.brought = barrier.phase + 1
+        return self.step(row, barrier)
 
     def tell(self, barrier: Mbarrier, lane: int) -> None:
         ordering = self.ordering
-        row, warp = int(ordering.row[lane]), int(ordering.warp[lane])
-        barrier.told[row % ordering.cluster, warp] = ordering.clock[row]
+        told = ordering.told(int(ordering.row[lane]), ordering.warp[lane : lane + 1])
+        np.maximum(barrier.told, told, out=barrier.told)
 
-    def step(self, barrier: Mbarrier) -> bool:
+    def step(self, row: int, barrier: Mbarrier) -> bool:
         if barrier.pending or barrier.due:
             return False
         for at in barrier.sent:
@@ -106,6 +118,8 @@ class Mbarriers:
         np.maximum(barrier.known, barrier.told, out=barrier.known)
         barrier.sent, barrier.pending = [], barrier.count
         barrier.phase += 1
+        own = row % self.ordering.cluster, self.ordering.warps + barrier.number
+        barrier.known[own] = barrier.begun + barrier.phase
         return True
 
     def over(self, row: int, offset: int, parity: int, lanes: np.ndarray) -> bool:
@@ -118,9 +132,10 @@ class Mbarriers:
         return True
 
     def check_exit(self, rows: np.ndarray) -> None:
-        """Blocks exit: whatever was sent to them, one of their threads has waited for."""
+        """Blocks exit: whatever bytes were sent to them, or signals by others, one of their threads has waited for."""
         for (row, offset), barrier in self.found.items():
-            if row in rows and (barrier.sent or barrier.phase > barrier.waited):
+            last = barrier.phase if self.ordering.cluster > 1 else min(barrier.phase, barrier.brought)
+            if row in rows and (barrier.sent or last > barrier.waited):
                 lane = row * self.ordering.threads
                 raise Fault(
                     lane, f"race: the block exits without a wait for the last phase of the mbarrier at byte {offset}"
@@ -206,11 +221,13 @@ def _send(m: Machine, address: Address, sources: tuple, kind: str, barrier: Addr
     size = np.dtype(DTYPES[kind]).itemsize
     values = [m.read(s, f"u{8 * size}") for s in sources]
     m.shared.reach(row, lanes)
-    at = m.shared.send(row, offset, values, size, lanes)
+    _, homes, places = _places(m, barrier, "shared::cluster")
+    at = m.shared.send(row, offset, values, size, lanes, homes, places)
     over = False
-    for i, (lane, home, place) in enumerate(zip(*_places(m, barrier, "shared::cluster"), strict=True)):
+    for i, (lane, home, place) in enumerate(zip(lanes, homes, places, strict=True)):
         if home != row[i]:
             raise Fault(int(lane), "st.async to one block's memory, with the mbarrier of another")
+        m.shared.mbarriers.tell(m.shared.mbarriers.of(int(home), int(place), int(lane)), int(lane))
         over |= m.shared.mbarriers.bring(int(home), int(place), at[i], int(lane))
     m.ordering.tick(lanes)
     if over:

@@ -102,7 +102,7 @@ class Shared(Rows):
         self.used: np.ndarray | None = None  # by how many wgmmas that may yet read them
         self.plain = np.zeros(rows * size, bool)  # written by a thread, and no fence of its own for wgmma since
         self.copies: list[Copy] = []
-        self.committed = np.zeros(ordering.row.shape, np.int64)  # groups of cp.async, by lane
+        self.committed = np.zeros(ordering.arrived.shape, np.int64)  # groups of cp.async, by lane
 
     def name(self, row: int, lane: int) -> str:
         if row == self.ordering.row[lane]:
@@ -212,19 +212,24 @@ class Shared(Rows):
         self.take_off(at)
         self.copies.append(Copy(row, at, whole, lanes, self.committed[lanes]))
 
-    def deliver(self, row, offset, whole: np.ndarray, lanes) -> np.ndarray:
+    def deliver(self, row, offset, whole: np.ndarray, lanes, stamp: int) -> np.ndarray:
         """A bulk copy: the bytes are written, but nobody may read them yet. Returns where they are: (accesses, width)."""
         at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async.bulk", whole.shape[1])
+        self.fenced(at, lanes, "copy to")
         self.put(row, at, whole, lanes)
         self.plain[at] = False
+        self.writer[at] = stamp  # nobody knows of it, the lane that asked neither, but by the wait for it
         self.take_off(at)
         return at
 
-    def send(self, row, offset, values: list[np.ndarray], wordsize: int, lanes) -> np.ndarray:
-        """st.async: the bytes are written, but nobody may read them yet. Returns where they are: (accesses, width)."""
+    def send(self, row, offset, values: list[np.ndarray], wordsize: int, lanes, homes, places) -> np.ndarray:
+        """st.async, for the mbarriers at places of blocks: the bytes are written, but nobody may read them yet. Returns where
+        they are: (accesses, width)."""
         width = len(values) * wordsize
         at = self.bytes_of(row, offset, width, lanes, "st.async", width)
         self.store(row, offset, values, wordsize, lanes)
+        found = zip(homes.tolist(), places.tolist(), lanes.tolist(), strict=True)
+        self.writer[at] = np.array([self.mbarriers.stamp(*one) for one in found])[:, None]
         self.take_off(at)
         return at
 
@@ -267,25 +272,31 @@ class Shared(Rows):
     # What wgmma reads, and when it has
 
     def take_up(self, row: int, offset: np.ndarray, width: int, lanes: np.ndarray) -> np.ndarray:
-        """Where the bytes are that a wgmma reads from now on, of which these are a lane of each warp: (accesses, width)."""
+        """Where the bytes are that a wgmma reads, of which these are a lane of each warp: (accesses, width)."""
         first = np.full(offset.shape, lanes[0])
         at = self.bytes_of(np.full(offset.shape, row), offset, width, first, "wgmma", width)
         self.landed(at, first, "wgmma of")
         self.refuse(~self.initialised[at], at, first, "wgmma of", ", which nothing has written")
-        self.refuse(self.plain[at], at, first, "wgmma of", ", which a thread wrote with no fence.proxy.async since")
+        self.fenced(at, first, "wgmma of")
         stamps = np.unique(self.writer[at])
         for lane in lanes:
             if self.ordering.unordered(stamps, np.full(stamps.shape, lane)).any():
                 whose = np.full(offset.shape, lane)
                 self.race(self.ordering.unordered(self.writer[at], whose[:, None]), at, whose, "wgmma of", "wrote")
+        return at
+
+    def hold(self, at: np.ndarray) -> None:
+        """They are being read from now on."""
         if self.used is None:
             self.used = np.zeros(self.writer.shape, np.uint8)
         self.used[at] += 1
-        return at
+
+    def fenced(self, at: np.ndarray, lanes: np.ndarray, verb: str) -> None:
+        self.refuse(self.plain[at], at, lanes, verb, ", which a thread wrote with no fence.proxy.async since")
 
     def fence(self, lanes: np.ndarray) -> None:
         """fence.proxy.async: wgmma may read what the lanes have written."""
-        fenced = np.zeros(self.ordering.row.shape, bool)
+        fenced = np.zeros(self.ordering.agents, bool)
         fenced[lanes] = True
         at = np.flatnonzero(self.plain)
         self.plain[at] = ~fenced[self.writer[at] & LANE]

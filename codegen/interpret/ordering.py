@@ -1,13 +1,14 @@
 """What happens before what in shared memory: which of the other threads' accesses are over for a thread.
 
 A block has one clock, which ticks at its barriers. An access is stamped with its lane, its block's clock and how many
-cluster barriers the lane had arrived at. A barrier of warps makes known to each what every one of them knows of any
-warp's past; a cluster barrier orders what came before a lane's arrival (unless it is relaxed and no fence stands before
-it) before what comes after another's wait. A wait for an mbarrier makes known to whole warps what those who completed
-its phase had done before.
+cluster barriers the lane had arrived at. What a warp knows is a clock for each warp of its cluster: that one's past until
+then is over. Barriers of warps join what they know; so does an mbarrier what those knew who arrived, for whoever waits.
+What is copied asynchronously is nobody's past: the mbarrier that counts the bytes has a clock of its own, its phases, which
+is known of by a wait for it, and what follows from that. A cluster barrier orders what came before a lane's arrival
+(unless it is relaxed and no fence stands before it) before what comes after another's wait.
 
-Rounded to the safe side: a lane learns from a cluster barrier only by its own arrival and wait, and from a warp's only
-where the whole warp takes part. A kernel that relies on more is called racy though it is not.
+Rounded to the safe side: a lane learns from a cluster barrier only by its own arrival and wait, and from a warp's, or a wait
+for an mbarrier, only where the whole warp takes part. A kernel that relies on more is called racy though it is not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 LANE, CLOCK = (1 << 20) - 1, (1 << 22) - 1
 MANY = LANE  # instead of a lane: more than one of them
+NEVER = 1 << 20  # more cluster barriers than there are
 NONE = -1  # a stamp where there was no access
 
 
@@ -26,25 +28,28 @@ def joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Ordering:
-    """The clocks of a batch of blocks."""
+    """The clocks of a batch of blocks, and of so many mbarriers in each."""
 
-    def __init__(self, blocks: int, threads: int, cluster: int):
+    def __init__(self, blocks: int, threads: int, cluster: int, mbarriers: int = 0):
         self.threads, self.cluster, self.warps = threads, cluster, -(-threads // 32)
         lane = np.arange(blocks * threads)
-        self.row, self.warp = lane // threads, lane % threads // 32
+        self.agents, self.mbarriers = len(lane), mbarriers  # from here on, instead of lanes: those of each block
+        self.row = np.append(lane // threads, np.repeat(np.arange(blocks), mbarriers))
+        self.warp = np.append(lane % threads // 32, self.warps + np.tile(np.arange(mbarriers), blocks))
         self.clock = np.ones(blocks, np.int64)
-        self.known = np.zeros((blocks, self.warps, self.warps), np.int64)  # [block, warp, of a warp]: its last clock
+        # [block, warp, of a rank, of a warp or an mbarrier]: its last clock
+        self.known = np.zeros((blocks, self.warps, cluster, self.warps + mbarriers), np.int64)
         self.arrived, self.waited = np.zeros(lane.shape, np.int64), np.zeros(lane.shape, np.int64)
         self.fenced = np.zeros(lane.shape, bool)  # no access since a fence of the cluster
         self.phased = False  # whether any lane has been at a cluster barrier
-        self.heard: np.ndarray | None = None  # [block, warp, of a rank, of a warp]: its last clock, by mbarriers
         self.relaxed: dict[int, np.ndarray] = {}  # cluster barrier -> lanes whose arrival released nothing
 
     # Barriers
 
     def whole(self, rows: np.ndarray) -> None:
         """All threads of blocks meet."""
-        self.known[rows] = self.clock[rows, None, None]
+        self.known[rows] = self.known[rows].max(axis=1, keepdims=True)
+        self.known[rows, :, rows % self.cluster, : self.warps] = self.clock[rows, None, None]
         self.clock[rows] += 1
 
     def part(self, row: int, warps: np.ndarray, told: np.ndarray | None = None) -> None:
@@ -54,14 +59,14 @@ class Ordering:
         self.clock[row] += 1
 
     def told(self, row: int, warps: np.ndarray) -> np.ndarray:
-        """What some warps of a block know now between them of each warp's past, their own included."""
+        """What some warps of a block know now between them, their own past included: [rank, warp or mbarrier]."""
         known = self.known[row, warps].max(axis=0)
-        known[warps] = self.clock[row]
+        known[row % self.cluster, warps] = self.clock[row]
         return known
 
     def warps_alone(self, rows: np.ndarray, warps: np.ndarray) -> None:
         """The lanes of each of some warps meet."""
-        self.known[rows, warps, warps] = self.clock[rows]
+        self.known[rows, warps, rows % self.cluster, warps] = self.clock[rows]
         self.clock[np.unique(rows)] += 1
 
     def arrive(self, lanes: np.ndarray, release: bool) -> None:
@@ -81,14 +86,12 @@ class Ordering:
         """What the lanes do from now on is not part of what they have told so far."""
         self.clock[np.unique(self.row[lanes])] += 1
 
-    def hear(self, lanes: np.ndarray, known: np.ndarray) -> None:
-        """Those of the lanes that are whole warps now know what is in `known` [rank, warp]."""
-        if self.heard is None:
-            self.heard = np.full((*self.known.shape[:2], *known.shape), -1, np.int64)
+    def hear(self, lanes: np.ndarray, told: np.ndarray) -> None:
+        """Those of the lanes that are whole warps now know what they are told."""
         warps, counts = np.unique(self.row[lanes] * self.warps + self.warp[lanes], return_counts=True)
         for warp in warps[counts == np.minimum(32, self.threads - 32 * (warps % self.warps))]:
             row, own = divmod(int(warp), self.warps)
-            np.maximum(self.heard[row, own], known, out=self.heard[row, own])
+            np.maximum(self.known[row, own], told, out=self.known[row, own])
 
     # Accesses
 
@@ -96,6 +99,10 @@ class Ordering:
         """The stamps of an access now."""
         self.fenced[lanes] = False
         return lanes | (self.clock[self.row[lanes]] << 20) | (self.arrived[lanes] << 42)
+
+    def stamp_of_copy(self, row: int, mbarrier: int, phase: int) -> int:
+        """The stamp of what is copied for a phase of an mbarrier of a block: no cluster barrier orders it."""
+        return (self.agents + row * self.mbarriers + mbarrier) | (phase << 20) | (NEVER << 42)
 
     def unordered(
         self, stamps: np.ndarray, lanes: np.ndarray, warps: np.ndarray | None = None, home: np.ndarray | None = None
@@ -105,8 +112,8 @@ class Ordering:
         who = stamps & LANE
         other = (stamps >= 0) & (who != lanes)
         if self.cluster == 1:  # most often a barrier of all threads came since
-            floor = self.known.min(axis=2)[self.row[lanes], self.warp[lanes]]
-            other &= (stamps >> 20) & CLOCK > floor
+            floor = self.known[:, :, 0, : self.warps].min(axis=2)[self.row[lanes], self.warp[lanes]]
+            other &= ((stamps >> 20) & CLOCK > floor) | ((who >= self.agents) & (who != MANY))
         if not other.any():
             return other
         clock, arrived = (stamps >> 20) & CLOCK, stamps >> 42
@@ -114,11 +121,7 @@ class Ordering:
         lanes = np.broadcast_to(lanes, stamps.shape)
         who = np.where(other & ~many, who, lanes)
         row, warp = self.row[lanes], self.warp[lanes]
-        over = self.known[row, warp, self.warp[who]] >= clock
-        if self.cluster > 1:
-            over &= self.row[who] == row
-        if self.heard is not None:
-            over |= self.heard[row, warp, self.row[who] % self.cluster, self.warp[who]] >= clock
+        over = self.known[row, warp, self.row[who] % self.cluster, self.warp[who]] >= clock
         if many.any():
             bits = None if warps is None else warps[many]
             over[many] = self.all_known(row[many], warp[many], clock[many], bits, (row if home is None else home)[many])
@@ -131,9 +134,7 @@ class Ordering:
             return np.zeros(row.shape, bool)
         over = np.ones(row.shape, bool)
         for u in range(self.warps):
-            known = (home == row) & (self.known[row, warp, u] >= clock)
-            if self.heard is not None:
-                known |= self.heard[row, warp, home % self.cluster, u] >= clock
+            known = self.known[row, warp, home % self.cluster, u] >= clock
             over &= ((warps >> np.uint32(u)) & np.uint32(1) == 0) | known
         return over
 
@@ -144,4 +145,4 @@ class Ordering:
             span = (phase >= arrived) & (phase < self.waited[lanes])
             between -= span & np.where(many, late.any(), late[who])
         # An exit, which a cluster barrier waits for no longer, releases nothing
-        return (between > 0) & (many | (self.arrived[who] > arrived))
+        return (between > 0) & (many | (self.arrived[np.minimum(who, self.agents - 1)] > arrived))

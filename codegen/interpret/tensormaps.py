@@ -114,7 +114,9 @@ def _copy(m: Machine, target: Address, source: Box, barrier: Address, mask: Oper
         for row in named:
             home = np.full(places.shape, row)
             m.shared.reach(home[:1], whose[:1])
-            at = m.shared.deliver(home, places, whole, whose)
+            if not m.shared.mbarriers.of(row, int(barriers[i]), lane).fenced:
+                raise Fault(lane, "a copy for an mbarrier that no fence.mbarrier_init follows")
+            at = m.shared.deliver(home, places, whole, whose, m.shared.mbarriers.stamp(row, int(barriers[i]), lane))
             over |= m.shared.mbarriers.bring(row, int(barriers[i]), at, lane)
     m.ordering.tick(lanes)
     if over:

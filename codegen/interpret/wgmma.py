@@ -1,7 +1,8 @@
 """wgmma: a warpgroup multiplies two tiles in shared memory, and goes on before it is done.
 
-From wgmma.mma_async until the wait for its group nobody may touch its accumulators, nor write what it reads. A fence
-stands before the first, and after each wait before the next.
+From wgmma.mma_async until the wait for its group nobody may write what it reads, or touch its accumulators: none but other
+products of its shape, and movs, which compilers make for the assembler to see that two registers are one. Where anything
+else has touched accumulators, a fence stands before the product.
 
 Accumulators lie as the PTX ISA has them: of a warpgroup's 64 rows each warp has 16, and lane l of it, g = l//4 and
 q = l%4, has of every 8 columns the elements (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1). Tiles lie as TMA brings
@@ -27,7 +28,7 @@ from codegen.interpret import matrices
 from codegen.interpret.barriers import GROUP
 from codegen.interpret.decoding import Execute, Unknown, only
 from codegen.interpret.memory import Fault
-from codegen.interpret.ptx import Imm, Operand, Reg, Vector
+from codegen.interpret.ptx import Imm, Operand, Program, Reg, Vector
 from codegen.interpret.tensormaps import CHUNK, swizzled
 
 if TYPE_CHECKING:
@@ -48,27 +49,40 @@ class Product:
     group: int
     lanes: np.ndarray
     left: np.ndarray  # of its four warps, those that have not waited for it
-    at: np.ndarray  # the bytes it reads
-    registers: set[str]  # that it writes, by all their names
+    at: tuple[np.ndarray, ...]  # the bytes it reads, of each factor
+    places: dict[str, int]  # of the accumulators that it writes, by all their names
 
 
 class Products:
-    """Those of a batch of blocks."""
+    """Those of a batch of blocks, and the registers that they may write: `accumulators`, by name."""
 
-    def __init__(self, shared: Shared):
-        self.shared = shared
-        lanes = shared.ordering.row.shape
+    def __init__(self, shared: Shared, accumulators: frozenset[str]):
+        self.shared, self.accumulators = shared, accumulators
+        lanes = shared.committed.shape
         self.under_way: list[Product] = []
         self.writing: dict[str, list[Product]] = {}  # by their registers
         self.committed = np.zeros(lanes, np.int64)
-        self.fenced = np.zeros(lanes, bool)
+        self.fenced = np.zeros(lanes, bool)  # once
+        self.touched = {name: np.zeros(lanes, bool) for name in accumulators}  # since the last fence
+        self.stale = {name: np.zeros(lanes, bool) for name in accumulators}  # copied from one that was then added to
+        self.checking = True
 
-    def check(self, name: str, lanes: np.ndarray) -> None:
-        """A register is accessed."""
-        for product in self.writing[name]:
+    # Registers
+
+    def access(self, name: str, lanes: np.ndarray, writes: bool) -> None:
+        """An accumulator is accessed."""
+        if not self.checking:
+            return
+        for product in self.writing.get(name, ()):
             bad = self.of(product, lanes)
             if bad.any():
                 raise Fault(int(lanes[bad][0]), f"{name} is used, which a wgmma that is not waited for may still write")
+        if writes:
+            self.stale[name][lanes] = False
+        elif (bad := self.stale[name][lanes]).any():
+            what = "a copy of an accumulator from before it was complete, which the assembler may have made the same"
+            raise Fault(int(lanes[bad][0]), f"{name} is used, {what}")
+        self.touched[name][lanes] = True
 
     def of(self, product: Product, lanes: np.ndarray) -> np.ndarray:
         """Which of some lanes have a product under way."""
@@ -78,31 +92,52 @@ class Products:
     def move(self, m: Machine, target: Reg, source: Reg, kind: str) -> None:
         """A mov of a register that products write: the assembler makes the two the same, so it is no access."""
         lanes = m.active()
-        if target.name in self.writing:
-            self.check(target.name, lanes)
+        self.access(target.name, lanes, True)
         with self.unchecked():
             m.write(target, m.read(source, kind))
         for product in list(self.writing.get(source.name, ())):
             if self.of(product, lanes).any():
-                product.registers.add(target.name)
+                product.places[target.name] = product.places[source.name]
                 self.writing.setdefault(target.name, []).append(product)
 
     @contextlib.contextmanager
     def unchecked(self) -> Iterator[None]:
         """No access is checked."""
-        writing, self.writing = self.writing, {}
+        self.checking = False
         try:
             yield
         finally:
-            self.writing = writing
+            self.checking = True
 
     def fence(self, lanes: np.ndarray) -> None:
         self.fenced[lanes] = True
+        for touched in self.touched.values():
+            touched[lanes] = False
 
-    def start(self, lanes: np.ndarray, at: np.ndarray, registers: set[str]) -> None:
-        product = Product(int(self.committed[lanes[0]]), lanes, np.ones(GROUP // 32, bool), at, set(registers))
+    def check_start(self, names: list[str], lanes: np.ndarray) -> None:
+        """A product of a warpgroup is to add to accumulators: nobody may have touched them since a fence but others of its
+        kind."""
+        for place, name in enumerate(names):
+            if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
+                raise Fault(int(lanes[~fenced][0]), f"wgmma into {name} with no wgmma.fence since it was last used")
+            for product in self.writing.get(name, ()):
+                if not self.of(product, lanes).any():
+                    continue
+                if product.places[name] != place or max(product.places.values()) + 1 != len(names):
+                    raise Fault(int(lanes[0]), f"wgmma into {name}, which one of another shape may still write")
+                for other, its in product.places.items():
+                    if its == place and other != name:
+                        self.stale[other][lanes] = True
+
+    # Groups
+
+    def start(self, lanes: np.ndarray, at: tuple[np.ndarray, ...], names: list[str]) -> None:
+        places = {name: place for place, name in enumerate(names)}
+        product = Product(int(self.committed[lanes[0]]), lanes, np.ones(GROUP // 32, bool), at, places)
         self.under_way.append(product)
-        for name in registers:
+        for one in at:
+            self.shared.hold(one)
+        for name in names:
             self.writing.setdefault(name, []).append(product)
 
     def commit(self, lanes: np.ndarray) -> None:
@@ -112,25 +147,47 @@ class Products:
         """All groups of the lanes' warps but the last `pending` are done."""
         there = np.zeros(self.committed.shape, bool)
         there[lanes] = True
-        self.fenced[lanes] = False
         for product in self.under_way:
             warps = product.lanes.reshape(-1, 32)
             first = warps[:, 0]
             done = product.left & there[first] & (product.group < self.committed[first] - pending)
             if done.any():
                 bits = np.bitwise_or.reduce(1 << self.shared.ordering.warp[first[done]])
-                self.shared.seen_by(product.at, int(first[done][0]), int(bits))
+                for at in product.at:
+                    self.shared.seen_by(at, int(first[done][0]), int(bits))
                 product.left &= ~done
                 if not product.left.any():
                     self.end(product)
         self.under_way = [p for p in self.under_way if p.left.any()]
 
     def end(self, product: Product) -> None:
-        self.shared.put_down(product.at)
-        for name in product.registers:
+        for at in product.at:
+            self.shared.put_down(at)
+        for name in product.places:
             self.writing[name].remove(product)
             if not self.writing[name]:
                 del self.writing[name]
+
+    def check_exit(self) -> None:
+        if self.under_way:
+            raise Fault(int(self.under_way[0].lanes[0]), "the thread exits without a wait for its last wgmma")
+
+
+def accumulators(program: Program) -> frozenset[str]:
+    """The registers that a program's products write, and those that these are moved to or from."""
+    instructions = [i for block in program.blocks for i in block]
+    found = {
+        item.name
+        for i in instructions if i.words[:2] == ("wgmma", "mma_async") and isinstance(i.operands[0], Vector)
+        for item in i.operands[0].items if isinstance(item, Reg)
+    }  # fmt: skip
+    moves = [i.operands for i in instructions if found and i.words[0] == "mov"]
+    pairs = [(a.name, b.name) for a, b in moves if isinstance(a, Reg) and isinstance(b, Reg)]
+    before = -1
+    while len(found) > before:
+        before = len(found)
+        found |= {a for a, b in pairs if b in found}
+    return frozenset(found)
 
 
 # Instructions
@@ -167,15 +224,15 @@ def multiply(words, operands) -> Execute:
         raise ValueError(f"{columns // 2} accumulators and two descriptors")
     if not (len(signs) == len(transposed) == 2 and set(signs) <= {1, -1} and set(transposed) <= {0, 1}):
         raise ValueError("the factors' signs, and whether each is transposed")
-    registers = {item.name for item in d.items if isinstance(item, Reg)}
+    names = [item.name for item in d.items if isinstance(item, Reg)]
     i, t = np.arange(columns // 2)[:, None], THREAD % 32
     row = 16 * (THREAD // 32) + t // 4 + 8 * (i // 2 % 2)
     column = 8 * (i // 4) + 2 * (t % 4) + i % 2
 
     def run(m: Machine) -> None:
         groups = whole_groups(m)
-        if not (fenced := m.products.fenced[groups]).all():
-            raise Fault(int(groups[~fenced][0]), "wgmma with no wgmma.fence since the last wait, or at all")
+        for lanes in groups:
+            m.products.check_start(names, lanes)
         left, right = (uniform(m, o, groups) for o in (a, b))
         keeps = uniform(m, adds, groups, "pred")
         held, read = np.zeros((len(groups), 64, columns), total), []
@@ -186,7 +243,7 @@ def multiply(words, operands) -> Execute:
             for g, lanes in enumerate(groups):
                 x, first = factor(m, int(left[g]), 64, of_a, transposed[0], lanes)
                 y, second = factor(m, int(right[g]), columns, of_b, transposed[1], lanes)
-                read.append(np.concatenate([first.reshape(-1), second.reshape(-1)]))
+                read.append((first.reshape(-1), second.reshape(-1)))
                 wide = np.int64 if total is np.int32 else np.float64
                 made = signs[0] * signs[1] * (x.astype(wide) @ y.astype(wide).T)
                 made = made + held[g].astype(wide) if keeps[g] else made
@@ -196,7 +253,7 @@ def multiply(words, operands) -> Execute:
                 assert item is not None
                 m.write(item, held[:, row[k], column[k]].reshape(-1))
         for lanes, at in zip(groups, read, strict=True):
-            m.products.start(lanes, at, registers)
+            m.products.start(lanes, at, names)
 
     return run
 

@@ -11,7 +11,6 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import jax
@@ -26,8 +25,9 @@ from codegen.runtime.kernels import Call
 from codegen.runtime.platform import current_arch
 
 DEFAULT_ARCH = "sm_90a"
-_arch: ContextVar[str | None] = ContextVar("arch", default=None)
-_mode = jax.make_user_context(False)  # part of jax.jit's cache keys
+# Parts of jax.jit's cache keys
+_mode = jax.make_user_context(False)
+_arch = jax.make_user_context(None)
 # Kernels run in a thread of their own: XLA's threads flush denormals to zero, and NumPy in them would too.
 _thread = ThreadPoolExecutor(1, "interpret")
 _thread.submit(int).result()  # begun here: a thread inherits that from whoever begins it
@@ -48,17 +48,14 @@ def chosen() -> bool:
 
 def architecture() -> str:
     """What interpreted kernels are compiled for: as all kernels are (`current_arch`), and with neither GPU nor a name sm_90a."""
-    return _arch.get() or current_arch() or DEFAULT_ARCH
+    return _arch.value or current_arch() or DEFAULT_ARCH
 
 
 @contextlib.contextmanager
 def interpreting_for(arch: str) -> Iterator[None]:
-    """Calls made inside, of which none is traced, interpret kernels for this architecture."""
-    before = _arch.set(arch)
-    try:
+    """Calls inside interpret kernels for this architecture, also those traced there."""
+    with _arch(arch):
         yield
-    finally:
-        _arch.reset(before)
 
 
 @dataclass

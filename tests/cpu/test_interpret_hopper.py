@@ -4,17 +4,18 @@ import dataclasses
 import functools
 import itertools
 import re
+import struct
 from types import SimpleNamespace
 
 import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
 import numpy as np
 import pytest
 from gemm_running import BASE, KINDS, STAGED, Product, check
-from ptx_running import edited, kernel_of, result, run, source, values
+from ptx_running import REGISTERS, edited, kernel_of, result, run, source, values
 
 from codegen.hopper_tiles import TABLE
 from codegen.interpret import host, ptx, tensormaps
-from codegen.interpret.machine import InterpretError
+from codegen.interpret.machine import InterpretError, Kernel, LaunchConfig, Machine
 from codegen.interpret.memory import Global
 from codegen.interpret.ptx import PtxError
 from codegen.interpret.tensormaps import TensorMap
@@ -89,7 +90,7 @@ def many(number: int, by: int):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (changed(line(r"wgmma\.fence"), 0), "wgmma with no wgmma.fence since the last wait"),
+        (changed(line(r"wgmma\.fence"), 0), "with no wgmma.fence since it was last used"),
         (changed(line(r"wgmma\.commit_group"), 0), "which a wgmma that is not waited for may still read"),
         (changed(line(r"wgmma\.wait_group\S*\s+1"), 0), "which a wgmma that is not waited for may still read"),
         (changed(line(r"wgmma\.wait_group\S*\s+0"), 0), "a wgmma that is not waited for may still"),
@@ -122,7 +123,21 @@ def test_faults(monkeypatch, edit, message):
 
 def test_a_turn_is_only_for_speed(monkeypatch):
     """What the consumers share is guarded by the stages' own barriers."""
-    run_edited(monkeypatch, changed(line(r"bar\.sync"), 0))
+    many_tiles = dataclasses.replace(CASE, M=2048)
+    run_edited(monkeypatch, changed(line(r"bar\.sync"), 0), many_tiles)
+
+
+READ_AHEAD = dataclasses.replace(
+    BASE, name="residual", M=512, N=192, K=384, tiles=dataclasses.replace(STAGED, blocks=2)
+)
+
+
+@pytest.mark.turns(6)
+@pytest.mark.parametrize("which", range(19))
+def test_every_wait_is_needed(monkeypatch, which):
+    """Of the producer, the consumers, and the epilogue, which reads tiles by way of shared memory too."""
+    with pytest.raises(InterpretError, match=r"race: |divergent barrier"):
+        run_edited(monkeypatch, changed(NO_WAIT, which, "setp.eq.u32 P1, 0, 0;"), READ_AHEAD)
 
 
 # Written by hand: a product of 64 x 16 and 16 x 8, both of which threads put into shared memory themselves
@@ -195,7 +210,13 @@ def without_step(*steps: str) -> list[str]:
         (without_step(PROXY), "wgmma of byte 0 of shared memory, which a thread wrote with no fence.proxy.async since"),
         ([*SOUND[:1], SYNC, *SOUND[1:2], *SOUND[3:]], ""),  # a fence behind the barrier, by who wrote
         (without_step(SYNC), "race: wgmma of byte"),
-        (without_step(FENCE), "wgmma with no wgmma.fence since the last wait"),
+        (without_step(FENCE), "with no wgmma.fence since it was last used"),
+        ([*SOUND[:-4], "  mov.b32 %r21, 0;\n", *SOUND[-4:]], "wgmma into %r21 with no wgmma.fence since it was last used"),
+        ([*SOUND[:-3], PRODUCT.replace(D, "{%r21, %r20, %r22, %r23}"), *SOUND[-3:]],
+         "wgmma into %r21, which one of another shape may still write"),
+        ([*SOUND[:-3], "  mov.b32 %r24, %r20;\n", PRODUCT, *SOUND[-3:-1], "  mov.b32 %r20, %r24;\n", STORE],
+         "%r24 is used, a copy of an accumulator from before it was complete"),
+        ([*SOUND[:-3]], "the thread exits without a wait for its last wgmma"),
         (without_step(COMMIT), "is used, which a wgmma that is not waited for may still write"),
         (without_step(WAIT), "%r20 is used, which a wgmma that is not waited for may still write"),
         ([*SOUND[:-2], "  add.u32 %r24, %r20, 0;\n", *SOUND[-2:]], "%r20 is used, which a wgmma"),
@@ -276,3 +297,78 @@ def test_boxes_reach_over_every_edge():
         np.testing.assert_array_equal(
             found.view(np.float16).reshape(4, 8), padded[rows : rows + 4, columns : columns + 8]
         )
+
+
+# Written by hand: 1024 bytes that TMA brings
+
+INIT = """
+  mov.u32 %r1, 0;
+  mov.u32 %r2, 1024;
+  setp.eq.u32 %p1, %r0, 0;
+  mov.b64 %rd3, map;
+  @%p1 mbarrier.init.shared.b64 [%r2], 1;
+"""
+MADE = "  fence.mbarrier_init.release.cluster;\n  bar.sync 0;\n"
+BRING = """
+  @%p1 mbarrier.arrive.expect_tx.shared.b64 %rd4, [%r2], 1024;
+  @%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd3, {%r1, %r1}], [%r2];
+"""
+HERE = "HERE:\n  mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0;\n  @!%p2 bra HERE;\n"
+TAKE = """
+  shl.b32 %r3, %r0, 2;
+  ld.shared.b32 %r4, [%r3];
+  mul.wide.u32 %rd5, %r0, 4;
+  add.u64 %rd5, %rd1, %rd5;
+  st.global.b32 [%rd5], %r4;
+"""
+FIRST_WARP = "  setp.ge.u32 %p3, %r0, 32;\n  @%p3 bra PAST;\n{}PAST:\n"
+
+
+def brought(body: str) -> list[int]:
+    """What 256 threads take, a word each."""
+    x, y = source(np.arange(256, dtype=np.uint32)), result(256, np.uint32)
+    # Eight rows of 128 elements of a byte, all of them in the box
+    described = struct.pack("<QI5I5I", x.address, 0x40002 | 1 << 4, 8, 0, 0, 0, 0, 127, 7, 0, 0, 0) + bytes(
+        [0, 0, 0, 127, 7]
+    )
+    text = f""".visible .entry made(.param .align 64 .b8 map[128], .param .b64 y) {{{REGISTERS}
+      .shared .align 1024 .b8 tiles[2048];
+      ld.param.b64 %rd1, [y];
+      mov.u32 %r0, %tid.x;
+      {body}
+      ret;
+    }}"""
+    arguments = (described.ljust(128, b"\0"), y.address.to_bytes(8, "little"))
+    Machine(Kernel(ptx.parse(text)["made"]), LaunchConfig("made", (1, 1, 1), (256, 1, 1), 0, arguments), [x, y]).run()
+    return values(y, np.uint32).tolist()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [INIT + MADE + BRING + HERE + TAKE, INIT + MADE + BRING + FIRST_WARP.format(HERE) + "  bar.sync 0;\n" + TAKE],
+    ids=["who waits knows", "and whom they meet"],
+)
+def test_a_box_by_hand(body):
+    assert brought(body) == list(range(256))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (INIT + MADE + BRING + "  bar.sync 0;\n" + TAKE + HERE, "race: read of byte 0 of shared memory"),
+        (INIT + MADE + BRING + "  @%p1 ld.shared.b32 %r4, [%r1];\n" + HERE + TAKE, "race: read of byte 0"),
+        (INIT + MADE + BRING + "  @%p1 st.shared.b32 [%r1], %r0;\n" + HERE + TAKE, "race: second write of byte 0"),
+        (INIT + MADE + BRING + FIRST_WARP.format(HERE) + TAKE, "race: read of byte 128 of shared memory"),
+        (INIT + MADE + BRING, "the block exits without a wait for the last phase of the mbarrier at byte 1024"),
+        (INIT + "  bar.sync 0;\n" + BRING + HERE + TAKE, "a copy for an mbarrier that no fence.mbarrier_init follows"),
+        (INIT + MADE + "  @%p1 st.shared.b32 [%r1], %r0;\n" + BRING + HERE + TAKE,
+         "copy to byte 0 of shared memory, which a thread wrote with no fence.proxy.async since"),
+        (INIT + MADE + BRING.replace("1024;", "1040;") + HERE + TAKE, "a wait for a phase of an mbarrier that nothing brings"),
+        (INIT + MADE + BRING.replace("[%r1], [%rd3", "[%r1+64], [%rd3") + HERE + TAKE, "which 128 does not divide"),
+        (INIT + MADE + BRING.replace("{%r1, %r1}", "{%r1}").replace("2d", "1d") + HERE + TAKE, "1 coordinates in a tensor with 2"),
+        (INIT + MADE + BRING.replace("[%rd3,", "[%rd1,") + HERE + TAKE, "no parameter of the kernel is at"),
+    ],
+)  # fmt: skip
+def test_faults_of_boxes(body, message):
+    with pytest.raises(InterpretError, match=re.escape(message)):
+        brought(body)

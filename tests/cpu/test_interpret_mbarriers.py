@@ -70,8 +70,8 @@ def test_rounds_in_turns():
 
 
 def test_rounds_without_turns_race():
-    """The other block may still read the last round's values."""
-    assert "race: write of byte 0 of the shared memory of block 1 of its cluster that another thread read" in caught(
+    """The other block may still read the last round's values, or not have them yet."""
+    assert "race: second write of byte 0 of the shared memory of block 1 of its cluster that another" in caught(
         START + rounds(2, 1) + OUT
     )
 
@@ -92,14 +92,22 @@ def test_values_not_waited_for():
     assert "which an asynchronous copy that is not waited for may still write" in caught(body.replace("256", "512"))
 
 
-def test_only_who_waits_knows():
-    """The second warp does not wait: that the first one's wait is over tells it nothing."""
+def test_only_who_waits_knows_and_whom_it_meets():
+    """The second warp does not wait: that the first one's wait is over tells it nothing, until they meet."""
     skip = "  setp.ge.u32 %p3, %r0, 32;\n  @%p3 bra PAST;\n"
-    body = START + (EXPECT + SEND + skip + WAIT + "PAST:\n  bar.sync 0;\n" + READ + OUT).format(
-        at=0, word=0, round=0, parity=0
+
+    def body(meet: str) -> str:
+        steps = EXPECT + SEND + skip + WAIT + "PAST:\n" + meet + READ + OUT
+        return START + steps.format(at=0, word=0, round=0, parity=0)
+
+    assert pair(body("  bar.sync 0;\n")) == [i + 100 for i in SWAPPED]
+    assert "race: read of byte 128 of shared memory that another thread wrote" in caught(body(""))
+    sender = START + (EXPECT + SEND).format(at=0, word=0)
+    own = sender.replace("[%r3+0], %r8, [%r4+0]", "[%r7], %r8, [%r10]").replace(
+        "  st.async",
+        "  mapa.shared::cluster.u32 %r7, %r2, %r1;\n  mapa.shared::cluster.u32 %r10, barrier, %r1;\n  st.async",
     )
-    message = caught(body)
-    assert "race: read of byte 128 of shared memory that another thread wrote" in message
+    assert "race: read of byte" in caught(own + "  bar.sync 0;\n" + READ.format(word=0) + OUT)  # nor the sender itself
 
 
 @pytest.mark.parametrize(

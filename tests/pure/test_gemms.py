@@ -168,6 +168,7 @@ def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
         ("y: T[..., N]; c: T[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["T"]),
         ("y: T[..., N]; c: float16[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float16"]),
         ("y: T[..., N]; c: float32[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float32"]),
+        ("c: T[N]", "c = sum(exp(x @ w), axis=...)", ["bfloat16"]),  # either would do
         # Nothing that the kernel writes says what S is
         ("y: T[..., N]; c: S[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float32"]),
         ("y: T[..., N]; c: T[N]; r: float32[...]", "y = exp(x @ w); c = sum(y, axis=...); r = sum(y, axis=N)", ["float32"]),

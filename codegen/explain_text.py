@@ -169,9 +169,11 @@ def _rooflines(report: dict[str, Any]) -> Table:
 def _interpreted(report: dict[str, Any]) -> Group:
     """What one call of each kernel did in the interpreter: runtime/explained.py."""
     calls = report["interpreted"]
-    shape = (
-        ", ".join(f"{axis} = {extent}" for axis, extent in calls[0]["shape"].items()) if calls else "no architecture"
-    )
+    if not calls:
+        return Group(
+            "interpreted: nothing, for the architecture that CUTE_DSL_ARCH names has no kernel for these dtypes"
+        )
+    shape = ", ".join(f"{axis} = {extent}" for axis, extent in calls[0]["shape"].items())
     table = _table(
         f"interpreted: {shape}", "array", "bytes", "loaded", "stored", "sectors a request", "coalesced", right=2
     )

@@ -120,6 +120,14 @@ def test_what_is_too_large_to_interpret(packages, monkeypatch, capsys):
     )  # fmt: skip
 
 
+def test_what_an_architecture_lacks_is_not_interpreted(packages, monkeypatch, capsys):
+    packages("of_float8", double=DOUBLE.replace("float32", "float8_e4m3fn"))
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
+    words = ("explain", "double", "--interpret", "--package", "of_float8", "--specs", "specs_of_of_float8")
+    code, out, _ = run(monkeypatch, capsys, *words)
+    assert code == 0 and "interpreted: nothing, for the architecture that CUTE_DSL_ARCH names has no kernel" in out
+
+
 def test_the_architectures_are_those_of_the_compiler():
     assert set(ARCHITECTURES) == set(Arch.__members__)
 

@@ -148,3 +148,22 @@ def test_a_result_lies_where_its_arguments_are_bound_to():
         assert found.committed
         np.testing.assert_allclose(found, EXPECTED, rtol=1e-6)
     assert not bias_relu(X, BIAS).committed
+
+
+def test_the_architecture_is_part_of_what_is_traced():
+    """A contraction's kernel for Hopper, and that for Ampere."""
+    x, w, bias = (jnp.ones(shape, jnp.bfloat16) for shape in ((16, 64), (64, 32), (32,)))
+
+    @jax.jit
+    def call(x):
+        return generated.dense_relu(x, w, bias, implementation="interpret")
+
+    threads = []
+    for arch in ("sm_90a", "sm_80", "sm_90a"):
+        with interpreted.interpreting_for(arch):
+            for form in (call, jax.vmap(call)):
+                y = form(x)
+                jax.block_until_ready(y)
+                assert bool((y == 65).all())
+                threads.append(interpreted.last_reports()[-1].threads)
+    assert threads == [384, 384, 64, 64, 384, 384]

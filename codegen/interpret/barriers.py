@@ -1,9 +1,10 @@
 """Barriers of a warp, of a block or some of its warps, and of a cluster: who waits, and when they go on.
 
-At wgmma.fence the warps of a warpgroup wait for each other too, for what follows is one instruction of them all. That
-orders nothing.
+At wgmma.fence the warps of a warpgroup wait for each other too, for what follows is one instruction of them all: they may
+not part before that. It orders nothing.
 
-Stricter than PTX in one place: threads that have exited are not forgiven at a barrier of a block or a warp.
+Stricter than PTX in one place: threads that have exited are not forgiven at a barrier of a block or a warp. Less strict in
+another: whether something orders a thread that only arrives behind the barrier's completion before is not looked at.
 """
 
 from __future__ import annotations

@@ -428,7 +428,7 @@ def test_params_are_read_as_their_kinds_and_those_without_a_default_asked_for():
 def test_an_input_that_is_left_out_leaves_its_dtype_to_the_command(tmp_path, monkeypatch, capsys):
     words = ("scaled_matmul_fp8", "--arch", "sm_90a", "--shape", "...=rows,K=1024,N=1024", "--leave-out", "bias")
     for dtype in ("float16", "bfloat16"):
-        more = ("--types", f"Q=float8_e4m3fn,T={dtype}")
+        more = ("--types", f"A=float8_e5m2,B=float8_e4m3fn,T={dtype}")
         report, artifact = made(monkeypatch, capsys, tmp_path / dtype, *words, *more)
         assert [a["dtype"] for a in report["outputs"]] == [a.dtype.name for a in artifact.out_avals] == [dtype]
 

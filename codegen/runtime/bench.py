@@ -163,7 +163,8 @@ def backward_calls(
     sets, others = [], []
     for place, arrays in enumerate(made):
         _, operands = origin.bind((), {**arrays, **static})
-        outputs, residuals = op.saved(key, origin._functions(key), operands)
+        outputs, values = op.saved(key, origin._functions(key), operands)
+        residuals = values | dict(zip(origin.operand_names(key), operands, strict=True))
         cotangents = tuple(
             jax.random.normal(jax.random.key(place + i), y.shape).astype(y.dtype)
             if jnp.issubdtype(y.dtype, jnp.floating) else np.zeros(y.shape, jax.dtypes.float0)

@@ -322,23 +322,29 @@ class GemmBackward(Backward):
             return self._whole.keeping
         return None if self.derived.forward is None else GemmForward(self.origin, self._parts)
 
-    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
-        """The op's outputs, and its operands with what else the backward takes of the call: outputs, products, tiles."""
-        op, derived = self.keeping or self.origin, self.derived
+    def saves(self) -> list[str]:
+        """Outputs, products, tiles, by the names they are saved under."""
+        return [*self.derived.how.saved, *(name for _, name in self.derived.products)]
+
+    def takes(self, key: Key) -> list[str]:
+        """Everything: the products' gradients are products with the factors."""
+        return self.origin.operand_names(key)
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
+        op = self.keeping or self.origin
         outputs = plain(*operands) if self.keeping is None else self.keeping._functions(key)(*operands)
         made = dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
-        wanted = [*derived.how.saved, *(name for _, name in derived.products)]
-        return outputs[: len(self.origin.spec.outputs)], (operands, tuple(made[name] for name in wanted))
+        return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
 
-    def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
+    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
         derived, op = self.derived, self.origin
-        how = derived.how
-        operands, kept = residuals
+        operands = tuple(values[name] for name in self.takes(key))
         arrays = op._arrays(key, operands)
-        names = self._kept()
-        values = {name: (arrays | op.parameters(key, operands)).get(name) for name in names}
-        values |= dict(zip([*how.saved, *(acc for acc, _ in derived.products)], kept, strict=True))
-        gradients = self.gradients(key, values, cotangents)
+        there = arrays | op.parameters(key, operands)
+        own = {name: there.get(name) for name in super().takes(key)}
+        own |= {name: values[name] for name in derived.how.saved}
+        own |= {acc: values[name] for acc, name in derived.products}
+        gradients = self.gradients(key, own, cotangents)
         axes = arguments.bind_axes(op.spec, arrays)
         for p in op.plan.products:
             if (inner := gradients.pop(p.acc.name, None)) is None:

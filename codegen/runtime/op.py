@@ -316,15 +316,15 @@ class Op(Generic[P, R]):
             if kernel is None:
                 return plain(*operands), {"": operands}
             way = kernel.way(key, [p.perturbed for p in primals])
-            outputs, kept = kernel.by(way).saved(key, plain, operands)
-            return outputs, {way: kept}
+            outputs, values = kernel.by(way).saved(key, plain, operands)
+            return outputs, kernel.packed(key, way, values, operands)
 
         def pull(residuals, cotangents):
-            [(way, kept)] = residuals.items()
             kernel = self._backward_for(key)
             if kernel is None:
-                return jax.vjp(xla, *kept)[1](cotangents)
-            return kernel.by(way).pull(replace(key, implementation="xla") if way == "xla" else key, kept, cotangents)
+                return jax.vjp(xla, *residuals[""])[1](cotangents)
+            way, values = kernel.unpacked(key, residuals)
+            return kernel.by(way).pull(replace(key, implementation="xla") if way == "xla" else key, values, cotangents)
 
         def backward(shardings, residuals, cotangents):
             if self.spec.grad == "none" and not isinstance(self, _Derived):
@@ -539,6 +539,9 @@ class _Derived(Op):
         return self._functions(own)(*(there[name] for name in arrays), *dynamic)
 
 
+WAYS = ("backward", "frozen", "xla")  # that the gradients of a call may go
+
+
 class Backward(_Derived):
     """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients.
     Where only gradients of rows are asked for, `frozen` takes its place, which gives no others."""
@@ -571,23 +574,53 @@ class Backward(_Derived):
         """The one of that name."""
         return self.frozen if way == "frozen" and self.frozen is not None else self
 
-    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, tuple]:
-        """The op's outputs (`plain` gives them), and what of the call the backward needs: outputs and other values, inputs
-        that are there, dynamic parameters."""
+    def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple) -> tuple:
+        """The residuals of a call: which way its gradients go, as the extent of an array with no elements; what was saved for
+        that; inputs and parameters. JAX keeps how they are packed once for all ways, that of the call it traced last: so every
+        way packs alike, inputs that only another takes included, and something in the place of what only another saves."""
+        made, taken = self.packing(key)
+        given = dict(zip(self.origin.operand_names(key), operands, strict=True))
+        nothing = jnp.zeros(0)
+        return (
+            jnp.zeros((WAYS.index(way), 0)),
+            tuple(values.get(name, nothing) for name in made),
+            tuple(given.get(name) for name in taken),
+        )
+
+    def unpacked(self, key: Key, residuals: tuple) -> tuple[str, dict[str, Any]]:
+        """The way of a call's gradients, and what they take, by name."""
+        way, saved, given = residuals
+        made, taken = self.packing(key)
+        return WAYS[way.shape[0]], dict(zip((*made, *taken), (*saved, *given), strict=True))
+
+    def packing(self, key: Key) -> tuple[list[str], list[str]]:
+        """What any way saves, and what inputs and parameters any takes, by name."""
+        every = [self] if self.frozen is None else [self, self.frozen]
+        made = dict.fromkeys(name for one in every for name in one.saves())
+        return list(made), list(dict.fromkeys(name for one in every for name in one.takes(key)))
+
+    def saves(self) -> list[str]:
+        """The outputs and other values of the op that the backward needs, by name."""
+        return list(self.derived.how.saved)
+
+    def takes(self, key: Key) -> list[str]:
+        """The inputs and dynamic parameters that the backward needs, by name."""
+        del key
         how = self.derived.how
+        more = [name for s in how.scattered for name in (s.table, s.index) if name not in how.inputs]
+        return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
+        """The op's outputs (`plain` gives them), and what of the call the backward `saves`."""
         outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
         made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
-        given = dict(zip(self.origin.operand_names(key), operands, strict=True))
-        names = self._kept()
-        residuals = tuple(made[name] for name in how.saved), tuple(given.get(name) for name in names)
-        return outputs[: len(self.origin.spec.outputs)], residuals
+        return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
 
-    def pull(self, key: Key, residuals: tuple, cotangents: tuple) -> tuple:
-        """The gradient of each operand of the forward; None where it is zero."""
-        how = self.derived.how
-        names = [*how.saved, *self._kept()]
-        values = dict(zip(names, (*residuals[0], *residuals[1]), strict=True))
-        return self.ordered(key, self.gradients(key, values, cotangents))
+    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
+        """The gradient of each operand of the forward, from what the backward `saves` and `takes` (None for an input that is
+        left out); None where it is zero."""
+        own = {name: values[name] for name in (*self.saves(), *self.takes(key))}
+        return self.ordered(key, self.gradients(key, own, cotangents))
 
     def gradients(self, key: Key, values: dict[str, Any], cotangents: tuple) -> dict[str, jax.Array]:
         """The gradients that the kernel gives, by the names of what they are of. `values` are what it takes besides the
@@ -607,12 +640,6 @@ class Backward(_Derived):
             so_far = found.get(s.table, jnp.zeros(there[s.table].shape, taken[0].dtype))
             found[s.table] = add_by_index((so_far, table.axes), (there[s.index], index.axes), s.axis, taken)
         return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
-
-    def _kept(self) -> list[str]:
-        """The inputs and dynamic parameters that the backward needs, by name."""
-        how = self.derived.how
-        more = [name for s in how.scattered for name in (s.table, s.index) if name not in how.inputs]
-        return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:
         """Gradients in the order of the forward's operands; None where there is none."""

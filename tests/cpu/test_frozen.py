@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import generated
+from codegen import sizes
 from codegen.pipeline import Derived
 from tests.cpu.test_reductions import spec_text
 from tests.cpu.test_sharding import collectives, kernels, make_mesh, normal  # noqa: F401
@@ -160,3 +161,50 @@ def test_kernels_that_fold_over_rows_before_are_not_left_to_xla(tmp_path):
     )
     op = make_op(tmp_path, text)
     assert {"made_first", "made_backward"} <= launched(program(op, X, W, wanted=(0,)))
+
+
+# JAX keeps what it traced of a call, by which operands were differentiated
+
+PROGRAMS = {
+    "checkpoint": lambda loss: jax.checkpoint(loss),
+    "scan": lambda loss: lambda *xs: jax.lax.scan(lambda total, _: (total + loss(*xs), None), 0.0, length=2)[0],
+    "vmap": lambda loss: lambda *xs: jax.vmap(lambda s: loss(*(s * x for x in xs)))(jnp.ones(2)).sum(),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", ["rmsnorm", "column_scale", "scaled_softmax", "dense_relu"])
+def test_the_order_of_what_is_differentiated_does_not_matter(name, program):
+    """All operands, then those that rows do not share, then each again in a program that finds both traced."""
+    op, wrap = getattr(generated, name), PROGRAMS[program]
+    extents = {"...": 3, "N": 8, "K": 8}
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    values = {a.name: jax.random.normal(next(keys), sizes.extents(a, extents)) for a in op.spec.inputs}
+    values |= {p.name: jnp.float32(0.5) for p in op.spec.params if not p.static}
+    every = tuple(range(len(values)))
+    own = tuple(i for i, name in enumerate(values) if name not in op.backward.shared)
+    assert own and own != every
+
+    def loss_of(call):
+        return lambda *xs: jnp.sum(jnp.sin(call(**dict(zip(values, xs, strict=True)))))
+
+    loss, plain = loss_of(op), loss_of(op.reference)
+    op._functions.cache_clear()
+    jax.clear_caches()
+    jax.grad(loss, every)(*values.values())
+    jax.grad(loss, own)(*values.values())
+    for argnums in (every, own):
+        found, wanted = (jax.grad(wrap(f), argnums)(*values.values()) for f in (loss, plain))
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_order_does_not_matter_to_interpreted_kernels_either():
+    loss = lambda x, w: jnp.sum(jnp.sin(generated.rmsnorm(x, w, implementation="interpret")))  # noqa: E731
+    generated.rmsnorm._functions.cache_clear()
+    jax.clear_caches()
+    _, wanted = jax.grad(loss, (0, 1))(X, W)
+    jax.grad(loss)(X, W)
+    _, found = jax.grad(jax.checkpoint(loss), (0, 1))(X, W)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert bool((wanted != 0).all())

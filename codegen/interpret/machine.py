@@ -15,7 +15,7 @@ from codegen.interpret import barriers
 from codegen.interpret.approximations import bounds_of, noise_of
 from codegen.interpret.barriers import ASIDE, DONE, WAIT, Barrier, Barriers
 from codegen.interpret.decoding import DTYPES, Execute, Unknown
-from codegen.interpret.instructions import decode
+from codegen.interpret.instructions import decode, refuse_converted_stores
 from codegen.interpret.memory import Array, Fault, Global
 from codegen.interpret.onchip import Rows, Shared
 from codegen.interpret.ordering import Ordering
@@ -62,6 +62,7 @@ class Kernel:
 
     def __init__(self, program: Program):
         self.program = program
+        refuse_converted_stores(program)
         self.blocks: list[Decoded] = []
         for block in program.blocks:
             end = block[-1] if block and ends_block(block[-1].words) else None

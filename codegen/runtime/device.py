@@ -62,7 +62,7 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
 
 def unseen(word: cutlass.Int32) -> cutlass.Int32:
     """The same word; the compiler does not know that it is."""
-    return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True))
+    return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r"))
 
 
 def next_coordinates(
@@ -541,7 +541,9 @@ def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
     low, high = limits(dtype)
     x = minimum(maximum(where(isnan(x), 0.0, x), float(low)), float(high))
     units = cute.full((1,), _UNITS, Float32).bitcast(Int32)[0]
-    return ((x + _UNITS).bitcast(Int32) - units).to(dtype)
+    # The subtraction goes, as it leaves the low bits alone. ptxas, asked to store those of a register that a float instruction
+    # wrote, converts the float: a move between, which costs nothing, hides where they come from
+    return (_each(unseen, (x + _UNITS).bitcast(Int32)) - units).to(dtype)
 
 
 def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:

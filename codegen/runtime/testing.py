@@ -34,6 +34,7 @@ from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 from codegen.runtime.platform import on_gpu
 from codegen.runtime.products import product
+from codegen.runtime.rounding import rounded_apart
 from codegen.spec import Spec
 
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
@@ -399,8 +400,8 @@ def check_gradient(
     The backward runs in float32 over values of magnitude about one: an error of 2**-16 of the largest gradient allows for
     some hundred roundings, and a rounding to the input's type comes on top, and that of an output which the backward takes,
     to its own type: its error meets the cotangents, as in y * (dy - sum(dy * y)). Where larger terms cancel to a small gradient
-    (that of a norm of one column, say), the largest gradient says nothing of these roundings: there, four times what the
-    reference's own backward loses in float32 is allowed, its largest loss at eight calls nearby, for one may be lucky. So is, where
+    (that of a norm of one column, say), the largest gradient says nothing of these roundings: there, four times what
+    they come to in the reference's own backward is allowed, the most of eight calls nearby, for one may be lucky. So is, where
     tensor cores multiply, twice what the exact gradient moves by where its factors are rounded as they round them.
     """
 
@@ -495,13 +496,13 @@ class GradientCall:
         kinds = [DTYPES[self.case.types.dtype(a)].kind for a in self.op.spec.outputs]
         return tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "float")
 
-    def reference(self, values: Values, precision: str = "float64") -> tuple:
+    def reference(self, values: Values) -> tuple:
         op = self.op
         fixed = {name: jax.device_put(np.asarray(x)) for name, x in self.operands.items() if name not in self.own}
         given = tuple((values if name in self.own else fixed)[name] for name in self.operands)
         shapes = [views.user_shape(a, self.case.axes) for a in op.spec.outputs]
         with _of_reference(op):
-            results = op.evaluate_reference(self.key, given, precision)
+            results = op.evaluate_reference(self.key, given, "float64")
             return tuple(jnp.broadcast_to(v, shape) for v, shape in zip(results, shapes, strict=True))
 
     def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple], Values]:
@@ -510,14 +511,14 @@ class GradientCall:
 
     @functools.cached_property
     def lost(self) -> dict[str, float]:
-        """The largest error of the reference's own backward in float32 at calls nearby, for each gradient."""
-        single = self.pulled(functools.partial(self.reference, precision="float32"))
+        """The largest error that rounding every operation of the reference's own backward as in float32 makes at calls nearby."""
+        rounded = rounded_apart(self.exact)
 
         def apart(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
-            narrow = {name: jnp.asarray(x.astype(np.float32)) for name, x in near.items()}
-            wide = {name: x.astype("float64") for name, x in narrow.items()}
-            rough = single(narrow, tuple(jnp.asarray(c, "float32") for c in self.outer))
-            return rough, self.exact(wide, tuple(map(jnp.asarray, self.outer)))
+            wide = {name: jnp.asarray(x.astype(np.float32)).astype("float64") for name, x in near.items()}
+            outer = tuple(map(jnp.asarray, self.outer))
+            key = jax.random.key(int(self.random.integers(2**31)))
+            return rounded(key, wide, outer), self.exact(wide, outer)
 
         return self.worst_of(8, apart)
 

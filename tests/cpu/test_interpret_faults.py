@@ -289,6 +289,30 @@ def test_what_is_not_known_is_named(line, message):
         kernel_of("  " + line, 1)
 
 
+@pytest.mark.parametrize(
+    ("wrote", "stored", "converted"),
+    [
+        ("add.f32 %r1, %r2, %r3;", "st.global.b8 [%rd0], %r1;", True),
+        ("ld.global.f32 %r1, [%rd0];", "st.global.u16 [%rd0], %r1;", True),
+        ("cvt.rn.f32.s32 %r1, %r2;", "st.global.v2.b8 [%rd0], {%r2, %r1};", True),
+        ("cvt.rn.bf16.f32 %h1, %r2;", "st.global.b8 [%rd0], %h1;", True),
+        ("add.f64 %rd1, %rd2, %rd3;", "st.global.b32 [%rd0], %rd1;", True),
+        ("add.f32 %r2, %r1, %r3;\n mov.b32 %r1, %r2;", "st.global.b8 [%rd0], %r1;", False),
+        ("add.f32 %r1, %r2, %r3;", "st.global.b32 [%rd0], %r1;", False),
+        ("cvt.rni.s32.f32 %r1, %r2;", "st.global.b8 [%rd0], %r1;", False),
+        ("cvt.rn.bf16.f32 %h1, %r2;", "st.global.b16 [%rd0], %h1;", False),
+    ],
+)
+def test_a_part_of_a_float_is_not_stored(wrote, stored, converted):
+    """As ptxas makes of `converted` kernels others than PTX says, which its machine code shows (F2I, F2IP)."""
+    if not converted:
+        assert isinstance(kernel_of(f"  {wrote}\n  {stored}", 1), Kernel)
+        return
+    with pytest.raises(PtxError, match="made: ptxas converts to an integer what is stored here in part") as caught:
+        kernel_of(f"  {wrote}\n  {stored}", 1)
+    assert str(caught.value).splitlines()[1:] == [f"  {stored[:-1]}", f"  {wrote[:-1]}"]
+
+
 def test_wild_addresses():
     x = source(np.zeros(4, np.float32))
     with pytest.raises(InterpretError, match=r"out of bounds of 'x': byte -4 of 16 \(before its start\)"):

@@ -23,6 +23,9 @@ RESIDENT = 512  # threads that a processor has registers for
 MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, where threads are added
 ROOM = 160  # of its data, up to which these results lie there as well
 WIDE_ROOM = 224  # where no vector needs a mask, on GPUs whose blocks form clusters
+PACED_ROOM = (
+    192  # and where blocks may keep pace, which takes registers too: an H100's LayerNorm was 7% slower with more
+)
 CROWDED = 192  # from which on the compiler must keep nothing else, if it could from one fold to the next
 AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
 FAR_AHEAD = 64  # where two are
@@ -144,6 +147,7 @@ def whole(
         sizes = CLUSTERS
     if "cluster" in schedule:
         sizes = (schedule["cluster"],)
+    uneven = arch is not None and arch.startswith(UNEVEN)
     found: list[WalkLaunch] = []
     for cluster in sizes:
         most = max(1, min(most_kept(needs.dear, ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
@@ -155,7 +159,8 @@ def whole(
         vectors = -(-count // (per_row * cluster))
         resident = max(1, RESIDENT // threads)
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
-        room = 0 if needs.dear else WIDE_ROOM if exact and clusters(arch) else ROOM
+        wide = PACED_ROOM if uneven and cluster == 1 and resident > 1 else WIDE_ROOM
+        room = 0 if needs.dear else wide if exact and clusters(arch) else ROOM
         how = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
         if how is None and vectors > 1:
             continue
@@ -164,7 +169,6 @@ def whole(
         full = shares(apart, slots, 1)
         handfuls = -(-(rows or 2**31) // (threads // per_row))
         parts = max(1, min(full, handfuls))
-        uneven = arch is not None and arch.startswith(UNEVEN)
         # All run at once, no others wait for one that pauses, and it has sent for no more than its next row
         paced = uneven and staged and at_once == 2 and cluster == 1 and resident > 1 and full * apart <= slots
         long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))

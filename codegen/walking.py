@@ -24,7 +24,7 @@ MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' re
 ROOM = 160  # of its data, up to which these results lie there as well
 WIDE_ROOM = 224  # where no vector needs a mask, on GPUs whose blocks form clusters
 PACED_ROOM = (
-    192  # and where blocks may keep pace, which takes registers too: an H100's LayerNorm was 7% slower with more
+    192  # and blocks may keep pace, for which an H100's LayerNorm lacked registers: it took 7% longer with more
 )
 CROWDED = 192  # from which on the compiler must keep nothing else, if it could from one fold to the next
 AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
@@ -159,7 +159,8 @@ def whole(
         vectors = -(-count // (per_row * cluster))
         resident = max(1, RESIDENT // threads)
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
-        wide = PACED_ROOM if uneven and cluster == 1 and resident > 1 else WIDE_ROOM
+        pacing = uneven and cluster == 1 and resident > 1 and apart == 1  # else what tells rows apart lacks registers
+        wide = PACED_ROOM if pacing else WIDE_ROOM
         room = 0 if needs.dear else wide if exact and clusters(arch) else ROOM
         how = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
         if how is None and vectors > 1:

@@ -69,6 +69,22 @@ def test_few_rows_have_no_counter_and_the_same_kernel(monkeypatch):
     assert many.constants == few.constants
 
 
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm_bias", "dlayernorm"])
+def test_registers_that_pacing_needs_are_left(name, monkeypatch):
+    """Two columns' results of a thread lie in shared memory, as beside what blocks keep pace with they crowd its registers;
+    one does not."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+
+    def launch(op):
+        case = Case(Types((("T", "bfloat16"),)), (16384,), (("N", 4096),), (), (), False, 1.0, 0)
+        return op.launch_for(case.types, case.axes)
+
+    op = getattr(generated, name)
+    two, one = launch(op if name == "dlayernorm" else op._backward), launch(generated.add_rmsnorm._backward)
+    assert (two.paced, two.shared_sums, two.lean) == (True, True, False)
+    assert (one.paced, one.shared_sums, one.lean) == (True, False, False)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120a"])
 def test_elsewhere_they_run_as_they_can(arch, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)

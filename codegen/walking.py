@@ -23,9 +23,7 @@ RESIDENT = 512  # threads that a processor has registers for
 MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, where threads are added
 ROOM = 160  # of its data, up to which these results lie there as well
 WIDE_ROOM = 224  # where no vector needs a mask, on GPUs whose blocks form clusters
-PACED_ROOM = (
-    192  # and blocks may keep pace, for which an H100's LayerNorm lacked registers: it took 7% longer with more
-)
+PACED_ROOM = 192  # and blocks may keep pace, for which registers lacked: an H100's LayerNorm took 7% longer with 224
 CROWDED = 192  # from which on the compiler must keep nothing else, if it could from one fold to the next
 AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
 FAR_AHEAD = 64  # where two are

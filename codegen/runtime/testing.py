@@ -223,13 +223,18 @@ def _expected(op: Op, case: Case) -> tuple:
 
 
 @contextlib.contextmanager
-def _of_reference(op: Op) -> Iterator[None]:
+def _of_reference(op: Op, axes: Axes) -> Iterator[None]:
     """What a spec's reference raises is a disagreement too."""
     try:
         yield
+    except BrokenReference:
+        raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}") from error
+        reason = f"{op.spec.op}: its reference fails: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        empty = [str(n) for n, extent in axes.extents.items() if extent == 0] + ["..."] * (0 in axes.rows)
+        if empty:
+            reason += f" (in a call whose {empty[0]} is 0: a reference is called with such extents too)"
+        raise BrokenReference(reason) from error
 
 
 def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
@@ -239,7 +244,7 @@ def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: st
         key, operands = op.bind(tuple(args), keywords)
         axes = arguments.bind_axes(op.spec, op._arrays(key, operands))
         evaluate = functools.partial(op.evaluate_reference, key, precision=precision)
-        with _of_reference(op):
+        with _of_reference(op, axes):
             values = computed_once(lambda *xs: evaluate(xs), *operands)
             return tuple(
                 np.broadcast_to(np.asarray(v), views.user_shape(a, axes))
@@ -501,9 +506,15 @@ class GradientCall:
         fixed = {name: jax.device_put(np.asarray(x)) for name, x in self.operands.items() if name not in self.own}
         given = tuple((values if name in self.own else fixed)[name] for name in self.operands)
         shapes = [views.user_shape(a, self.case.axes) for a in op.spec.outputs]
-        with _of_reference(op):
-            results = op.evaluate_reference(self.key, given, "float64")
-            return tuple(jnp.broadcast_to(v, shape) for v, shape in zip(results, shapes, strict=True))
+        with _of_reference(op, self.case.axes):
+            results = [jnp.asarray(y) for y in op.evaluate_reference(self.key, given, "float64")]
+            for y, array in zip(results, op.spec.outputs, strict=True):
+                if jnp.issubdtype(y.dtype, jnp.floating) and y.dtype != jnp.float64:
+                    raise BrokenReference(
+                        f"{op.spec.op}: its reference gives {array.name} in {y.dtype} where its inputs are float64: "
+                        "it must compute in its inputs' dtype, such as `x.dtype`"
+                    )
+            return tuple(jnp.broadcast_to(y, shape) for y, shape in zip(results, shapes, strict=True))
 
     def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple], Values]:
         """The gradients of `run` as a function of the floating arguments and the cotangents."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.pipeline import read_op
-from codegen.runtime import draw, testing
+from codegen.runtime import arguments, draw, testing
 from codegen.runtime.errorbound import Analysis, depth
 from tests.making import make_jnp_op
 
@@ -389,6 +389,28 @@ def test_a_wrong_result_is_told_though_smaller_calls_break_the_reference():
 
     with pytest.raises(testing.Disagreement, match="wrong with 31 columns"):
         testing._draw(make_jnp_op(SOFTMAX), 60, None, check)
+
+
+def case_of(columns: int) -> draw.Case:
+    return draw.Case(arguments.Types(()), (3,), (("N", columns),), (), (), False, 1.0, 0)
+
+
+def test_a_reference_that_fails_at_an_extent_of_0_is_told_so():
+    reference = "x - x.reshape(-1, x.shape[-1]).mean(1).reshape(x.shape[0], 1)"
+    op = make_jnp_op(spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x - mean(x, axis=N)", reference))
+    testing.check_case(op, "xla", case_of(5))
+    words = (
+        r"made: its reference fails: ZeroDivisionError: .* \(in a call whose N is 0: a reference is called with such "
+    )
+    with pytest.raises(testing.BrokenReference, match=words):
+        testing.check_case(op, "xla", case_of(0))
+
+
+def test_a_reference_of_a_dtype_of_its_own_is_told_so():
+    op = make_jnp_op(spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x * 2", "(x * 2).astype(jnp.float32)"))
+    words = "made: its reference gives y in float32 where its inputs are float64: it must compute in its inputs' dtype"
+    with pytest.raises(testing.BrokenReference, match=words):
+        testing.check_gradient_case(op, "xla", case_of(5))
 
 
 def test_a_reference_that_raises_is_told_at_once():

@@ -107,12 +107,9 @@ class _Checker:
 
     def expression(self, node: ast.AST, local: tuple[str, ...]) -> None:
         if not isinstance(node, _EXPRESSIONS):
-            starred = isinstance(node, ast.Starred)
-            instead = (
-                "write out what it stands for, or keep axes: keepdims=True"
-                if starred
-                else "write it with functions of jnp"
-            )
+            instead = "write it with functions of jnp"
+            if isinstance(node, ast.Starred):
+                instead = "write out what it stands for, or keep axes: keepdims=True"
             raise Placed(node, Mistake(f"{construct(node)} is not allowed in a reference", instead))
         if isinstance(node, ast.Name):
             allowed = self.names | self.assigned | set(local)

@@ -157,8 +157,8 @@ def whole(
         vectors = -(-count // (per_row * cluster))
         resident = max(1, RESIDENT // threads)
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
-        pacing = uneven and cluster == 1 and resident > 1 and apart == 1  # else what tells rows apart lacks registers
-        wide = PACED_ROOM if pacing else WIDE_ROOM
+        may_pace = uneven and cluster == 1 and resident > 1
+        wide = PACED_ROOM if may_pace and apart == 1 else WIDE_ROOM  # what tells rows apart would lack registers
         room = 0 if needs.dear else wide if exact and clusters(arch) else ROOM
         how = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
         if how is None and vectors > 1:
@@ -169,7 +169,7 @@ def whole(
         handfuls = -(-(rows or 2**31) // (threads // per_row))
         parts = max(1, min(full, handfuls))
         # All run at once, no others wait for one that pauses, and it has sent for no more than its next row
-        paced = uneven and staged and at_once == 2 and cluster == 1 and resident > 1 and full * apart <= slots
+        paced = may_pace and staged and at_once == 2 and full * apart <= slots
         long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))
         if apart > 1 and rows is not None and not paced:  # nothing but this may depend on how many rows there are
             parts = least_steps(apart, slots, handfuls)

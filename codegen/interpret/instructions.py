@@ -9,8 +9,8 @@ import numpy as np
 
 from codegen.interpret import accesses, conversions, floating, integers, logic, matrices, mbarriers, warps, wgmma
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.decoding import Execute, Unknown
-from codegen.interpret.ptx import Instruction, Program, PtxError, Reg, Vector
+from codegen.interpret.decoding import DTYPES, Execute, Unknown
+from codegen.interpret.ptx import Instruction, Operand, Program, PtxError, Reg, Vector
 
 
 def decode(instruction: Instruction, kernel: str) -> Execute:
@@ -28,32 +28,34 @@ def decode(instruction: Instruction, kernel: str) -> Execute:
         raise PtxError(f"{kernel}: unknown form of {instruction.op!r} ({error}): {instruction.text}") from None
 
 
-FLOATS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+FLOATS = {"f16", "bf16", "f32", "f64"}
 
 
 def refuse_converted_stores(program: Program) -> None:
     """Raises `PtxError` for a store of a part of a register that an instruction wrote as a float. PTX's registers have no
     types, and the part is its low bits, as the interpreter would store; ptxas 13.0 converts the number to an integer of the
     part's size instead, and stores that. A `mov.b32` between keeps it from that."""
-    instructions = [i for block in program.blocks for i in block]
-    floats: dict[str, Instruction] = {}
+    instructions = [i for block in program.blocks for i in block if i.operands]
+    floats = {name: i for i in instructions if _written_as(i) in FLOATS for name in _registers(i.operands[0])}
     for i in instructions:
-        if i.operands and _written_as(i) in FLOATS:
-            first = i.operands[0]
-            floats |= {
-                r.name: i for r in (first.items if isinstance(first, Vector) else (first,)) if isinstance(r, Reg)
-            }
-    for i in instructions:
-        if i.words[0] != "st" or not i.words[-1][1:].isdigit():
+        if i.words[0] != "st" or i.words[-1] not in DTYPES:
             continue
-        last = i.operands[-1]
-        for r in last.items if isinstance(last, Vector) else (last,):
-            by = floats.get(r.name) if isinstance(r, Reg) else None
-            if by is not None and int(i.words[-1][1:]) < FLOATS[_written_as(by)]:
+        for name in _registers(i.operands[-1]):
+            by = floats.get(name)
+            if by is not None and _size(i.words[-1]) < _size(_written_as(by)):
                 raise PtxError(
                     f"{program.name}: ptxas converts to an integer what is stored here in part, as it was written as a float"
                     f"\n  {i.text}\n  {by.text}" + (f"\n  at {i.place}" if i.place else "")
                 )
+
+
+def _registers(operand: Operand) -> list[str]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    return [item.name for item in items if isinstance(item, Reg)]
+
+
+def _size(kind: str) -> int:
+    return np.dtype(DTYPES[kind]).itemsize
 
 
 def _written_as(instruction: Instruction) -> str:

@@ -46,8 +46,8 @@ def _run(jaxpr: Any, consts: Any, args: list, keys: Iterator[jax.Array]) -> list
 
     for equation in jaxpr.eqns:
         inputs = [value(atom) for atom in equation.invars]
-        inner = next((equation.params[name] for name in ("jaxpr", "call_jaxpr") if name in equation.params), None)
-        if isinstance(inner, jex.ClosedJaxpr) and equation.primitive.name in CALLS:
+        if equation.primitive.name in CALLS:
+            inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
             outputs = _run(inner.jaxpr, inner.consts, inputs, keys)
         else:
             made = equation.primitive.bind(*inputs, **equation.params)

@@ -230,11 +230,10 @@ def _of_reference(op: Op, axes: Axes) -> Iterator[None]:
     except BrokenReference:
         raise
     except Exception as error:
-        reason = f"{op.spec.op}: its reference fails: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        empty = [str(n) for n, extent in axes.extents.items() if extent == 0] + ["..."] * (0 in axes.rows)
-        if empty:
-            reason += f" (in a call whose {empty[0]} is 0: a reference is called with such extents too)"
-        raise BrokenReference(reason) from error
+        reason = str(error).partition("\n")[0]
+        empty = next((name for name, extent in axes.extents.items() if extent == 0), "..." if 0 in axes.rows else "")
+        where = f" (in a call whose {empty} is 0: a reference is called with such extents too)" if empty else ""
+        raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}{where}") from error
 
 
 def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
@@ -526,10 +525,9 @@ class GradientCall:
         rounded = rounded_apart(self.exact)
 
         def apart(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
-            wide = {name: jnp.asarray(x.astype(np.float32)).astype("float64") for name, x in near.items()}
             outer = tuple(map(jnp.asarray, self.outer))
             key = jax.random.key(int(self.random.integers(2**31)))
-            return rounded(key, wide, outer), self.exact(wide, outer)
+            return rounded(key, near, outer), self.exact(near, outer)
 
         return self.worst_of(8, apart)
 

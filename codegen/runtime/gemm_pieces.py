@@ -4,6 +4,10 @@ Tensor cores leave each lane pairs of neighbouring columns; an epilogue wants wh
 through shared memory, slab by slab of 16 rows, in pieces of at most 64 columns: each warp has a piece of its own, and
 needs no barrier but its own lanes'. It holds a piece row by row, its 16-byte chunks permuted within a row (`place_of`)
 so that neither the pairs that lanes write nor the chunks that they read meet in a bank.
+
+Without it, an epilogue straight from accumulators that packs its results to shared memory, all of its code unrolled, takes
+two instructions less an element; on an H100 GELU then took 1.13 to 1.16 of the product alone (8192 x 8192, K = 1024), and 1.08
+to 1.09 so, ReLU as long. Pieces of 16 rows, whose loops are half as many but wait for each other's shared memory: 1.10.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from codegen.ir import DTYPES
 
 SHARED = 227 * 1024  # bytes of shared memory that a block may have
 ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
+GAP = 128  # bytes of a piece of them that nothing uses, part of it after each block of columns
 WARPS = 8  # that multiply
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
 MOST_BESIDE_OTHERS = 128  # and where it adds up those of other blocks, or reads elements one by one
@@ -29,6 +30,11 @@ SLOWDOWN = 1.15  # of tensor cores in large products: as power allows no more
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many blocks that fit on 132 multiprocessors at once, one block each
 DEEP = 512  # bytes along K that a block multiplies at least, where several share K out
 DOUBT = 1.1  # how much faster, by these estimates, another way must be than the usual one to be taken
+
+
+def stage_bytes(piece: int) -> int:
+    """Shared memory that a warp needs for pieces of so many columns: one of `ROWS` rows, or two of half as many."""
+    return ROWS * piece * 4 + 2 * GAP
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Tiles:
         """Bytes of shared memory for operands of these dtypes."""
         stage = (self.tile_m * DTYPES[a].size + self.tile_n * DTYPES[b].size) * self.tile_k + 16
         operands = self.ahead * (self.staged + 2 * 8) if self.staged else 0  # and barriers
-        return self.stages * stage + WARPS * (ROWS * self.piece * 4 + operands)
+        return self.stages * stage + WARPS * (stage_bytes(self.piece) + operands)
 
     def row_pieces(self, N: int, paired: str = "") -> int:
         """Tiles side by side, or blocks that share them, each of which writes one partial result of a fold over a row."""

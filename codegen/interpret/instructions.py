@@ -146,6 +146,7 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "cp": accesses.copy_async,
     "redux": warps.reduce,
     "ldmatrix": matrices.load_matrices,
+    "stmatrix": matrices.store_matrices,
     "mma": matrices.multiply,
     "wgmma": wgmma.decode,
     "activemask": warps.active_mask,

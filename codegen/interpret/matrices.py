@@ -1,4 +1,4 @@
-"""Instructions that a whole warp executes on matrices: ldmatrix and mma.sync, for all warps at once.
+"""Instructions that a whole warp executes on matrices: ldmatrix, stmatrix and mma.sync, for all warps at once.
 
 Fragments lie as the PTX ISA has them. Seen as 32-bit words, those of every type lie alike: lane l, g = l//4 and q = l%4,
 holds of a (16, 8 words) the words (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4), of b (8 columns, 8 words of K) the
@@ -44,22 +44,14 @@ def whole_warps(m: Machine, name: str) -> np.ndarray:
 
 def load_matrices(words, operands) -> Execute:
     """ldmatrix: lanes 8i .. 8i + 7 give the rows' addresses of the i-th 8 x 8 matrix of 16-bit elements."""
-    sync, aligned, shape, number, *rest = words
-    count = {"x1": 1, "x2": 2, "x4": 4}.get(number)
-    transposed = rest[:1] == ["trans"]
+    count, transposed = _eights(words)
     target, address = operands
-    if (sync, aligned, shape) != ("sync", "aligned", "m8n8") or count is None:
-        raise Unknown("." + ".".join(words))
-    if rest[transposed:] not in (["shared", "b16"], ["shared::cta", "b16"]):
-        raise Unknown("." + ".".join(rest))
     if not isinstance(target, Vector) or len(target.items) != count or not isinstance(address, Address):
         raise ValueError(f"{count} registers and an address")
 
     def run(m: Machine) -> None:
         lanes = whole_warps(m, "ldmatrix")
-        where = m.spaces.place(address).reshape(lanes.shape)[:, : 8 * count].reshape(-1)
-        who = lanes[:, : 8 * count].reshape(-1)
-        row, offset = m.spaces.shared_place("shared", where, who)
+        row, offset, who = _rows(m, address, lanes, count)
         loaded = m.shared.load(row, offset, 4, 4, who, 4)
         rows = np.stack(loaded, axis=1).view(np.uint16).reshape(-1, count, 8, 8)  # warp, matrix, row, element
         if transposed:
@@ -70,6 +62,45 @@ def load_matrices(words, operands) -> Execute:
                 m.write(item, found[:, i].reshape(-1))
 
     return run
+
+
+def store_matrices(words, operands) -> Execute:
+    """stmatrix: what ldmatrix loads so, stored; each row by the lane that gives its address."""
+    count, transposed = _eights(words)
+    address, source = operands
+    if not isinstance(source, Vector) or len(source.items) != count or not isinstance(address, Address):
+        raise ValueError(f"an address and {count} registers")
+
+    def run(m: Machine) -> None:
+        lanes = whole_warps(m, "stmatrix")
+        row, offset, who = _rows(m, address, lanes, count)
+        held = np.stack([registers(m, item, "b32", lanes) for item in source.items], axis=1)  # warp, matrix, lane
+        halves = np.ascontiguousarray(held, np.uint32).view(np.uint16).reshape(-1, count, 8, 8)
+        if transposed:
+            halves = np.ascontiguousarray(halves.transpose(0, 1, 3, 2))
+        stored = halves.view(np.uint32).reshape(-1, 4)  # a row's words
+        m.shared.store(row, offset, [stored[:, i] for i in range(4)], 4, who)
+
+    return run
+
+
+def _eights(words) -> tuple[int, bool]:
+    """How many matrices of 8 x 8, and whether transposed."""
+    sync, aligned, shape, number, *rest = words
+    count = {"x1": 1, "x2": 2, "x4": 4}.get(number)
+    transposed = rest[:1] == ["trans"]
+    if (sync, aligned, shape) != ("sync", "aligned", "m8n8") or count is None:
+        raise Unknown("." + ".".join(words))
+    if rest[transposed:] not in (["shared", "b16"], ["shared::cta", "b16"]):
+        raise Unknown("." + ".".join(rest))
+    return count, transposed
+
+
+def _rows(m: Machine, address: Address, lanes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the rows of matrices lie in shared memory, and the lanes that give their addresses."""
+    where = m.spaces.place(address).reshape(lanes.shape)[:, : 8 * count].reshape(-1)
+    who = lanes[:, : 8 * count].reshape(-1)
+    return *m.spaces.shared_place("shared", where, who), who
 
 
 def multiply(words, operands) -> Execute:

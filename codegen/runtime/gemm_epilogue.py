@@ -50,18 +50,18 @@ def finish(
     tensors = tuple(_compact(t) for t in tensors)
     lane = cute.arch.lane_idx()
     walk = gemm_pieces.walk_over(acc, place, extents, slab_step, form)
-    words = cute.recast_ptr(stage.iterator, dtype=acc.element_type) + warp * form.stage
+    shared = stage.iterator.toint() + warp * (form.stage * 4)
     rRows = [cute.make_rmem_tensor((ROWS * walk.slabs * walk.per_row // WARP,), Float32) for _ in form.row_ops]
     for k in cutlass.range_constexpr(len(form.row_ops)):
         rRows[k].fill(reduce.identity(form.row_ops[k], Float32))
     rColumns = [reduce.accumulators(form.vec, walk.turns, op, Float32) for op in form.column_ops]
 
     cute.arch.sync_warp()  # the tile before is read
-    gemm_pieces.write(acc, words, gemm_pieces.write_place(lane, walk, form), walk.order[0], 0, walk, form)
+    gemm_pieces.write(acc, shared, gemm_pieces.write_place(lane, walk, form), walk.order[0], walk, form)
     if cutlass.const_expr(form.rolled):
-        _in_loops(acc, words, walk, tensors, rColumns, form, operands, first)
+        _in_loops(acc, shared, walk, tensors, rColumns, form, operands, first)
     else:
-        _unrolled(acc, words, walk, tensors, rRows, rColumns, form)
+        _unrolled(acc, shared, walk, tensors, rRows, rColumns, form)
 
     if cutlass.const_expr(len(form.row_ops) > 0):
         gemm_folds.store_rows(rRows, walk, lane, pieces[0], row_parts, form)
@@ -72,7 +72,7 @@ def finish(
 @cute.jit
 def _in_loops(
     acc: cute.Tensor,
-    words: cute.Pointer,
+    shared: cutlass.Int32,
     walk: cutlass.Constexpr[Pieces],
     tensors: tuple,
     rColumns: list,
@@ -82,8 +82,7 @@ def _in_loops(
 ):
     """The epilogue of each piece in a loop over its vectors: its code is run more often than it is fetched. Each vector, and
     what was read ahead for it into shared memory, comes to registers as soon as the one before is computed that far."""
-    order, half = walk.order, form.stage // 2
-    lane = device.unseen(cute.arch.lane_idx()) & (WARP - 1)  # or it would divide as negative numbers need it
+    order, lane = walk.order, cute.arch.lane_idx()
     coming: Any = _columns(walk, 0, lane, tensors, form) if cutlass.const_expr(first is None) else first
     slots = form.ahead * walk.buffers
     if cutlass.const_expr(form.staged > 0):
@@ -91,70 +90,74 @@ def _in_loops(
     cute.arch.sync_warp()
     early, written, reading = form.early, lane, lane
     vector = own = ()
+    c = below = Int32(0)
     if cutlass.const_expr(early):
         written, reading = gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)
-        vector = gemm_pieces.read(words, reading, 0, Int32(0), walk, acc.element_type, form)
-        own = _own(_spot(0, Int32(0), lane, walk), 0, Int32(0), lane, walk, tensors, form, operands)
+        vector = gemm_pieces.read(shared + reading, walk, acc.element_type, form)
+        own = _own_at(0, lane, walk, tensors, form, operands)
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
         # Or the compiler would compute all places at once, and keep them in registers
-        lane = device.unseen(lane) & (WARP - 1)
+        lane = device.unseen(lane) & (WARP - 1)  # or it would divide as negative numbers need it
         if cutlass.const_expr(early):
             written, reading = device.unseen(written), device.unseen(reading)
         else:
             written, reading = gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)
-        c = walk.first_column(turn, lane)
         if cutlass.const_expr(slab + part == 0):
             fixed = coming
+            c = walk.first_column(turn, lane)
+            below = cutlass.select_(c < walk.N, walk.M, Int32(0))
         if cutlass.const_expr(slab + 1 == walk.slabs and part + 1 == walk.buffers and turn + 1 < walk.turns):
             coming = _columns(walk, turn + 1, lane, tensors, form)
         more = i + 1 < len(order)
         if cutlass.const_expr(walk.buffers > 1 and more):
             if cutlass.const_expr(i > 0):
                 cute.arch.sync_warp()  # the piece before is read
-            gemm_pieces.write(acc, words, written, order[i + 1], (i + 1) % walk.buffers, walk, form)
+            gemm_pieces.write(acc, shared + (i + 1) % walk.buffers * form.buffer, written, order[i + 1], walk, form)
             if cutlass.const_expr(form.staged > 0):
                 _await_operands(i + 1, walk, form, operands)
             cute.arch.sync_warp()
         j = i + 1 if more else i  # past the last piece, what is read again is not used
-        here, there = (i % walk.buffers * half, i % slots), (j % walk.buffers * half, j % slots)
+        # The next vector is in this piece or, past its end, the first of the next piece
+        first_spot, after = (reading, Int32(0), lane, walk.row_of(0, 0, 0, lane)), _spot(j, 0, walk, form)
+        following = _moved(first_spot, _spot(i, 1, walk, form) if walk.steps > 1 else after)
         for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
+            r = walk.row_of(slab, part, step, lane)
             if cutlass.const_expr(early):
-                values, beside = vector, own
+                values, beside, limit, valid = vector, own, walk.N, walk.whole(r, below)
             else:
-                values = gemm_pieces.read(words, reading, here[0], step, walk, acc.element_type, form)
-                beside = _own(_spot(i, step, lane, walk), here[1], step, lane, walk, tensors, form, operands)
-            r, limit, valid = walk.place(slab, part, step, lane, c)
+                here = _moved((reading, Int32(0), lane, Int32(0)), _spot(i, step, walk, form))
+                values = gemm_pieces.read(shared + here[0], walk, acc.element_type, form)
+                _, limit, valid = walk.place(slab, part, step, lane, c)
+                beside = _own((r, c, valid), here[1], here[2], walk, tensors, form, operands)
             if cutlass.const_expr(form.tiles is not None and form.staged == 0):
                 beside = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
             given = ((*fixed, *beside),) if cutlass.const_expr(form.reads) else ()
             found = form.run(values, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
-            if cutlass.const_expr(early):  # the next one: in this piece or, past its end, the first of the next piece
-                inside_it = step + 1 < walk.steps
-                at = cutlass.select_(inside_it, step + 1, Int32(0))
-                buffer, slot = (
-                    cutlass.select_(inside_it, Int32(h), Int32(t)) for h, t in zip(here, there, strict=True)
-                )
-                _put(gemm_pieces.read(words, reading, buffer, at, walk, acc.element_type, form), vector)
-                if cutlass.const_expr(form.staged > 0):
-                    own_step, first_step = _spot(i, at, lane, walk), _spot(j, Int32(0), lane, walk)
-                    spot = tuple(cutlass.select_(inside_it, o, f) for o, f in zip(own_step, first_step, strict=True))
-                    _put(_own(spot, slot, at, lane, walk, tensors, form, operands), own)
+            if cutlass.const_expr(early):
+                at, slot, which, row = following
+                _put(gemm_pieces.read(shared + at, walk, acc.element_type, form), vector)
+                _put(_own((row, c, walk.whole(row, below)), slot, which, walk, tensors, form, operands), own)
+                if cutlass.const_expr(walk.steps > 1):
+                    more_here = step + 2 < walk.steps
+                    ways = zip(_spot(i, step + 2, walk, form), after, strict=True)
+                    following = _moved(
+                        first_spot, tuple(cutlass.select_(more_here, Int32(o), Int32(a)) for o, a in ways)
+                    )
             else:
-                inside = reduce.inside(c, limit, form.vec, form.ragged, False)
-                gemm_folds.fold(found, inside, 0, turn, [], rColumns, form)  # of rows, nothing is folded in a loop
+                counted = reduce.inside(c, limit, form.vec, form.ragged, False)
+                gemm_folds.fold(found, counted, 0, turn, [], rColumns, form)  # of rows, nothing is folded in a loop
         if cutlass.const_expr(form.staged > 0 and i + slots < len(order)):
             _fetch_operands(i + slots, walk, form, operands)
         if cutlass.const_expr(walk.buffers == 1 and more):
             cute.arch.sync_warp()
-            gemm_pieces.write(acc, words, written, order[i + 1], 0, walk, form)
+            gemm_pieces.write(acc, shared, written, order[i + 1], walk, form)
             if cutlass.const_expr(form.staged > 0):
                 _await_operands(i + 1, walk, form, operands)
             cute.arch.sync_warp()
             if cutlass.const_expr(early):
-                vector = gemm_pieces.read(words, reading, 0, Int32(0), walk, acc.element_type, form)
-                spot = _spot(i + 1, Int32(0), lane, walk)
-                own = _own(spot, (i + 1) % slots, Int32(0), lane, walk, tensors, form, operands)
+                vector = gemm_pieces.read(shared + reading, walk, acc.element_type, form)
+                own = _own_at(i + 1, lane, walk, tensors, form, operands)
 
 
 def _put(sources: tuple[cute.Tensor, ...], places: tuple[cute.Tensor, ...]) -> None:
@@ -166,7 +169,7 @@ def _put(sources: tuple[cute.Tensor, ...], places: tuple[cute.Tensor, ...]) -> N
 @cute.jit
 def _unrolled(
     acc: cute.Tensor,
-    words: cute.Pointer,
+    shared: cutlass.Int32,
     walk: cutlass.Constexpr[Pieces],
     tensors: tuple,
     rRows: list,
@@ -187,12 +190,12 @@ def _unrolled(
         read.pop(0)
         now = read[0]
         c = walk.first_column(turn, lane)
-        buffer = i % walk.buffers * (form.stage // 2)
-        place = gemm_pieces.read_place(lane, walk, form)
+        place, buffer = gemm_pieces.read_place(lane, walk, form), i % walk.buffers * form.buffer
         values = [
-            gemm_pieces.read(words, place, buffer, step, walk, acc.element_type, form) for step in range(walk.steps)
+            gemm_pieces.read(shared + place + (walk.further(step) + buffer), walk, acc.element_type, form)
+            for step in range(walk.steps)
         ]
-        _bring_next(acc, words, lane, i, walk, read, tensors, form)
+        _bring_next(acc, shared, lane, i, walk, read, tensors, form)
         for step in cutlass.range_constexpr(walk.steps):
             r, limit, valid = walk.place(slab, part, step, lane, c)
             given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
@@ -215,7 +218,7 @@ def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
 
 def _bring_next(
     acc: cute.Tensor,
-    words,
+    shared: Int32,
     lane: Int32,
     i: int,
     walk: Pieces,
@@ -229,8 +232,9 @@ def _bring_next(
     if walk.buffers == 1:
         cute.arch.sync_warp()
     gemm_pieces.write(
-        acc, words, gemm_pieces.write_place(lane, walk, form), walk.order[i + 1], (i + 1) % walk.buffers, walk, form
-    )
+        acc, shared + (i + 1) % walk.buffers * form.buffer, gemm_pieces.write_place(lane, walk, form), walk.order[i + 1],
+        walk, form,
+    )  # fmt: skip
     if form.ahead > 0 and i + form.ahead < len(walk.order):
         read.append(_operands(walk, i + form.ahead, lane, read[-1], tensors, form))
     cute.arch.sync_warp()
@@ -309,22 +313,34 @@ def _await_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
     cute.arch.mbarrier_wait(barriers + i % slots, (before + i // slots) & 1)
 
 
-def _spot(i: int, step: Int32, lane: Int32, walk: Pieces) -> tuple[Int32, Int32, Int32]:
-    """Row and column of a lane's vector in a step of the i-th piece, and how many of its elements there are."""
-    turn, slab, part = walk.order[i]
+def _spot(i: int, step: Int32 | int, walk: Pieces, form: Form) -> tuple[Int32 | int, ...]:
+    """How far a step of the i-th piece is from a lane's first: where its accumulators lie, bytes to its slot, its vector there,
+    its row."""
+    _, slab, part = walk.order[i]
+    slot = i % (form.ahead * walk.buffers) * (form.staged // walk.buffers)
+    row = slab * walk.slab_step + part * walk.rows + step * walk.high
+    return walk.further(step) + i % walk.buffers * form.buffer, slot, step * WARP, row
+
+
+def _moved(spot: tuple[Int32, ...], way: tuple[Int32 | int, ...]) -> tuple[Int32, ...]:
+    """Where one comes to from a spot."""
+    return tuple(a + b for a, b in zip(spot, way, strict=True))
+
+
+def _own_at(i: int, lane: Int32, walk: Pieces, tensors: tuple, form: Form, operands: Any) -> tuple[cute.Tensor, ...]:
+    """`_own` of the i-th piece's first vector."""
+    (turn, slab, part), (_, slot, *_) = walk.order[i], _spot(i, 0, walk, form)
     c = walk.first_column(turn, lane)
-    r, _, valid = walk.place(slab, part, step, lane, c)
-    return r, c, valid
+    r, _, valid = walk.place(slab, part, 0, lane, c)
+    return _own((r, c, valid), slot, lane, walk, tensors, form, operands)
 
 
 def _own(
-    spot: tuple[Int32, ...], slot: Int32 | int, step: Int32 | int, lane: Int32, walk: Pieces, tensors: tuple,
-    form: Form, operands: Any,
-) -> tuple[cute.Tensor, ...]:  # fmt: skip
-    """What was read ahead for a vector into the slot-th piece's shared memory, and what is read of its row alone; nothing
-    where nothing was read ahead."""
+    place: tuple[Int32, ...], slot: Int32 | int, vector: Int32, walk: Pieces, tensors: tuple, form: Form, operands: Any
+) -> tuple[cute.Tensor, ...]:
+    """What was read ahead for a vector of a row, column and count into shared memory, so many bytes on, and what is read of its
+    row alone; nothing where nothing was read ahead."""
     if form.staged == 0:
         return ()
-    start, (r, c, valid) = operands[0].toint() + slot * (form.staged // walk.buffers), spot
-    load = staging.Slots(start, form.boxes, step * WARP + lane).load
-    return tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, load))  # type: ignore[misc]
+    load = staging.Slots(operands[0].toint() + slot, form.boxes, vector).load
+    return tuple(form.tiles(*place[:2], walk.batch, place[2], tensors, form.vec, form.ragged, load))  # type: ignore[misc]

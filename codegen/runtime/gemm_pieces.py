@@ -2,12 +2,16 @@
 
 Tensor cores leave each lane pairs of neighbouring columns; an epilogue wants whole vectors of a row. So accumulators pass
 through shared memory, slab by slab of 16 rows, in pieces of at most 64 columns: each warp has a piece of its own, and
-needs no barrier but its own lanes'. It holds a piece row by row, its 16-byte chunks permuted within a row (`place_of`)
-so that neither the pairs that lanes write nor the chunks that they read meet in a bank.
+needs no barrier but its own lanes'. It holds a piece by blocks of 8 columns. A block has two planes, its even columns and
+its odd ones, each 16 bytes of every row: the words that lanes hold, as stmatrix writes them. After each block lie
+GAP * 8 / columns free bytes, so that lanes that read from several blocks and rows meet in no bank. A lane's place and a
+block's, a plane's or a row's are added, so an instruction has all but the lane's in itself.
 
 Without it, an epilogue straight from accumulators that packs its results to shared memory, all of its code unrolled, takes
-two instructions less an element; on an H100 GELU then took 1.13 to 1.16 of the product alone (8192 x 8192, K = 1024), and 1.08
-to 1.09 so, ReLU as long. Pieces of 16 rows, whose loops are half as many but wait for each other's shared memory: 1.10.
+three instructions less an element, of seventeen; on an H100 GELU then took 1.13 to 1.16 of the product alone (8192 x 8192,
+K = 1024), and 1.09 so, ReLU as long. Pieces of 16 rows, whose loops are half as many but wait for each other's shared
+memory: 1.10. These products run at the GPU's limit of power, where time is energy: an epilogue costs what its instructions
+and its bytes do, whether or not tensor cores work meanwhile.
 """
 
 from __future__ import annotations
@@ -18,18 +22,17 @@ from typing import TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint32
 
-from codegen.runtime import staging
+from codegen.hopper_tiles import GAP, ROWS, stage_bytes
+from codegen.runtime import staging, tensorcore
 from codegen.runtime.device import WARP
 
 # A fold along rows that sums exponentials: its place, that of its maximum before it, exp or exp2, the factor of the
 # difference, and whether 0 stands for a maximum that is not finite
 Follows: TypeAlias = tuple[int, int, str, float, bool]
 
-ROWS = 16  # of a slab
 PIECE = 64  # columns that pass through shared memory at once, at most
-STAGE = ROWS * PIECE  # words of shared memory that a warp needs then, aligned to 16 bytes
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Form:
     column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
     rescaled: tuple[Follows, ...] = ()  # which of row_ops sum exponentials of what is returned
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
+    matrices: bool = False  # whether a warp writes them to shared memory by stmatrix (from sm_90 on)
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
     ahead: int = 1  # pieces by which operands are read before they are needed; pairs of pieces, where `staged`
     rolled: bool = False  # whether a loop runs the epilogue of a piece: nothing may be folded along rows
@@ -79,7 +83,12 @@ class Form:
     @property
     def stage(self) -> int:
         """Words of shared memory that a warp needs, aligned to 16 bytes."""
-        return ROWS * self.piece
+        return stage_bytes(self.piece) // 4
+
+    @property
+    def buffer(self) -> int:
+        """Bytes of half of that, which has a piece where another is read meanwhile."""
+        return stage_bytes(self.piece) // 2
 
     @property
     def reads(self) -> bool:
@@ -90,6 +99,11 @@ class Form:
     def accumulators(self) -> int:
         """How many an epilogue is given, each of as many columns as the output: together they are the product's."""
         return 2 if self.paired else 1
+
+    @property
+    def halves(self) -> int:
+        """How many parts a row of accumulators has."""
+        return 2 if self.paired == "halves" else 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,6 @@ class Pieces:
     per_row: int  # lanes that share a row
     vec: int
     columns: int  # of the output, in a row of a piece
-    crowded: bool  # whether few registers are left
 
     @property
     def steps(self) -> int:
@@ -131,13 +144,38 @@ class Pieces:
         """Of a lane's vectors in a turn."""
         return self.column + turn * self.columns + lane % self.per_row * self.vec
 
+    @property
+    def high(self) -> int:
+        """Rows that lanes read at once."""
+        return WARP // self.per_row
+
+    @property
+    def plane(self) -> int:
+        """Bytes of a block's even columns, or of its odd ones."""
+        return self.rows * 16
+
+    @property
+    def block(self) -> int:
+        """Bytes from a block to the next."""
+        return 2 * self.plane + GAP * 8 // self.width
+
+    def further(self, step: Int32 | int) -> Int32 | int:
+        """Bytes from a step's vector to that of the first, in a piece."""
+        return step * (self.high * 16)
+
+    def row_of(self, slab: int, part: int, step: Int32 | int, lane: Int32) -> Int32:
+        """Of a lane's vector in a step of a piece."""
+        return self.row + slab * self.slab_step + part * self.rows + step * self.high + lane // self.per_row
+
     def place(self, slab: int, part: int, step: Int32 | int, lane: Int32, column: Int32) -> tuple[Int32, Int32, Int32]:
         """Of a vector: its row, the columns that its row has, and how many of them are the vector's."""
-        r = self.row + slab * self.slab_step + part * self.rows + step * (WARP // self.per_row) + lane // self.per_row
+        r = self.row_of(slab, part, step, lane)
         limit = cutlass.select_(r < self.M, self.N, Int32(0))
-        if self.crowded:
-            return r, limit, cutlass.min(limit - column, Int32(self.vec))
-        return r, limit, cutlass.select_((r < self.M) & (column < self.N), Int32(self.vec), Int32(0))
+        return r, limit, cutlass.min(limit - column, Int32(self.vec))
+
+    def whole(self, row: Int32, below: Int32) -> Int32:
+        """How many elements of a vector there are, all or none, where `below` rows have its columns."""
+        return cutlass.select_(row < below, Int32(self.vec), Int32(0))
 
 
 def piece_of(columns: int, form: Form) -> tuple[int, int]:
@@ -154,81 +192,64 @@ def walk_over(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, fo
     (row, column, batch), (M, N), own = place, extents, width // count
     return Pieces(
         row, column, batch, M, N, slab_step, slabs, columns // width, width, rows, own // form.vec, form.vec, own,
-        not form.early,
     )  # fmt: skip
 
 
-def place_of(row: Int32 | int, chunk: Int32 | int, piece: int) -> Int32 | int:
-    """Where a chunk of 4 words of a row lies. Linear in the bits of its arguments: the place of a sum, where no bit is carried,
-    is the places' XOR. Bits 2 to 4 alone depend on more than one of them."""
-    swizzle = ((row & 3) * 2) ^ (row & 1) ^ ((chunk >> 3) & 1)
-    return row * piece + (chunk ^ (swizzle & (piece // 4 - 1))) * 4
-
-
-def shifted(place: Int32, constant: Int32 | int) -> Int32:
-    """The place of a sum whose one part is a constant's, mostly a constant's distance away."""
-    return (place ^ (constant & 28)) + (constant & ~28)
-
-
 def write_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
-    """Where a lane writes the first of a piece."""
+    """Where a lane writes to, or a matrix's row that it names."""
+    if form.matrices:  # even columns, odd ones; of 16 rows, then those of the last 8
+        which = lane // 8
+        return lane % 8 * 16 + which % 2 * walk.plane + (which // 2 * 128 if walk.rows == ROWS else 0)
     row, quad = lane // 4, lane % 4
-    # A pair of columns is half a chunk
-    return place_of(row, quad, walk.width) if form.fours else place_of(row, quad // 2, walk.width) + quad % 2 * 2
+    if form.fours:  # two lanes share a block
+        return row * 16 + quad // 2 * (form.halves * walk.block) + quad % 2 * 8
+    return row * 16 + quad * 4
 
 
-def write(
-    acc: cute.Tensor, words, place: Int32, piece: tuple[int, int, int], buffer: int, walk: Pieces, form: Form
-) -> None:
-    """A piece of accumulators to shared memory; of "halves", as many columns of each. acc: (2, 2, J, I)."""
+def write(acc: cute.Tensor, memory: Int32, place: Int32, piece: tuple[int, int, int], walk: Pieces, form: Form) -> None:
+    """A piece of accumulators to shared memory, from the address `memory` on. acc: (2, 2, J, I)."""
     turn, slab, part = piece
-    blocks, parts = walk.width // 8, 2 if form.paired == "halves" else 1
-    halves = [part] if walk.rows < ROWS else [0, 1]
-    place += buffer * (form.stage // 2)
-    held = cute.make_rmem_tensor((2,), acc.element_type)
-    for b in range(blocks):
-        which, inside = b // (blocks // parts), b % (blocks // parts)
-        j = which * (cute.size(acc, mode=[2]) // parts) + turn * (blocks // parts) + inside
-        for i, half in enumerate(halves):
-            held[0], held[1] = acc[0, half, j, slab], acc[1, half, j, slab]
-            at = shifted(place, place_of(8 * i, b // 2 * 4 if form.fours else 2 * b, walk.width))
-            at = cute.assume(at + (b % 2 * 2 if form.fours else 0), divby=2)
-            cute.autovec_copy(held, cute.make_tensor(words + at, cute.make_layout((2,))))
+    words = cute.recast_tensor(acc, Uint32)
+    halves, each = form.halves, cute.size(acc, mode=[2]) // form.halves
+    rows = [part] if walk.rows < ROWS else [0, 1]
+    memory += place
+    for block in range(walk.width // 8):
+        half, own = block % halves, block // halves
+        j = half * each + turn * (walk.width // 8 // halves) + own
+        if form.matrices:
+            tensorcore.stmatrix(memory + block * walk.block, [words[e, i, j, slab] for i in rows for e in range(2)])
+        else:
+            before, further = ((own - own % 2) * halves + half, own % 2 * 4) if form.fours else (block, 0)
+            for k, i in enumerate(rows):
+                for e in range(2):
+                    at = before * walk.block + further + e * walk.plane + k * 128
+                    tensorcore.store_word(memory + at, words[e, i, j, slab])
 
 
 def read_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
     """Where a lane reads the first vector of a piece."""
-    own = walk.width // 2 if form.paired == "halves" else walk.width  # words of an accumulator in a row
-    return place_of(lane // walk.per_row, lane % walk.per_row * (own // walk.per_row // 4), walk.width)
+    column = lane % walk.per_row * (walk.vec * (2 if form.paired == "interleaved" else 1))
+    return lane // walk.per_row * 16 + column // 8 * (form.halves * walk.block) + column % 8 * 2
 
 
-def read(
-    words, place: Int32, buffer: Int32 | int, step: Int32 | int, walk: Pieces, dtype, form: Form
-) -> tuple[cute.Tensor, ...]:
-    """A lane's vector of each accumulator, of a piece that lies `buffer` words on: (vec,) registers."""
-    own = walk.width // 2 if form.paired == "halves" else walk.width
-    count = own // walk.per_row  # of them, a lane's
-    further: Int32 | int = step * (WARP // walk.per_row)
-    if not isinstance(step, int):
-        if WARP // walk.per_row % 4 == 0:  # chunks of rows so far apart are permuted alike
-            place += further * walk.width
-        else:
-            place = shifted(place, place_of(further, 0, walk.width))
-        further = 0
-    place += buffer
-    found = []
-    for part in range(walk.width // own):
-        held = cute.make_rmem_tensor((count,), dtype)
-        for i in range(count // 4):
-            at = shifted(place, place_of(further, part * (own // 4) + i, walk.width))
-            src = cute.make_tensor(words + cute.assume(at, divby=4), cute.make_layout((4,)))
-            cute.autovec_copy(src, cute.make_tensor(held.iterator + 4 * i, cute.make_layout((4,))))
-        found.append(held)
+def read(memory: Int32, walk: Pieces, dtype, form: Form) -> tuple[cute.Tensor, ...]:
+    """A lane's vector of each accumulator, from the address `memory` on: (vec,) registers."""
+    count = walk.vec * (2 if form.paired == "interleaved" else 1)  # accumulators side by side
+    found: list[list[list[Uint32]]] = [[[], []] for _ in range(form.halves)]  # of even columns, of odd ones
+    for block in range(-(-count // 8)):
+        for half in range(form.halves):
+            for plane in range(2):
+                at = memory + ((block * form.halves + half) * walk.block + plane * walk.plane)
+                found[half][plane] += tensorcore.load_words(at, min(count, 8) // 2)
     if form.paired == "interleaved":
-        both = found.pop()
-        for part in range(2):
-            held = cute.make_rmem_tensor((form.vec,), dtype)
-            for i in range(form.vec):
-                held[i] = both[2 * i + part]
-            found.append(held)
-    return tuple(found)
+        (lists,) = found
+    else:
+        lists = [[planes[i % 2][i // 2] for i in range(walk.vec)] for planes in found]
+    made = []
+    for values in lists:
+        held = cute.make_rmem_tensor((walk.vec,), dtype)
+        words = cute.recast_tensor(held, Uint32)
+        for i, value in enumerate(values):
+            words[i] = value
+        made.append(held)
+    return tuple(made)

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint8, Uint16, Uint32
 from cutlass.memory import SmemAllocator
 
-from codegen.runtime import device, gemm_epilogue, gemm_pieces, tensorcore
+from codegen.runtime import device, gemm_epilogue, tensorcore
 from codegen.runtime.device import WARP
 from codegen.runtime.gemm_pieces import Follows, Form
 from codegen.runtime.tensorcore import STEP
@@ -189,7 +189,7 @@ def _kernel(
     starts = [sum(p.size for p in panels[:k]) for k in range(1 + parts)]
     stage_size = sum(p.size for p in panels)
     buffer = SmemAllocator().allocate_tensor(
-        Uint8, cute.make_layout((max(tiling.stages * stage_size, tiling.warps * gemm_pieces.STAGE * 4),)), 128
+        Uint8, cute.make_layout((max(tiling.stages * stage_size, tiling.warps * form.stage * 4),)), 128
     )
     shared = buffer.iterator.toint()
     along_k = [(0, tile_k)] + [(0, tile_k) if b_is_nk else (tile_k, 0)] * parts
@@ -236,7 +236,7 @@ def _kernel(
     cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
     words = cute.make_tensor(
-        cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((gemm_pieces.STAGE, tiling.warps))
+        cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((form.stage, tiling.warps))
     )
     extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, N * parts // form.accumulators, Int32(0)))
     column = (n * tiling.tile_n + warp_n * (parts * warp_columns)) // form.accumulators

@@ -53,6 +53,24 @@ def ldmatrix(address: Int32, transposed: bool = False) -> list[Uint32]:
     return [Uint32(llvm.extractvalue(Uint32.mlir_type, result, [i])) for i in range(4)]
 
 
+def stmatrix(address: Int32, words: list[Uint32]) -> None:
+    """Two or four 8 x 8 matrices of 16-bit elements to shared memory, from sm_90 on: lanes 8i .. 8i+7 give the addresses of the
+    rows of the i-th, of which lane l has the elements 2*(l%4) + {0, 1} of row l//4, as one word."""
+    names = ", ".join(f"${1 + i}" for i in range(len(words)))
+    llvm.inline_asm(
+        None, [x.ir_value() for x in (address, *words)],
+        f"stmatrix.sync.aligned.m8n8.x{len(words)}.shared.b16 [$0], {{{names}}};", ",".join(["r"] * (1 + len(words))),
+        has_side_effects=True,
+    )  # fmt: skip
+
+
+def store_word(address: Int32, word: Uint32) -> None:
+    """A word to shared memory."""
+    llvm.inline_asm(
+        None, [address.ir_value(), word.ir_value()], "st.shared.b32 [$0], $1;", "r,r", has_side_effects=True
+    )
+
+
 def load_word(address: Int32) -> Uint32:
     """A word of shared memory."""
     return load_words(address, 1)[0]

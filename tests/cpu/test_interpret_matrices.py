@@ -1,4 +1,4 @@
-"""ldmatrix and mma.sync against the tables of fragments in the PTX ISA, written out here lane by lane; and kernels of a
+"""ldmatrix, stmatrix and mma.sync against the tables of fragments in the PTX ISA, written out here lane by lane; and kernels of a
 GEMM with one fault each."""
 
 import functools
@@ -164,6 +164,7 @@ def test_mma_of_infinities_and_integers_that_wrap():
      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r1, %r2}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r1, %r2, %r3, %r4};",
      "ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r1, %r2, %r3}, [%r4];", "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r4];",
      "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r4];", "ldmatrix.sync.aligned.m8n8.x1.b16 {%r1}, [%r4];",
+     "stmatrix.sync.aligned.m8n8.x3.shared.b16 [%r4], {%r1, %r2, %r3};", "stmatrix.sync.aligned.m16n8.x1.shared.b8 [%r4], {%r1};",
      "cvt.rna.satfinite.tf32.f32 %r1, %r2;", "cvt.rz.tf32.f32 %r1, %r2;"],
 )  # fmt: skip
 def test_forms_that_are_not_known(line):
@@ -215,6 +216,50 @@ def test_matrices_from_shared_memory(count, trans):
             places = [(lane // 4, 2 * (lane % 4) + k) for k in range(2)]
             low, high = (8 * rows[c] + r if trans else 8 * rows[r] + c for r, c in places)
             assert found[thread, i] == low | high << 16, (thread, i)
+
+
+STORE = "  stmatrix.sync.aligned.m8n8.x{}{}.shared.b16 [%r4], {{{}}};\n"
+WORDS = "".join(f"  mad.lo.u32 %r{10 + i}, %r0, 4, {i};\n" for i in range(4))  # thread t: the words 4t, 4t + 1, ...
+
+
+def stored(count: int, trans: str = "", store: str = STORE, threads: int = ROWS) -> np.ndarray:
+    """The buffer's words, row by row: those of rows that are not stored are zero."""
+    out = result(4 * ROWS, np.uint32)
+    zero = FILL.replace("%r3;", "%r20;").replace("  mov.u32 %r8", "  mov.u32 %r20, 0;\n  mov.u32 %r8")
+    body = zero + BARRIER + ADDRESS + WORDS + store.format(count, trans, ", ".join(f"%r{10 + i}" for i in range(count)))
+    body += BARRIER + "  mul.wide.u32 %rd10, %r0, 16;\n  add.s64 %rd10, %rd0, %rd10;\n"
+    for i in range(4):
+        body += f"  ld.shared.b32 %r3, [%r1+{4 * i}];\n  st.global.b32 [%rd10+{4 * i}], %r3;\n"
+    run(body, [out], threads=threads, declarations=BUFFER)
+    return values(out, np.uint32).reshape(ROWS, 4)
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_to_shared_memory(count, trans):
+    found = stored(count, trans).view(np.uint16)  # (rows, 8)
+    wanted = np.zeros_like(found)
+    for thread in range(ROWS):
+        warp, lane = divmod(thread, 32)
+        for i in range(count):
+            rows = [row_of(32 * warp + 8 * i + k) for k in range(8)]
+            for k, half in enumerate((4 * thread + i, 0)):  # its word's halves
+                r, c = lane // 4, 2 * (lane % 4) + k
+                if trans:
+                    r, c = c, r
+                wanted[rows[r], c] = half
+    assert (found == wanted).all()
+
+
+def test_faults_of_stmatrix():
+    for bad, why in (
+        ("  add.u32 %r4, %r4, 8;\n" + STORE, "store of 16 bytes misaligned in shared memory"),
+        ("  add.u32 %r4, %r4, 256;\n" + STORE, "store of 16 bytes out of bounds of shared memory"),
+        ("  mov.u32 %r4, %r8;\n" + STORE, "race: "),
+        ("  setp.eq.u32 %p1, %r0, 7;\n  @%p1 bra end;\n" + STORE + "end:\n", "stmatrix takes all 32 lanes of a warp, and 31 are here"),
+    ):  # fmt: skip
+        with pytest.raises(InterpretError, match=why):
+            stored(2, store=bad)
 
 
 def caught(**keywords) -> str:

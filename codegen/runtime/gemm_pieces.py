@@ -75,10 +75,9 @@ class Form:
 
     @property
     def frees(self) -> bool:
-        """Whether the registers of accumulators are free once they are in shared memory: where tiles are read by way of that.
-        Elsewhere an epilogue would compute so much at once that tensor cores, which read registers too, are slower: on an H100
-        GELU took 4 % longer, folds along rows 30 to 60 %."""
-        return self.staged > 0 and not self.column_ops
+        """Whether the registers of accumulators are free once they are in shared memory; not where tiles that were read ahead
+        lie in registers, which took a fifth longer so on an H100."""
+        return self.tiles is None or self.staged > 0
 
     @property
     def stage(self) -> int:

@@ -20,14 +20,14 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from codegen.hopper_tiles import WARPS, Tiles
-from codegen.runtime import device, gemm_epilogue, gemm_pieces, gemm_split, staging
+from codegen.runtime import device, gemm_epilogue, gemm_pieces, gemm_split, staging, tensorcore
 from codegen.runtime.device import WARP
 from codegen.runtime.gemm_pieces import Follows, Form
 
@@ -254,15 +254,15 @@ def _produce(
     b_batches = cute.size(tBs[0], mode=[2])
     size = (tiles.tile_m * sA.element_type.width + tiles.tile_n * sB.element_type.width) * tiles.tile_k // 8
 
-    filled = Int32(0)  # stages so far
+    filled = Uint32(0)  # stages so far
     first = rank * k_tiles if cutlass.const_expr(tiles.splits > 1) else 0
     index = cute.arch.block_idx()[0] // tiles.cluster
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
         b_batch = cutlass.min(batch, b_batches - 1)
         for k in cutlass.range(k_tiles, unroll=1):
-            at = filled % stages
-            cute.arch.mbarrier_wait(empty + at, (filled // stages & 1) ^ 1)
+            at, phase = _place_in_ring(filled, stages)
+            cute.arch.mbarrier_wait(empty + at, phase ^ 1)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
             dst, src = a_copy
@@ -275,8 +275,20 @@ def _produce(
         index += cute.arch.grid_dim()[0] // tiles.cluster
     # The other block of a cluster signals this one's barriers: they must be there until it has
     for _ in cutlass.range_constexpr(stages):
-        cute.arch.mbarrier_wait(empty + filled % stages, (filled // stages & 1) ^ 1)
+        at, phase = _place_in_ring(filled, stages)
+        cute.arch.mbarrier_wait(empty + at, phase ^ 1)
         filled += 1
+
+
+def _place_in_ring(count: Uint32, stages: int) -> tuple[Int32, Int32]:
+    """Which stage comes after so many, and the parity of the phases of its barriers then."""
+    return Int32(count % stages), Int32(count // stages & 1)
+
+
+def _pass_turn(consumer: Int32, tiles: Tiles) -> None:
+    """Let the other consumer multiply."""
+    if tiles.pingpong:
+        cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
 
 
 @cute.jit
@@ -295,6 +307,42 @@ def _multiply(
         mma.set(warpgroup.Field.ACCUMULATE, adds if cutlass.const_expr(block == 0) else True)
         cute.gemm(mma, acc, tCrA[None, None, block, at], tCrB[None, None, block, at], acc)
     warpgroup.commit_group()
+
+
+@cute.jit
+def _products(
+    tiled_mma: cute.TiledMma,
+    factors: tuple,
+    ring: tuple,
+    used: cutlass.Uint32,
+    k_tiles: cutlass.Int32,
+    consumer: cutlass.Int32,
+    tiles: cutlass.Constexpr,
+    anew: cutlass.Constexpr[bool],
+):
+    """All products of a tile, whose first stage comes after `used` others. While tensor cores work on one stage, the next is
+    waited for and sent to them, and the one before is given back.
+
+    factors: the accumulators, fragments of a and b.
+    ring: barriers of full stages; the address of that of the first stage to be filled again, and whether this lane arrives there.
+    anew: whether the accumulators' registers are free before, which takes the first stage's products apart; K is not 0 then.
+    """
+    (acc, tCrA, tCrB), (full, freed, signals) = factors, ring
+    stages, everywhere = tiles.stages, tiles.multicast > 1
+    at, phase = _place_in_ring(used, stages)
+    if cutlass.const_expr(anew):
+        cute.arch.mbarrier_wait(full + at, phase)
+        _multiply(tiled_mma, acc, tCrA, tCrB, at, False)
+    for k in cutlass.range(1 if cutlass.const_expr(anew) else 0, k_tiles, unroll=1):
+        before = at
+        at, phase = _place_in_ring(used + k, stages)
+        cute.arch.mbarrier_wait(full + at, phase)
+        _multiply(tiled_mma, acc, tCrA, tCrB, at, True if cutlass.const_expr(anew) else k > 0)
+        warpgroup.wait_group(1)
+        tensorcore.arrive(freed + before * 8, signals if cutlass.const_expr(anew) else signals & (k > 0), everywhere)
+    _pass_turn(consumer, tiles)
+    warpgroup.wait_group(0)
+    tensorcore.arrive(freed + at * 8, signals & (k_tiles > 0), everywhere)
 
 
 @cute.jit
@@ -317,9 +365,12 @@ def _consume(
 ):
     """One warpgroup: every tile of this block, or every second one, multiplied and handed to the epilogue."""
     M, N, _ = extents
-    stages, lane = tiles.stages, cute.arch.lane_idx()
+    lane = cute.arch.lane_idx()
     # A lane tells a block of the cluster, since both fill this one's stages, that this warp has read one
-    signals, target = lane < tiles.multicast, lane if cutlass.const_expr(tiles.multicast > 1) else None
+    signals = lane < tiles.multicast
+    freed = empty.toint()
+    if cutlass.const_expr(tiles.multicast > 1):
+        freed = tensorcore.in_cluster(freed, lane % tiles.multicast)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
     slabs = tiles.tile_m // 64 // groups
@@ -337,11 +388,11 @@ def _consume(
     begun = Int32(0)  # tiles
     step = cute.arch.grid_dim()[0] // tiles.cluster
     index = cute.arch.block_idx()[0] // tiles.cluster
-    used = Int32(0)  # stages so far, by both consumers
+    used = Uint32(0)  # stages so far, by both consumers
     if cutlass.const_expr(tiles.pingpong):
         if consumer == 1:
             index += step
-            used = k_tiles
+            used = Uint32(k_tiles)
             cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
         step = step * CONSUMERS
 
@@ -361,26 +412,15 @@ def _consume(
             )
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-        if cutlass.const_expr(form.frees):
-            if k_tiles == 0:
-                acc.fill(0)
-            else:
-                cute.arch.mbarrier_wait(full + used % stages, used // stages & 1)
-                _multiply(tiled_mma, acc, tCrA, tCrB, used % stages, False)
-                used += 1
-        for k in cutlass.range(1 if cutlass.const_expr(form.frees) else 0, k_tiles, unroll=1):
-            cute.arch.mbarrier_wait(full + used % stages, used // stages & 1)
-            adds = True if cutlass.const_expr(form.frees) else k > 0
-            _multiply(tiled_mma, acc, tCrA, tCrB, used % stages, adds)
-            warpgroup.wait_group(1)
-            if signals & (k > 0):  # the stage before is read
-                cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
-            used += 1
-        if cutlass.const_expr(tiles.pingpong):
-            cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
-        warpgroup.wait_group(0)
-        if signals & (k_tiles > 0):
-            cute.arch.mbarrier_arrive(empty + (used - 1) % stages, target)
+        factors, ring = (acc, tCrA, tCrB), (full, freed, signals)
+        if cutlass.const_expr(not form.frees):
+            _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, False)
+        elif k_tiles == 0:
+            acc.fill(0)
+            _pass_turn(consumer, tiles)
+        else:
+            _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, True)
+        used += k_tiles
 
         share = accumulators
         if cutlass.const_expr(tiles.splits > 1):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Int64, Numeric, Uint32
+from cutlass import BFloat16, Boolean, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Int64, Numeric, Uint32
 from cutlass._mlir.dialects import llvm
 
 STEP = 32  # bytes of K that one instruction takes
@@ -119,3 +119,16 @@ def _raised(word: Uint32) -> Uint32:
     mantissas are mostly like. Cut off, that is x itself where tf32 has it, and elsewhere less than 0.7 units from it, as
     often above as below. (Rounded to nearest it would be half a unit at most, for twice the instructions.)"""
     return (word.bitcast(Float32) * Float32(1 + 2.0**-11 * math.log(2))).bitcast(Uint32)
+
+
+def in_cluster(address: Int32, rank: Int32) -> Int32:
+    """Where a place in this block's shared memory lies in that of a block of the cluster."""
+    text = "mapa.shared::cluster.u32 $0, $1, $2;"
+    return Int32(llvm.inline_asm(Int32.mlir_type, [address.ir_value(), rank.ir_value()], text, "=r,r,r"))
+
+
+def arrive(barrier: Int32, there: Boolean, cluster: bool) -> None:
+    """At an mbarrier, where a condition holds: in shared memory, or at a place that `in_cluster` found. There is no branch."""
+    space = "shared::cluster" if cluster else "shared"
+    operands = [barrier.ir_value(), there.ir_value()]
+    llvm.inline_asm(None, operands, f"@$1 mbarrier.arrive.{space}.b64 _, [$0];", "r,b", has_side_effects=True)

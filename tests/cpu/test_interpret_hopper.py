@@ -79,7 +79,7 @@ def line(pattern: str) -> str:
 
 
 NO_WAIT = r"mbarrier\.try_wait\S* P1, .*;"  # replaced: whoever waits goes on
-SENT = line(r"mbarrier\.arrive\.shared::cluster")
+SENT = line(r"@%p\d+ mbarrier\.arrive\.shared::cluster")
 
 
 def many(number: int, by: int):

@@ -52,7 +52,7 @@ class Tiles:
     blocks: int = 132  # at most: the multiprocessors
     piece: int = 64  # columns of accumulators that pass through shared memory at once
     ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
-    rolled: bool = False  # whether a loop runs the epilogue of a piece, unless it folds along rows
+    rolled: bool = False  # whether a loop runs the epilogue of a piece
     staged: int = 0  # bytes of `ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
     splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
 
@@ -165,14 +165,14 @@ def choose(
     found: dict[Tiles, float] = {}
     for row in TABLE:
         tiles = row
-        late = reads and (ragged or not (boxes or folds))  # what the epilogue reads comes when it is needed
+        late = reads and (ragged or not boxes)  # what the epilogue reads comes when it is needed
         crowded = (keeps and tiles == WIDE) or (late and tiles.accumulators > MOST_BESIDE_OTHERS)
         sums = over_rows * tiles.tile_n // 8  # registers of a thread for what its columns come to
         if crowded or (sums and tiles.accumulators + sums > MOST_BESIDE_COLUMNS):
             continue
-        if reads and boxes and not folds and (staged := _staged(tiles, reads, 2 if paired else 1)):
+        if reads and boxes and (staged := _staged(tiles, reads, 2 if paired else 1)):
             tiles = staged
-        elif not folds and (ragged or over_rows or late or (tiles == WIDE and not reads)):
+        elif folds or ragged or over_rows or late or (tiles == WIDE and not reads):
             tiles = replace(tiles, rolled=True)
         elif reads and tiles == WIDE:
             tiles = replace(tiles, stages=5, piece=32, ahead=3)

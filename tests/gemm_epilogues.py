@@ -122,7 +122,13 @@ def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, rag
     return (y, y, y)
 
 
-EPILOGUES = {f.__name__: f for f in (plain, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums)}
+@cute.jit
+def row_sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+    """acc, stored; its row sums and row maxima."""
+    return sums(acc, row, column, batch, valid, tensors, vec, ragged)[:2]
+
+
+EPILOGUES = {f.__name__: f for f in (plain, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums, row_sums)}
 READS = {
     "relu": (read_row, None), "gelu": (read_row, None), "gelu_erf": (read_row, None),
     "dgelu": (None, read_tile), "residual": (read_row, read_tile),
@@ -216,9 +222,27 @@ def sums_launch(
     )  # fmt: skip
 
 
+@cute.jit
+def row_sums_launch(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor, mRowSum: cute.Tensor, mRowMax: cute.Tensor,
+    name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
+    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
+    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
+    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
+):  # fmt: skip
+    """Statistics over rows alone."""
+    gemm_sm90.launch(
+        stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
+        row_ops=("sum", "max"), row_parts=(mRowSum, mRowMax),
+        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
+        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
+        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
+    )  # fmt: skip
+
+
 # epilogue -> its launcher, and its operands beside a and b: one value a column, or a tile
 LAUNCHERS = {
-    "plain": (one_launch, ""), "sums": (sums_launch, ""),
+    "plain": (one_launch, ""), "sums": (sums_launch, ""), "row_sums": (row_sums_launch, ""),
     "swiglu": (one_launch, ""), "two": (two_launch, ""),
     "relu": (with_one_launch, "r"), "gelu": (with_one_launch, "r"), "gelu_erf": (with_one_launch, "r"),
     "dgelu": (with_one_launch, "t"), "residual": (with_two_launch, "rt"),

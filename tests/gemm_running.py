@@ -64,11 +64,11 @@ class Product:
     @property
     def outputs(self) -> list[jax.ShapeDtypeStruct]:
         found = [jax.ShapeDtypeStruct((self.L, self.M, self.N), jnp.dtype(self.out))]
-        if self.name == "sums":
+        if self.name in ("sums", "row_sums"):
             wide, high = self.tiles.row_pieces(self.N, self.paired), self.tiles.column_pieces(self.M)
             found += [jax.ShapeDtypeStruct((self.L, self.M, wide), jnp.float32)] * 2
             found += [jax.ShapeDtypeStruct((self.L, high, self.N), jnp.float32)]
-        return found
+        return found[:3] if self.name == "row_sums" else found
 
     @property
     def call(self) -> kernels.Call:
@@ -117,8 +117,8 @@ class Product:
         if self.paired == "interleaved":
             accs = [accs[0][..., 0::2], accs[0][..., 1::2]]
         acc = accs[0]
-        if self.name == "sums":
-            return [acc, acc.sum(2), acc.max(2, initial=-np.inf), acc.sum(1)]
+        if self.name in ("sums", "row_sums"):
+            return [acc, acc.sum(2), acc.max(2, initial=-np.inf), acc.sum(1)][: 3 if self.name == "row_sums" else 4]
         return [REFERENCES[self.name](acc, *accs[1:], *operands)]
 
 
@@ -187,6 +187,10 @@ KINDS = [
     dataclasses.replace(BASE, name="swiglu", paired="halves", b_is_nk=True),
     dataclasses.replace(BASE, name="sums", tiles=SQUARE, L=2),
     dataclasses.replace(BASE, name="sums", tiles=Tiles(128, 256, 64, 4, 2), b_is_nk=True),
+    dataclasses.replace(BASE, name="sums", tiles=dataclasses.replace(SQUARE, rolled=True), L=2),
+    dataclasses.replace(BASE, name="row_sums"),
+    dataclasses.replace(BASE, name="row_sums", tiles=IN_A_LOOP),
+    dataclasses.replace(BASE, name="row_sums", L=2, tiles=dataclasses.replace(IN_A_LOOP, piece=32)),
     # K shared out: by one warpgroup a tile, by two; pairs of columns; bytes
     *(
         dataclasses.replace(BASE, name="sums", L=2, tiles=dataclasses.replace(tiles, splits=splits, cluster_m=1))

@@ -6,6 +6,7 @@ them is read ahead, and what it returns is folded (`gemm_folds`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
@@ -59,7 +60,7 @@ def finish(
     cute.arch.sync_warp()  # the tile before is read
     gemm_pieces.write(acc, shared, gemm_pieces.write_place(lane, walk, form), walk.order[0], walk, form)
     if cutlass.const_expr(form.rolled):
-        _in_loops(acc, shared, walk, tensors, rColumns, form, operands, first)
+        _in_loops(acc, shared, walk, tensors, rRows, rColumns, form, operands, first)
     else:
         _unrolled(acc, shared, walk, tensors, rRows, rColumns, form)
 
@@ -75,6 +76,7 @@ def _in_loops(
     shared: cutlass.Int32,
     walk: cutlass.Constexpr[Pieces],
     tensors: tuple,
+    rRows: list,
     rColumns: list,
     form: cutlass.Constexpr[Form],
     operands: tuple | None,
@@ -119,34 +121,44 @@ def _in_loops(
             cute.arch.sync_warp()
         j = i + 1 if more else i  # past the last piece, what is read again is not used
         # The next vector is in this piece or, past its end, the first of the next piece
-        first_spot, after = (reading, Int32(0), lane, walk.row_of(0, 0, 0, lane)), _spot(j, 0, walk, form)
+        first_spot = (reading, Int32(0), lane, walk.row_of(0, 0, 0, lane), walk.first_column(0, lane))
+        after = _spot(j, 0, walk, form)
         following = _moved(first_spot, _spot(i, 1, walk, form) if walk.steps > 1 else after)
+        rows = (slab * walk.buffers + part) * walk.steps  # of a lane, before those of this piece
+        rHere = [cute.make_rmem_tensor((walk.steps,), Float32) for _ in rRows]
+        _put(
+            tuple(cute.make_tensor(r.iterator + rows, here.layout) for r, here in zip(rRows, rHere, strict=True)), rHere
+        )
         for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
             r = walk.row_of(slab, part, step, lane)
             if cutlass.const_expr(early):
                 values, beside, limit, valid = vector, own, walk.N, walk.whole(r, below)
             else:
-                here = _moved((reading, Int32(0), lane, Int32(0)), _spot(i, step, walk, form))
+                here = _moved((reading, Int32(0), lane), _spot(i, step, walk, form)[:3])
                 values = gemm_pieces.read(shared + here[0], walk, acc.element_type, form)
                 _, limit, valid = walk.place(slab, part, step, lane, c)
                 beside = _own((r, c, valid), here[1], here[2], walk, tensors, form, operands)
-            if cutlass.const_expr(form.tiles is not None and form.staged == 0):
-                beside = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
             given = ((*fixed, *beside),) if cutlass.const_expr(form.reads) else ()
             found = form.run(values, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
             if cutlass.const_expr(early):
-                at, slot, which, row = following
+                at, slot, which, row, column = following
                 _put(gemm_pieces.read(shared + at, walk, acc.element_type, form), vector)
-                _put(_own((row, c, walk.whole(row, below)), slot, which, walk, tensors, form, operands), own)
+                # What is staged is there whatever the column
+                there = below if form.staged > 0 else cutlass.select_(column < walk.N, walk.M, Int32(0))
+                _put(_own((row, column, walk.whole(row, there)), slot, which, walk, tensors, form, operands), own)
                 if cutlass.const_expr(walk.steps > 1):
                     more_here = step + 2 < walk.steps
                     ways = zip(_spot(i, step + 2, walk, form), after, strict=True)
                     following = _moved(
                         first_spot, tuple(cutlass.select_(more_here, Int32(o), Int32(a)) for o, a in ways)
                     )
-            else:
+            if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                 counted = reduce.inside(c, limit, form.vec, form.ragged, False)
-                gemm_folds.fold(found, counted, 0, turn, [], rColumns, form)  # of rows, nothing is folded in a loop
+                gemm_folds.fold(found, counted, 0, turn, rHere, rColumns, form)
+                gemm_folds.turn_round(rHere)
+        _put(
+            rHere, tuple(cute.make_tensor(r.iterator + rows, here.layout) for r, here in zip(rRows, rHere, strict=True))
+        )
         if cutlass.const_expr(form.staged > 0 and i + slots < len(order)):
             _fetch_operands(i + slots, walk, form, operands)
         if cutlass.const_expr(walk.buffers == 1 and more):
@@ -160,7 +172,7 @@ def _in_loops(
                 own = _own_at(i + 1, lane, walk, tensors, form, operands)
 
 
-def _put(sources: tuple[cute.Tensor, ...], places: tuple[cute.Tensor, ...]) -> None:
+def _put(sources: Sequence[cute.Tensor], places: Sequence[cute.Tensor]) -> None:
     """Registers to others, whose names a loop knows."""
     for source, place in zip(sources, places, strict=True):
         place.store(source.load())
@@ -315,11 +327,11 @@ def _await_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
 
 def _spot(i: int, step: Int32 | int, walk: Pieces, form: Form) -> tuple[Int32 | int, ...]:
     """How far a step of the i-th piece is from a lane's first: where its accumulators lie, bytes to its slot, its vector there,
-    its row."""
-    _, slab, part = walk.order[i]
+    its row and column."""
+    turn, slab, part = walk.order[i]
     slot = i % (form.ahead * walk.buffers) * (form.staged // walk.buffers)
     row = slab * walk.slab_step + part * walk.rows + step * walk.high
-    return walk.further(step) + i % walk.buffers * form.buffer, slot, step * WARP, row
+    return walk.further(step) + i % walk.buffers * form.buffer, slot, step * WARP, row, turn * walk.columns
 
 
 def _moved(spot: tuple[Int32, ...], way: tuple[Int32 | int, ...]) -> tuple[Int32, ...]:
@@ -338,9 +350,11 @@ def _own_at(i: int, lane: Int32, walk: Pieces, tensors: tuple, form: Form, opera
 def _own(
     place: tuple[Int32, ...], slot: Int32 | int, vector: Int32, walk: Pieces, tensors: tuple, form: Form, operands: Any
 ) -> tuple[cute.Tensor, ...]:
-    """What was read ahead for a vector of a row, column and count into shared memory, so many bytes on, and what is read of its
-    row alone; nothing where nothing was read ahead."""
-    if form.staged == 0:
+    """What an epilogue reads for a vector of a row, column and count: what was read ahead into shared memory, so many bytes on,
+    and the rest from where it lies."""
+    if form.tiles is None:
         return ()
-    load = staging.Slots(operands[0].toint() + slot, form.boxes, vector).load
-    return tuple(form.tiles(*place[:2], walk.batch, place[2], tensors, form.vec, form.ragged, load))  # type: ignore[misc]
+    load: Any = vectors.load
+    if form.staged > 0:
+        load = staging.Slots(operands[0].toint() + slot, form.boxes, vector).load
+    return tuple(form.tiles(*place[:2], walk.batch, place[2], tensors, form.vec, form.ragged, load))

@@ -31,6 +31,15 @@ def fold(found: tuple, inside, at: int, turn: int, rRows: list, rColumns: list, 
     reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
 
 
+def turn_round(rRows: list) -> None:
+    """The next row's statistics to the first place, those of the first to the last: a loop over rows has all in turn there."""
+    for held in rRows:
+        first = held[0]
+        for at in range(1, cute.size(held)):
+            held[at - 1] = held[at]
+        held[cute.size(held) - 1] = first
+
+
 @cute.jit
 def store_rows(
     rRows: list,

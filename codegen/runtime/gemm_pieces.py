@@ -58,7 +58,7 @@ class Form:
     matrices: bool = False  # whether a warp writes them to shared memory by stmatrix (from sm_90 on)
     piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
     ahead: int = 1  # pieces by which operands are read before they are needed; pairs of pieces, where `staged`
-    rolled: bool = False  # whether a loop runs the epilogue of a piece: nothing may be folded along rows
+    rolled: bool = False  # whether a loop runs the epilogue of a piece
     staged: int = (
         0  # bytes of shared memory for the operands of `ROWS` rows, read ahead: else registers do; if `rolled`
     )
@@ -75,9 +75,9 @@ class Form:
 
     @property
     def frees(self) -> bool:
-        """Whether the registers of accumulators are free once they are in shared memory; not where tiles that were read ahead
-        lie in registers, which took a fifth longer so on an H100."""
-        return self.tiles is None or self.staged > 0
+        """Whether the registers of accumulators are free once they are in shared memory; not where tiles that were read pieces
+        ahead lie in registers, which took a fifth longer so on an H100."""
+        return self.rolled or self.tiles is None
 
     @property
     def stage(self) -> int:

@@ -75,7 +75,7 @@ def launch(
     warps = 4 if tiles.pingpong else 4 * CONSUMERS  # that share a tile
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
-        rolled=tiles.rolled and not row_ops, staged=staged, matrices=True,
+        rolled=tiles.rolled, staged=staged, matrices=True,
         warps=warps, step=1, barrier=MEET, threads=32 * warps,
     )  # fmt: skip
     fetchers: tuple[staging.Fetcher, ...] = ()

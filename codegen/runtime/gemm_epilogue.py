@@ -115,20 +115,16 @@ def _in_loops(
         if cutlass.const_expr(walk.buffers > 1 and more):
             if cutlass.const_expr(i > 0):
                 cute.arch.sync_warp()  # the piece before is read
-            gemm_pieces.write(acc, shared + (i + 1) % walk.buffers * form.buffer, written, order[i + 1], walk, form)
-            if cutlass.const_expr(form.staged > 0):
-                _await_operands(i + 1, walk, form, operands)
-            cute.arch.sync_warp()
+            _bring(acc, shared, i + 1, written, walk, form, operands)
         j = i + 1 if more else i  # past the last piece, what is read again is not used
         # The next vector is in this piece or, past its end, the first of the next piece
         first_spot = (reading, Int32(0), lane, walk.row_of(0, 0, 0, lane), walk.first_column(0, lane))
         after = _spot(j, 0, walk, form)
         following = _moved(first_spot, _spot(i, 1, walk, form) if walk.steps > 1 else after)
-        rows = (slab * walk.buffers + part) * walk.steps  # of a lane, before those of this piece
         rHere = [cute.make_rmem_tensor((walk.steps,), Float32) for _ in rRows]
-        _put(
-            tuple(cute.make_tensor(r.iterator + rows, here.layout) for r, here in zip(rRows, rHere, strict=True)), rHere
-        )
+        before = (slab * walk.buffers + part) * walk.steps  # rows of a lane
+        rOwn = [cute.make_tensor(rRow.iterator + before, cute.make_layout((walk.steps,))) for rRow in rRows]
+        _put(rOwn, rHere)
         for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
             r = walk.row_of(slab, part, step, lane)
             if cutlass.const_expr(early):
@@ -156,20 +152,23 @@ def _in_loops(
                 counted = reduce.inside(c, limit, form.vec, form.ragged, False)
                 gemm_folds.fold(found, counted, 0, turn, rHere, rColumns, form)
                 gemm_folds.turn_round(rHere)
-        _put(
-            rHere, tuple(cute.make_tensor(r.iterator + rows, here.layout) for r, here in zip(rRows, rHere, strict=True))
-        )
+        _put(rHere, rOwn)
         if cutlass.const_expr(form.staged > 0 and i + slots < len(order)):
             _fetch_operands(i + slots, walk, form, operands)
         if cutlass.const_expr(walk.buffers == 1 and more):
             cute.arch.sync_warp()
-            gemm_pieces.write(acc, shared, written, order[i + 1], walk, form)
-            if cutlass.const_expr(form.staged > 0):
-                _await_operands(i + 1, walk, form, operands)
-            cute.arch.sync_warp()
+            _bring(acc, shared, i + 1, written, walk, form, operands)
             if cutlass.const_expr(early):
                 vector = gemm_pieces.read(shared + reading, walk, acc.element_type, form)
                 own = _own_at(i + 1, lane, walk, tensors, form, operands)
+
+
+def _bring(acc: cute.Tensor, shared: Int32, i: int, place: Int32, walk: Pieces, form: Form, operands: Any) -> None:
+    """The i-th piece to shared memory, and what it needs there, for all lanes to read."""
+    gemm_pieces.write(acc, shared + i % walk.buffers * form.buffer, place, walk.order[i], walk, form)
+    if form.staged > 0:
+        _await_operands(i, walk, form, operands)
+    cute.arch.sync_warp()
 
 
 def _put(sources: Sequence[cute.Tensor], places: Sequence[cute.Tensor]) -> None:

@@ -109,6 +109,11 @@ class Product:
         shapes = [x.shape for x in self.outputs]
         return list(interpreted.run(self.call, names, [np.asarray(x) for x in inputs], shapes))
 
+    def lost(self, sums: np.ndarray) -> float:
+        """What tensor cores may lose of sums of this size: of 32 products of float8 and what came before they keep 13 bits after
+        the point of the largest (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)."""
+        return -(-self.K // 32) * 2.0**-13 * np.abs(sums).max(initial=0.0) if "float8" in self.dtype else 0.0
+
     def expected(self, inputs: list[jax.Array]) -> list[np.ndarray]:
         """The outputs in float64; of folds, their results."""
         a, *rest = (np.asarray(x.astype(jnp.float32), np.float64) for x in inputs)
@@ -227,5 +232,5 @@ def check(product: Product, seed: int, run: Callable[[Product, list], list] = Pr
         kind = str(x.dtype)
         got = np.asarray(x.astype("float32") if x.dtype != "int32" else x, np.float64)
         got = got if fold is None else fold(got)
-        np.testing.assert_allclose(got, want, rtol=TOLERANCES[kind], atol=2 * TOLERANCES[kind])
+        np.testing.assert_allclose(got, want, rtol=TOLERANCES[kind], atol=2 * TOLERANCES[kind] + product.lost(want))
     return found

@@ -1,4 +1,5 @@
-"""PTX for tensor cores, as Ampere has it and all later architectures do: mma.sync, ldmatrix and cp.async.
+"""PTX for tensor cores, as Ampere has it and all later architectures do: mma.sync, ldmatrix and cp.async; and what Hopper has
+besides: stmatrix, and arrivals at mbarriers.
 
 Fragments are 32-bit words in registers. A step along K is 32 bytes of it for every type: 16 of 16 bits (bfloat16, float16),
 8 of float32 (as tf32) or 32 of 8 bits (int8, float8); then the fragments of all types lie alike, in words. Lane `l` of a warp, with g = l//4 and q = l%4,

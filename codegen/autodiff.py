@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from codegen.chain import output_parts, read_chain
 from codegen.errors import Mistake
 from codegen.formula import Reader
-from codegen.ir import DTYPES, Leaf, Node, Statement, topological
+from codegen.ir import DTYPES, Leaf, Node, Statement, lost_axes, topological
 from codegen.ops import OPS, REDUCTIONS
 from codegen.prelude import prelude
 from codegen.scope import make_scope
@@ -41,10 +41,12 @@ _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 @dataclass(frozen=True)
 class Scattered:
-    """An output of a backward that belongs to what a `take` gave: it is added to the table's gradient, along an axis by index."""
+    """An output of a backward that belongs to what a `take` gave: it is added to the table's gradient, or that of one of its
+    parts, along an axis by index."""
 
     output: str
     table: str
+    part: int | None
     index: str
     axis: str
 
@@ -53,6 +55,7 @@ class Scattered:
 class Taken:
     """The adjoint of what a `take` gave."""
 
+    part: int | None
     index: str
     axis: str
     dims: tuple[str, ...]
@@ -78,10 +81,12 @@ class Backward:
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or other gradient that is its gradient as well)
 
 
-def differentiate(spec: Spec, kept: str = "float32", statistics: bool = False, by_index: bool = False) -> Backward:
+def differentiate(
+    spec: Spec, kept: str = "float32", statistics: str = "", by_index: bool = False
+) -> Backward:
     """The backward of a checked spec; what it saves of the chain is `kept` in this type. If that is not float32, inputs are
     rounded to it which the forward had in more bits: it takes none of the statistics that outputs hold, which theirs would
-    not be. `statistics`: it may have the forward keep others. `by_index`: what is taken from tables is added to their gradients by index
+    not be. `statistics`: it may have the forward keep others, of "rows" or of "columns". `by_index`: what is taken from tables is added to their gradients by index
     also where each index picks from a row of its own. Raises `Mistake` where it has none that could be a kernel."""
     return _Reverse(spec, kept, by_index).backward(statistics)
 
@@ -89,6 +94,7 @@ def differentiate(spec: Spec, kept: str = "float32", statistics: bool = False, b
 class _Reverse:
     def __init__(self, spec: Spec, kept: str, by_index: bool):
         self.spec, self.scope, self.kept, self.by_index = spec, make_scope(spec), kept, by_index
+        self.saved_type = spec.compute if kept == "float32" else kept
         self.statements = read_chain(spec, self.scope)
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
@@ -250,26 +256,23 @@ class _Reverse:
         """Two indices may meet in one row of a table, so what its rows get is added up by index after the kernel."""
         table, index = (a.attr for a in node.args)
         assert isinstance(table, Leaf) and isinstance(index, Leaf)
-        arrays = [self.spec.array(leaf.name) for leaf in (table, index)]
-        if table.part is not None or any(len(axis.names) > 1 for array in arrays for axis in array.dims):
-            raise Mistake("no kernel for the gradient of 'take' but of an input without parts or axes that are split")
-        if self.doubles:
-            raise Mistake("what rows of a table get is added up in float32, which float64 would lose")
-        self.taken_from.setdefault(table.name, []).append(Taken(index.name, str(node.attr), node.dims, g))
+        taken = Taken(table.part, index.name, str(node.attr), node.dims, g)
+        self.taken_from.setdefault(table.name, []).append(taken)
 
     def evaluated(self, formula: ast.expr, names: Mapping[str, Node | tuple[str, ...]]) -> Node:
         return self.algebra.simplified(Reader(self.scope, dict(names), _SITE, derived=True).read(formula))
 
     # The spec
 
-    def backward(self, statistics: bool) -> Backward:
+    def backward(self, statistics: str) -> Backward:
         found = self.gradients() | self.written_formulas()
         outputs, assigned = self.outputs(found)
         if not assigned:
             raise Mistake("no output varies with an input that has a derivative")
         saved = self.saved(assigned)
-        of_row = self.statistics(assigned, saved) if statistics and not self.spec.save else {}
-        saved |= of_row
+        ways = {"rows": self.statistics, "columns": self.column_statistics}
+        more_saved = ways[statistics](assigned, saved) if statistics and not self.spec.save else {}
+        saved |= more_saved
         leaves = {id(node): name for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
@@ -292,7 +295,7 @@ class _Reverse:
             forward = self.spec.with_chain(
                 self.spec.source.path, self.spec.chain.value.rstrip("\n") + "\n" + self.unnamed(saved),
                 op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none",
-                save=(), kept=tuple(of_row), bench=(),
+                save=(), kept=tuple(more_saved), bench=(),
             )  # fmt: skip
         return Backward(
             spec,
@@ -302,7 +305,7 @@ class _Reverse:
             tuple(a.name for a in inputs if a in self.spec.inputs),
             tuple((name, output.name) for name, output, _ in outputs),
             tuple(
-                Scattered(output.name, name, taken.index, taken.axis)
+                Scattered(output.name, name, taken.part, taken.index, taken.axis)
                 for name, output, taken in outputs
                 if taken is not None
             ),
@@ -327,33 +330,23 @@ class _Reverse:
         assigned to them. Gradients that are zero are left out."""
         outputs: list[tuple[str, Array, Taken | None]] = []
         assigned = []
-        params = [Array(p.name, self.scalar(), ()) for p in self.spec.params if (p.name, None) in found]
+        params = [Array(p.name, self.spec.compute, ()) for p in self.spec.params if (p.name, None) in found]
         for array in (*self.spec.inputs, *params):
             taken_from = self.taken_from.get(array.name, [])
             if any((array.name, part) in found for part in output_parts(array)):
                 gradient = replace(array, name=self.fresh(f"d{array.name}"), default=None, span=None)
                 if taken_from:  # whose sum is rounded once
-                    gradient = replace(gradient, dtype="float32")
+                    gradient = replace(gradient, dtype=self.spec.compute)
                 outputs.append((array.name, gradient, None))
                 for part in output_parts(array):
                     value = found.get((array.name, part)) or self.graph.const(0.0)
                     assigned.append(Statement(gradient.name, part, value))
             for taken in taken_from:
                 dims = tuple(Axis((a,), extents=(None,)) for a in taken.dims)
-                gradient = Array(self.fresh(f"d{array.name}"), "float32", dims)
+                gradient = Array(self.fresh(f"d{array.name}"), self.spec.compute, dims)
                 outputs.append((array.name, gradient, taken))
                 assigned.append(Statement(gradient.name, None, taken.adjoint))
         return outputs, assigned
-
-    def scalar(self) -> str:
-        """The type of dynamic parameters' gradients: what they are computed in. Raises `Mistake` where no one type is that in
-        every call."""
-        if not self.doubles or "float64" in self.doubles:
-            return "float64" if self.doubles else "float32"
-        one, *others = self.doubles
-        if others or not set(self.spec.dtypes(one)) <= {"float32", "float64"}:
-            raise Mistake("the gradient of a parameter is computed in float64 in some calls, and no type says in which")
-        return one
 
     def saved(self, assigned: list[Statement]) -> dict[str, Node]:
         """The outputs that the backward takes rather than compute them again: where it then reads fewer arrays or has fewer
@@ -384,7 +377,7 @@ class _Reverse:
     def statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
         """What rows come to in the forward, to be saved as well: where the backward would have to fold them again before it
         can fold anything else, and so goes over a row more often. It costs four bytes a row, and a pass over the row less."""
-        if self.kept != "float32" or self.doubles:
+        if self.kept != "float32":
             return {}
         leaves = {id(v) for v in saved.values()}
         forward = list(topological(s.value for s in self.statements))
@@ -411,6 +404,20 @@ class _Reverse:
             others = {n: a for n, a in found.items() if n != name}
             if self.folds(assigned, {**saved, **others}, widest) == cost:
                 found = others
+        return found
+
+    def column_statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
+        """What the forward folds over rows and the backward takes, to be saved as well: no row of it can wait for all rows."""
+        leaves = {id(v) for v in saved.values()}
+        forward = {id(n) for n in topological(s.value for s in self.statements)}
+        nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
+        compared = {id(a) for n in nodes if n.op == "eq" for a in n.args}
+        found = {}
+        for node in nodes:
+            if node.op in REDUCTIONS and id(node) in forward - leaves and node.args[0].dims[:1] == (lost_axes(node)[0],):
+                name = self.named.get(id(node)) or self.fresh(f"column_{node.op.lstrip('_')}")
+                if id(node) not in compared or self.exact(name, node):
+                    found[name] = node
         return found
 
     def folds(self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]) -> tuple[int, int]:
@@ -454,21 +461,18 @@ class _Reverse:
 
     def exact(self, name: str, value: Node) -> bool:
         """Whether an output holds one of an input's elements as it is: what is computed again may differ in its last bit."""
-        kept = self.spec.array(name).dtype if name in self.made else self.kept
+        kept = self.spec.array(name).dtype if name in self.made else self.saved_type
         if value.op not in ("max", "min"):
             return False
         (source,) = value.args
         while source.op in ("float", "abs", "neg"):  # which do not round
             (source,) = source.args
-        wide = kept == "float32" and not self.doubles
-        return isinstance(source.attr, Leaf) and (wide or self.spec.array(source.attr.name).dtype == kept)
+        return isinstance(source.attr, Leaf) and kept in (self.spec.compute, self.spec.array(source.attr.name).dtype)
 
     def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:
-        """The arrays of what is saved and no output already. Raises `Mistake` where float64 would be lost."""
+        """The arrays of what is saved and no output already."""
         names = [name for name in saved if name not in self.made]
-        if names and self.doubles:
-            raise Mistake(f"what is computed in float64 cannot be saved yet: {', '.join(names)}")
-        dtypes = {"float": self.kept, "int": self.spec.integer, "bool": "bool"}
+        dtypes = {"float": self.saved_type, "int": self.spec.integer, "bool": "bool"}
         return [
             Array(name, dtypes[saved[name].kind], tuple(Axis((a,), extents=(None,)) for a in saved[name].dims))
             for name in names

@@ -312,6 +312,10 @@ class Reader:
             if self.scope.inputs[node.attr.name].default is not None:
                 message = f"'take' needs arrays that are always there, and {node.attr.name!r} has a default"
                 raise self.fail(given[argument], message, "delete the default")
+        assert isinstance(place.attr, Leaf)
+        if place.attr.part is not None:
+            message = f"'take' gathers by a whole array, not by a part of {place.attr.name!r}"
+            raise self.fail(given["i"], message, "give it an array of its own")
         if len(axes) != 1 or axes[0] == ROWS or axes[0] not in table.dims:
             has = f"it has {', '.join(table.dims)}" if table.dims else "it is a scalar"
             raise self.fail(given["axis"], "'take' gathers along one named axis of its table", has)

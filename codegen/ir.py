@@ -74,10 +74,13 @@ class Node:
 
 
 WIDE = "wide "  # before a type: the same, but float32 where that is float16, which does not hold what float32 does
+COMPUTE = "compute"  # in a type's place: float64 where a type variable is, else float32: what floats are computed in
 
 
 def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """What a dtype, a type variable or either with `WIDE` before it may be."""
+    """What a dtype, a type variable or either with `WIDE` before it may be, and `COMPUTE`."""
+    if name == COMPUTE:
+        return ("float32", "float64")
     own = name.removeprefix(WIDE)
     found = variables.get(own, (own,))
     return found if own == name else tuple(dict.fromkeys(map(widened, found)))
@@ -85,6 +88,8 @@ def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str,
 
 def dtype_of(name: str, variables: Mapping[str, str]) -> str:
     """What it is, where these are bound."""
+    if name == COMPUTE:
+        return "float64" if "float64" in variables.values() else "float32"
     own = name.removeprefix(WIDE)
     bound = variables.get(own, own)
     return bound if own == name else widened(bound)

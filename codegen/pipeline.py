@@ -182,18 +182,18 @@ def derived(spec: Spec) -> Op:
 
 
 def row_backward(spec: Spec) -> Derived:
-    """The backward of an op that does not contract, the first that is a kernel: with statistics that the forward keeps, where these
-    save it a pass; then without; and with what is taken from tables added up by index, where no kernel finds its place. Raises
-    `SpecError` or `Mistake` where there is none."""
+    """The backward of an op that does not contract, the first that is a kernel: with statistics of rows that the forward keeps,
+    where these save it a pass; then without; with those of columns, for which rows would wait; and with what is taken from tables
+    added up by index, where no kernel finds its place. Raises `SpecError` or `Mistake` where there is none."""
     takes = any(n.op == "take" for n in topological(s.value for s in read_chain(spec, whole=False)))
     reasons: list[SpecError | Mistake] = []
     for by_index in (False, True) if takes else (False,):
-        for statistics in (True, False):
+        for statistics in ("rows", "", "columns"):
             try:
                 return _row_backward(differentiate(spec, statistics=statistics, by_index=by_index))
             except (SpecError, Mistake) as reason:
                 reasons.append(reason)
-    raise reasons[-1]
+    raise reasons[1]
 
 
 def _row_backward(how: Backward) -> Derived:

@@ -71,7 +71,6 @@ class _Reductions(Planner):
             self.refuse_orders,
             self.refuse_waiting,
             self.refuse_late_rows,
-            self.refuse_gathers,
             self.refuse_outputs,
         )
         for check in checks:
@@ -271,15 +270,6 @@ class _Reductions(Planner):
                 return self.mistake_in_chain(node, message, "make several ops of it")
         return None
 
-    def refuse_gathers(self) -> Diagnostic | None:
-        """Tables are read at one place a row."""
-        columns = self.axes[self.place :]
-        for node in self.nodes:
-            if node.op == "take" and set(node.args[1].dims) & set(columns):
-                message = f"no kernel that reduces gathers at an index along {', '.join(columns)}"
-                return self.mistake_in_chain(node, message, "an index of such an op has one value a row")
-        return None
-
     def refuse_outputs(self) -> Diagnostic | None:
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
         over = {id(n): n for n in self.over}
@@ -292,7 +282,9 @@ class _Reductions(Planner):
                 if axis not in known:
                     message = f"the axis {axis} of {output.name!r} is on no input that is always there"
                     return self.mistake(message, "its extent would be unknown: give such an input that axis", output)
-            found = [over[id(n)] for n in topological([statement.value]) if id(n) in over]
+            constant = not any(n.op == "input" for n in topological([statement.value]))
+            values = [s.value for s in self.written() if s.name == statement.name] if constant else [statement.value]
+            found = [over[id(n)] for n in topological(values) if id(n) in over]
             wanted = list(dict.fromkeys([n.dims for n in found] if found else along))
             texts = [_brackets(w) for w in wanted]
             if found and any(n.op == "take" for n in topological([statement.value], lambda n: id(n) in over)):
@@ -428,7 +420,9 @@ class _Reductions(Planner):
         return table
 
     def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
-        """An index of a row picks that row's own place in the table."""
+        """An index of a row picks that row's own place in the table, one of columns a place for each."""
+        if mode_of(index) != "row":
+            return "gather"
         return mode_of(tuple(t for t in table if not (isinstance(t, int) and axis in groups[t].axes)))
 
     def statistics(

@@ -241,6 +241,12 @@ class Reduction:
             own += [t for t in self.view(index).tokens if t not in self.apart]
         return not self.kept or any(not isinstance(t, int) or t < self.kept for t in own)
 
+    def picks(self, access: Access) -> bool:
+        """Whether an index says each column's place in a table, not each row's alone."""
+        if access.index_of is None:
+            return False
+        return any(isinstance(t, int) and t >= self.kept for t in self.view(access.index_of[0]).tokens)
+
     @property
     def shares(self) -> bool:
         """Whether no result of columns varies along the innermost axis: neighbouring columns have one together."""
@@ -252,7 +258,7 @@ class Reduction:
     def shifts(self) -> bool:
         """Whether a ragged row's vectors start where memory is aligned, before the row itself: nothing may need its
         coordinates one by one, and no thread keep its columns from row to row."""
-        gathers = any(a.mode in ("gather", "index") and len(self.column_groups) > 1 for a in self.loads)
+        gathers = any(a.mode in ("gather", "index") and (len(self.column_groups) > 1 or self.picks(a)) for a in self.loads)
         aligned = any(self.aligned(a) for a in (*self.loads, *self.stores))
         return (self.kind == "row" or self.collapsed) and aligned and not gathers
 
@@ -296,7 +302,8 @@ class Reduction:
         the rows' every axis, in order."""
         values = all(a.tokens == tuple(range(self.kept)) for a in self.stores if a.mode == "row")
         own = [a for a in (*self.loads, *self.stores) if a.mode in ("flat", "gather") and self.of_row(a)]
-        return self.kind == "row" and self.kept > 0 and not self.inner and values and all(map(self.aligned, own))
+        plain = not self.inner and not any(map(self.picks, self.loads))
+        return self.kind == "row" and self.kept > 0 and plain and values and all(map(self.aligned, own))
 
     def together(self, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
         """How many rows are whole vectors together, where a thread has room for them; else one."""

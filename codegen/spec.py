@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codegen.errors import Span
-from codegen.ir import DTYPES, ROWS, dtypes_of
+from codegen.ir import COMPUTE, DTYPES, ROWS, dtypes_of
 from codegen.names import REDUCING_NAMES
 from codegen.text import Scalar, Source
 
@@ -155,6 +155,12 @@ class Spec:
         """What integers are computed in: the narrowest of int32 and int64 that holds every array's."""
         wide = {"int64", "uint32"}
         return "int64" if any(wide & set(self.dtypes(array)) for array in self.arrays) else "int32"
+
+    @property
+    def compute(self) -> str:
+        """What floats are computed in: float64 where an input is, of which a call's type variables may decide."""
+        doubles = {a.dtype for a in self.inputs if "float64" in self.dtypes(a)}
+        return "float32" if not doubles else "float64" if "float64" in doubles else COMPUTE
 
     @property
     def extents(self) -> dict[str, int]:

@@ -14,11 +14,8 @@ from codegen.unparse import unparse
 
 def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -> tuple[Spec, Spec]:
     """The op whose outputs are the nodes that are `waited` for, and the op that takes them as inputs, after its own."""
-    wide = any("float64" in spec.dtypes(a) for a in spec.inputs)
-    if wide and {a.dtype for a in spec.inputs if spec.kind(a) == "float"} != {"float64"}:
-        raise Mistake("what all rows come to is kept in float32, which float64 would lose")
     taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in statements}
-    dtypes = {"float": "float64" if wide else "float32", "int": spec.integer, "bool": "bool"}
+    dtypes = {"float": spec.compute, "int": spec.integer, "bool": "bool"}
     kept, count = [], 0
     for node in waited:
         while (name := f"of_rows{count}") in taken:
@@ -29,6 +26,8 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
     first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {})
+    if first.compute != spec.compute:
+        raise Mistake("what all rows come to would be computed in float32, which float64 loses")
     leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
     # The parameters are all the other's too: who calls both takes their values from its

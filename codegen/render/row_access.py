@@ -76,6 +76,8 @@ class RowAccess(Context):
                 words.append("0" if access.interleaved else str(access.part or 0))
             elif isinstance(token, int) and taken not in self.groups[token].axes:
                 words.append(self.coordinate(token) if token < self.plan.kept else "0")
+            elif self.plan.picks(access):
+                words.append("0")  # another one for each column
             else:
                 assert access.index_of and access.array
                 table = self.tensors[access.array.name]
@@ -89,9 +91,25 @@ class RowAccess(Context):
 
     def columns_of(self, access: Access) -> str:
         """A row's place in an array that has some of the column axes, which mode has which, and these axes' extents."""
-        kept, extents = self.plan.kept, ", ".join(g.name for g in self.plan.column_groups)
-        modes = tuple(t - kept if isinstance(t, int) and t >= kept else None for t in access.tokens)
-        return f"{self.place(access)}, {modes}, ({extents},)"
+        extents = ", ".join(g.name for g in self.plan.column_groups)
+        return f"{self.place(access)}, {self.modes(access)}, ({extents},)"
+
+    def modes(self, access: Access) -> tuple[int | None, ...]:
+        """Which of the column axes each mode of an array is; None for the others, and for that at which an index picks."""
+        kept, picked = self.plan.kept, access.index_of[1] if access.index_of else None
+        return tuple(
+            t - kept if isinstance(t, int) and t >= kept and picked not in self.groups[t].axes else None
+            for t in access.tokens
+        )
+
+    def picked(self, access: Access) -> str:
+        """The mode of a table at which an index picks, the index, a row's place in that, and its modes."""
+        assert access.index_of is not None
+        name, axis = access.index_of
+        index = self.plan.view(name)
+        own = replace(access, array=index.array, tokens=index.tokens, index_of=None, part=None)
+        (along,) = (i for i, t in enumerate(access.tokens) if t == axis or (isinstance(t, int) and axis in self.groups[t].axes))
+        return f"{along}, {self.tensors[name]}, {self.place(own)}, {self.modes(own)}"
 
     def group_of(self, access: Access) -> int:
         """How many columns share a value of an output that lacks the last column axes."""
@@ -155,7 +173,7 @@ class RowAccess(Context):
         for access in self.plan.loads:
             if access.mode == "row":
                 rows.append(self.fragment_row(access, "1,"))
-            if access.index_of:
+            if access.index_of and not self.plan.picks(access):
                 index = self.tensors[access.index_of[0]]
                 rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
                              "tensor": index, "default": None, "default_type": ""})  # fmt: skip
@@ -196,7 +214,7 @@ class RowAccess(Context):
         come `first`."""
         there, rows = self.there(), []
         for access in self.plan.loads:
-            if access.index_of:
+            if access.index_of and not self.plan.picks(access):
                 index = self.plan.view(access.index_of[0])
                 own = replace(access, array=index.array, tokens=index.tokens, index_of=None, mode="row", part=None)
                 text = f"access.load_one({self.tensors[index.array.name]}, {self.place(own)}, {there}, r{camel(access.name)}At)"
@@ -237,6 +255,9 @@ class RowAccess(Context):
         assert access.array is not None
         tensor, where = self.tensors[access.array.name], self.columns_of(access)
         into = f"{self.registers(access)}, {'ragged or at_once > 1' if self.plan.whole_rows else 'ragged'}"
+        if self.plan.picks(access):
+            text = f"access.pick_row({tensor}, {where}, {self.picked(access)}, column, step, columns, {into})"
+            return row | {"text": text}
         return row | {"text": f"access.gather_row({tensor}, {where}, column, step, columns, {into})"}
 
     def once(self, access: Access) -> str:

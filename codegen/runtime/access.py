@@ -263,6 +263,39 @@ def gather_row(
                     dst[i + k, v] = value
 
 
+@cute.jit
+def pick_row(
+    src: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    along: cutlass.Constexpr[int],
+    index: cute.Tensor,
+    index_place: cute.Coord,
+    index_modes: cutlass.Constexpr[tuple[int | None, ...]],
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    ragged: cutlass.Constexpr[bool],
+):
+    """`gather_row` where each column has a place of its own along one mode of the tensor: what an `index` holds for it, which
+    is reached as the tensor is."""
+    vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in (*modes, *index_modes)) else 1
+    dst.fill(0)
+    places = _places(first, step, vectors, vec, each, extents)
+    for v in cutlass.range_constexpr(vectors):
+        for i in cutlass.range_constexpr(0, vec, each):
+            if first + v * step + i < columns:
+                column = places[v][i // each]
+                own = list(_in_row(place, modes, column))
+                own[along] = device.clip_index(index[_in_row(index_place, index_modes, column)], src.shape[along])
+                value = src[tuple(own)]
+                for k in cutlass.range_constexpr(each):
+                    dst[i + k, v] = value
+
+
 def load_index(
     mode: int, extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, step: int, dst: cute.Tensor
 ) -> None:

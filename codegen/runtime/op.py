@@ -36,7 +36,7 @@ from codegen.runtime import aliases, arguments, batching, interpreted, kernels, 
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.runtime.platform import choose, current_arch
-from codegen.runtime.scatter import add_by_index
+from codegen.runtime.scatter import add_taken
 from codegen.spec import Array, Spec
 from codegen.tiles import GemmLaunch
 
@@ -635,10 +635,9 @@ class Backward(_Derived):
         found = {name: given[dx] for name, dx in how.gradients if dx not in tables}
         found |= {name: given[a.name] if a.name in given else there[a.name] for name, a in how.same}
         for s in how.scattered:
-            table, index = self.origin.spec.array(s.table), self.origin.spec.array(s.index)
             taken = given[s.output], self.spec.array(s.output).axes
             so_far = found.get(s.table, jnp.zeros(there[s.table].shape, taken[0].dtype))
-            found[s.table] = add_by_index((so_far, table.axes), (there[s.index], index.axes), s.axis, taken)
+            found[s.table] = add_taken(self.origin.spec, s, so_far, there[s.index], taken)
         return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:

@@ -1,4 +1,5 @@
-"""What was taken from a table by index, added to it by index, by XLA: axes meet by name, as `take` has them."""
+"""Gradients of what was taken from a table by index, added to the table's by index, by XLA: axes meet by name, as `take` has
+them."""
 
 from __future__ import annotations
 
@@ -7,12 +8,28 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from codegen.autodiff import Scattered
+from codegen.chain import output_parts
 from codegen.ir import ROWS
+from codegen.runtime.arguments import bind_axes
+from codegen.runtime.views import join_parts, named_axes
+from codegen.spec import Spec
 
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
-def add_by_index(table: Named, index: Named, along: str, values: Named) -> jax.Array:
+def add_taken(spec: Spec, how: Scattered, so_far: jax.Array, at: jax.Array, values: Named) -> jax.Array:
+    """A table's gradient `so_far`, in the shape users see, and what the `values` add to it, whose place says the array of
+    indices `at`. `spec` is the op's that takes from the table."""
+    table, index = spec.array(how.table), spec.array(how.index)
+    axes = bind_axes(spec, {how.table: so_far, how.index: at})
+    parts = {part: named_axes(table, so_far, axes, part) for part in output_parts(table)}
+    places = named_axes(index, at, axes, None), index.axes
+    parts[how.part] = _add_by_index((parts[how.part], table.axes), places, how.axis, values)
+    return join_parts(table, parts, axes)
+
+
+def _add_by_index(table: Named, index: Named, along: str, values: Named) -> jax.Array:
     """The table, and what `values` add to it: each to the element along an axis that the index names, which is clamped to that
     axis. The values have the axes of the index and the table's others; along those of the index that the table has too, an
     element stays at its place."""

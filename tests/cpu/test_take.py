@@ -173,10 +173,7 @@ def test_a_tables_gradient_is_added_up_along_any_axis(places, implementation, tm
     """With weights of its own for each element, so that none may come to another's place."""
     text = SPEC.replace("float32[P, N]", f"float32[{places[0]}]").replace("int32[...]", f"int32[{places[1]}]")
     op = make_op(tmp_path, text.replace("x + take(table", "x * take(table").replace("grad: none", ""))
-    if places == ("P, N", "N"):  # whose backward reduces: jnp's serves
-        assert "gathers at an index along N" in op.backward.message
-    else:
-        assert isinstance(op.backward, Derived)
+    assert isinstance(op.backward, Derived)
     table, i = (tuple(EXTENTS[axis] for axis in place.split(", ") if axis) for place in places)
     x = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
     i = np.random.default_rng(0).integers(-2, 8, i).astype(np.int32)
@@ -255,21 +252,88 @@ def test_all_that_is_taken_from_a_table_adds_to_its_gradient(name, tmp_path):
     assert len(op.backward.how.scattered) == (1 if name == "an_index_twice" else 2)
 
 
-def test_a_gradient_of_what_is_taken_from_split_axes_is_left_to_jnp(tmp_path):
-    split = "x: float32[..., (B G=4)]; t: float32[P, (B G=4)]; i: int32[...]"
-    op = make_op(tmp_path, spec_text(split, "y: float32[..., (B G=4)]", "y = x * take(t, i, axis=P)",
-                                     "y = x * jnp.take(t, i, 0, mode='clip')", more="domain: {i: index(P)}\n"))  # fmt: skip
-    assert "axes that are split" in op.backward.message
+IN_PARTS = {  # inputs, output, chain, reference: of tables and indices with split axes or parts
+    "split": ("x: T[..., (B G=4)]; t: T[P, (B G=4)]; i: int32[...]", "T[..., (B G=4)]",
+        "x * take(t, i, axis=P)", "x * jnp.take(t, i, 0, mode='clip')"),
+    "split_indices": ("t: T[P]; i: int32[..., (B G=4)]", "T[..., (B G=4)]",
+        "square(take(t, i, axis=P))", "jnp.square(jnp.take(t, i, mode='clip'))"),
+    "along_half_of_a_split": ("x: T[..., N]; t: T[(P G=2), N]; i: int32[...]", "T[..., N]",
+        "x * sum(take(t, i, axis=P), axis=G)",
+        "x * jnp.take(t.reshape(t.shape[0] // 2, 2, t.shape[1]), i, 0, mode='clip').sum(-2)"),
+    "a_part": ("t: T[P, (N 2)]; i: int32[...]; x: T[..., N]", "T[..., N]",
+        "x * take(t[1], i, axis=P)", "x * jnp.take(t[..., 1::2], i, 0, mode='clip')"),
+    "halves": ("t: T[P, (2 N)]; i: int32[...]; x: T[..., N]", "T[..., N]",
+        "x * take(t[0], i, axis=P) + square(take(t[1], i, axis=P))",
+        "x * jnp.take(t[:, :x.shape[-1]], i, 0, mode='clip') + jnp.square(jnp.take(t[:, x.shape[-1]:], i, 0, mode='clip'))"),
+    "read_besides": ("t: T[N, 2]; i: int32[..., N]", "T[..., N]",
+        "t[0] * take(t[1], i, axis=N)", "t[:, 0] * jnp.take(t[:, 1], i, mode='clip')"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_a_tables_gradient_in_parts_and_split_axes(name, tmp_path):
+    inputs, output, chain, reference = IN_PARTS[name]
+    op = make_op(
+        tmp_path,
+        spec_text(
+            inputs, f"y: {output}", f"y = {chain}", f"y = {reference}", types="{T: [float32, bfloat16]}",
+            more=f"domain: {{i: index({'N' if name == 'read_besides' else 'P'})}}\n",
+        ),
+    )  # fmt: skip
+    assert isinstance(op.backward, Derived), op.backward
+    assert op.backward.how.scattered
+    check_op(op, "interpret", examples=5)
     check_gradient(op, "interpret")
 
 
-def test_a_gradient_of_what_is_taken_from_a_part_is_left_to_jnp(tmp_path):
-    text = spec_text("t: float32[P, (N 2)]; i: int32[...]; x: float32[..., N]", "y: float32[..., N]",
-                     "y = x * take(t[1], i, axis=P)", "y = x * jnp.take(t[..., 1::2], i, 0, mode='clip')",
-                     more="domain: {i: index(P)}\n")  # fmt: skip
-    op = make_op(tmp_path, text)
-    assert "without parts" in op.backward.message
+ALONG_COLUMNS = {  # ops that reduce and gather at an index that each column has: inputs, output, chain, reference, kind
+    "normalised": ("x: T[..., N]; t: T[N]; i: int32[N]", "T[..., N]",
+        "x * take(t, i, axis=N) * rsqrt(mean(square(x), axis=N) + 1e-3)",
+        "x * jnp.take(t, i, mode='clip') * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-3)", "row"),
+    "of_each_element": ("x: T[..., N]; t: T[P]; i: int32[..., N]", "T[...]", "sum(x * take(t, i, axis=P), axis=N)",
+        "jnp.sum(x * jnp.take(t, i, mode='clip'), -1)", "row"),
+    "a_rows_own": ("x: T[..., N]; t: T[..., P]; i: int32[N]", "T[..., N]", "x - mean(take(t, i, axis=P), axis=N)",
+        "x - jnp.mean(jnp.take(t, i, -1, mode='clip'), -1, keepdims=True)", "row"),
+    "over_rows": ("x: T[..., N]; t: T[N]; i: int32[N]", "T[N]", "sum(x * take(t, i, axis=N), axis=...)",
+        "(x * jnp.take(t, i, mode='clip')).reshape(-1, t.shape[0]).sum(0)", "column"),
+    "one_of_two_column_axes": ("x: T[..., H, D]; t: T[P, D]; i: int32[..., H]", "T[..., H, D]",
+        "x * take(t, i, axis=P) / (1 + sum(square(x), axis=(H, D)))",
+        "x * jnp.take(t, i, 0, mode='clip') / (1 + jnp.sum(jnp.square(x), (-2, -1), keepdims=True))", "row"),
+    "shared_by_a_vector": ("x: T[..., H, D]; t: T[P]; i: int32[H]", "T[..., H, D]",
+        "x * take(t, i, axis=P) / (1 + sum(square(x), axis=(H, D)))",
+        "x * jnp.take(t, i, mode='clip')[:, None] / (1 + jnp.sum(jnp.square(x), (-2, -1), keepdims=True))", "row"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONG_COLUMNS)
+def test_an_index_along_the_columns_of_an_op_that_reduces(name, tmp_path):
+    inputs, output, chain, reference, kind = ALONG_COLUMNS[name]
+    op = make_op(
+        tmp_path,
+        spec_text(
+            inputs, f"y: {output}", f"y = {chain}", f"y = {reference}", types="{T: [float32, bfloat16]}",
+            more=f"domain: {{i: index({'P' if 'P]' in inputs or 'P,' in inputs else 'N'})}}\n",
+        ),
+    )  # fmt: skip
+    assert op.plan.kind == kind
+    assert isinstance(op.backward, Derived)
+    check_op(op, "xla", examples=10)
+    check_op(op, "interpret", examples=20)
     check_gradient(op, "interpret")
+
+
+def test_long_rows_gather_at_an_index_along_them(tmp_path):
+    """Rows that no registers hold, of which a cluster's blocks have parts; the index of each element."""
+    op = make_op(
+        tmp_path,
+        spec_text("x: float32[..., N]; t: float32[P]; i: int32[..., N]", "y: float32[...]",
+                  "y = sum(x * take(t, i, axis=P), axis=N)"),
+    )  # fmt: skip
+    rng, n = np.random.default_rng(0), 70_001
+    x, t = rng.integers(-4, 5, (2, n)).astype("float32"), rng.integers(-4, 5, 1000).astype("float32")
+    i = rng.integers(-5, 1005, (2, n)).astype("int32")
+    wanted = (x.astype("float64") * t[np.clip(i, 0, 999)]).sum(-1)
+    np.testing.assert_array_equal(op(x, t, i, implementation="interpret"), wanted)
 
 
 def test_indices_narrower_than_the_table(tmp_path):

@@ -177,6 +177,7 @@ if TYPE_CHECKING:
     from generated.rmsnorm_gated import rmsnorm_gated as rmsnorm_gated
     from generated.rmsnorm_group_fp8 import rmsnorm_group_fp8 as rmsnorm_group_fp8
     from generated.rmsnorm_llama import rmsnorm_llama as rmsnorm_llama
+    from generated.rmsnorm_reordered import rmsnorm_reordered as rmsnorm_reordered
     from generated.rmsnorm_row_fp8 import rmsnorm_row_fp8 as rmsnorm_row_fp8
     from generated.rmsnorm_row_int8 import rmsnorm_row_int8 as rmsnorm_row_int8
     from generated.rmsnorm_rstd import rmsnorm_rstd as rmsnorm_rstd
@@ -407,6 +408,7 @@ __all__ = [
     "rmsnorm_gated",
     "rmsnorm_group_fp8",
     "rmsnorm_llama",
+    "rmsnorm_reordered",
     "rmsnorm_row_fp8",
     "rmsnorm_row_int8",
     "rmsnorm_rstd",

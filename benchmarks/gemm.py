@@ -1,8 +1,10 @@
 """Products with their epilogues on a GPU: ours, XLA's form of the same in the same types, and the product alone by XLA
 (cuBLAS), which take turns in one run.
 
-    python benchmarks/gemm.py OUT.json [OP ...]
+    python benchmarks/gemm.py OUT.json [TURN] [OP ...]
 
+A turn is 20 calls, or where TURN says so as many as take the product alone that many milliseconds: in long ones a GPU at its
+limit of power has the clock that a candidate's own power leaves it, in short ones that of what ran before.
 Each result is held to XLA's first: the largest difference, over the largest magnitude.
 """
 
@@ -26,7 +28,6 @@ SHAPES = (
     (16, 14336, 4096),
 )  # fmt: skip
 CALLS, GROUPS = 20, 5
-TURN = 50_000  # microseconds of a candidate's turn, at least: the GPU's power, and with it its clock, is that candidate's own then
 
 
 def gelu(z):
@@ -59,7 +60,7 @@ FORMS: dict[str, tuple[dict[str, str], Callable]] = {
 }
 
 
-def bench(name: str, shape: tuple[int, int, int]) -> dict:
+def bench(name: str, shape: tuple[int, int, int], turn: int) -> dict:
     """One op at one shape (M, K, N)."""
     extents = dict(zip("mkn", shape, strict=True))
     inputs, form = FORMS[name]
@@ -83,7 +84,7 @@ def bench(name: str, shape: tuple[int, int, int]) -> dict:
     calls = {n: (lambda i, f=f: f(arrays)) for n, f in (*candidates.items(), ("xla", xla))}
     calls["matmul"] = lambda i: plain(first, second)
     (once,) = measure({"matmul": calls["matmul"]}, 1, CALLS)["matmul"]
-    times = measure(calls, GROUPS, max(CALLS, round(TURN / once)))
+    times = measure(calls, GROUPS, max(CALLS, round(1000 * turn / once)))
     us = {n: statistics.median(found) for n, found in times.items()}
     row = {"op": name, "M": shape[0], "K": shape[1], "N": shape[2], "us": {n: round(t, 1) for n, t in us.items()}}
     best = us["ours"]
@@ -96,11 +97,11 @@ def bench(name: str, shape: tuple[int, int, int]) -> dict:
 
 
 def main(out: str, *names: str) -> None:
-    rows = []
-    for name in names or FORMS:
+    rows, turn = [], int(names[0]) if names and names[0].isdigit() else 0
+    for name in (names[1:] if turn else names) or FORMS:
         for shape in SHAPES:
             try:
-                rows.append(bench(name, shape))
+                rows.append(bench(name, shape, turn))
             except Exception as error:
                 words = f"{type(error).__name__}: {error}"[:300]
                 rows.append({"op": name, "M": shape[0], "K": shape[1], "N": shape[2], "error": words})

@@ -81,9 +81,7 @@ class Backward:
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or other gradient that is its gradient as well)
 
 
-def differentiate(
-    spec: Spec, kept: str = "float32", statistics: str = "", by_index: bool = False
-) -> Backward:
+def differentiate(spec: Spec, kept: str = "float32", statistics: str = "", by_index: bool = False) -> Backward:
     """The backward of a checked spec; what it saves of the chain is `kept` in this type. If that is not float32, inputs are
     rounded to it which the forward had in more bits: it takes none of the statistics that outputs hold, which theirs would
     not be. `statistics`: it may have the forward keep others, of "rows" or of "columns". `by_index`: what is taken from tables is added to their gradients by index
@@ -414,7 +412,11 @@ class _Reverse:
         compared = {id(a) for n in nodes if n.op == "eq" for a in n.args}
         found = {}
         for node in nodes:
-            if node.op in REDUCTIONS and id(node) in forward - leaves and node.args[0].dims[:1] == (lost_axes(node)[0],):
+            if (
+                node.op in REDUCTIONS
+                and id(node) in forward - leaves
+                and node.args[0].dims[:1] == (lost_axes(node)[0],)
+            ):
                 name = self.named.get(id(node)) or self.fresh(f"column_{node.op.lstrip('_')}")
                 if id(node) not in compared or self.exact(name, node):
                     found[name] = node

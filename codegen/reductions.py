@@ -258,7 +258,9 @@ class Reduction:
     def shifts(self) -> bool:
         """Whether a ragged row's vectors start where memory is aligned, before the row itself: nothing may need its
         coordinates one by one, and no thread keep its columns from row to row."""
-        gathers = any(a.mode in ("gather", "index") and (len(self.column_groups) > 1 or self.picks(a)) for a in self.loads)
+        gathers = any(
+            a.mode in ("gather", "index") and (len(self.column_groups) > 1 or self.picks(a)) for a in self.loads
+        )
         aligned = any(self.aligned(a) for a in (*self.loads, *self.stores))
         return (self.kind == "row" or self.collapsed) and aligned and not gathers
 

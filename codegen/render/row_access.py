@@ -108,7 +108,9 @@ class RowAccess(Context):
         name, axis = access.index_of
         index = self.plan.view(name)
         own = replace(access, array=index.array, tokens=index.tokens, index_of=None, part=None)
-        (along,) = (i for i, t in enumerate(access.tokens) if t == axis or (isinstance(t, int) and axis in self.groups[t].axes))
+        (along,) = (
+            i for i, t in enumerate(access.tokens) if t == axis or (isinstance(t, int) and axis in self.groups[t].axes)
+        )
         return f"{along}, {self.tensors[name]}, {self.place(own)}, {self.modes(own)}"
 
     def group_of(self, access: Access) -> int:

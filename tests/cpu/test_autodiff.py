@@ -589,7 +589,10 @@ def test_opposite_sigmoids_at_zero(tmp_path):
     """Those that share a column's maximum would be counted once that is known, which all rows wait for: jnp differentiates the
     chain."""
     op = make_op(
-        tmp_path, spec_text("x: float32[..., N]; w: float32[N]", "y: float32[N]", "y = max(sigmoid(x) * sigmoid(-x), axis=...) * w")
+        tmp_path,
+        spec_text(
+            "x: float32[..., N]; w: float32[N]", "y: float32[N]", "y = max(sigmoid(x) * sigmoid(-x), axis=...) * w"
+        ),
     )
     assert not isinstance(op.backward, Derived)
     slope = jax.grad(lambda x: op(x, jnp.ones(2)).sum())(jnp.zeros((1, 2)))
@@ -650,7 +653,9 @@ def test_integers_with_a_dynamic_parameter_have_its_gradient(tmp_path, implement
 
 def test_the_gradient_of_a_parameter_of_some_calls_in_float64(tmp_path):
     more = "params: {a: {type: float, default: 0.5, static: false}}\n"
-    text = spec_text("x: T[..., N]", "y: T[..., N]", "y = x * a", "y = x * a", more, "{T: [float32, bfloat16, float64]}")
+    text = spec_text(
+        "x: T[..., N]", "y: T[..., N]", "y = x * a", "y = x * a", more, "{T: [float32, bfloat16, float64]}"
+    )
     op = make_op(tmp_path, text)
     assert isinstance(op.backward, Derived)
     x = jnp.asarray([[1.5, 2.0], [3.0, 4.0]], "bfloat16")
@@ -737,7 +742,15 @@ FOUND = [
 def test_chains_that_random_specs_found(inputs, output, value, reference, implementation, tmp_path):
     op = make_op(tmp_path, spec_text(inputs, f"y: {output}", f"y = {value}"))
     rng = np.random.default_rng(0)
-    shapes = {"[..., N]": (5, 9), "[..., 3]": (5, 3), "[N, 2]": (9, 2), "[N]": (9,), "[...]": (5,), "[P, N]": (4, 9), "[]": ()}
+    shapes = {
+        "[..., N]": (5, 9),
+        "[..., 3]": (5, 3),
+        "[N, 2]": (9, 2),
+        "[N]": (9,),
+        "[...]": (5,),
+        "[P, N]": (4, 9),
+        "[]": (),
+    }
     arrays = [np.float32(rng.standard_normal(shapes["[" + i.split("[")[1]])) for i in inputs.split(";")]
     kinds = {"bool": lambda a: a > 0, "int32": lambda a: np.int32(abs(a) * 2) % 4}
     for k, text in enumerate(inputs.split(";")):

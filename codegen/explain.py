@@ -329,10 +329,11 @@ def backward(op: Op) -> dict[str, Any] | None:
     return {
         "kernel": True,
         "first": None if found.first is None else found.first.spec.chain.value.splitlines(),
+        "beside": None if found.beside is None else found.beside.spec.chain.value.splitlines(),
         "kind": found.op.plan.kind,
         "why": words(found.op.plan).kind(),
         "inputs": {a.name: str(a) for a in spec.inputs},
-        "outputs": {a.name: str(a) for a in spec.outputs},
+        "outputs": {a.name: str(a) for a in (*spec.outputs, *(found.beside.spec.outputs if found.beside else ()))},
         "chain": spec.chain.value.splitlines(),
         "same": {name: array.name for name, array in found.how.same},
         "frozen": _frozen(found),

@@ -27,7 +27,7 @@ REDUCING_NAMES = frozenset("""
 IMPORTED_NAMES = frozenset("functools gemm vectors".split())
 # Of the other functions in an op's module, what stands behind its name.
 SUFFIXES = re.compile(
-    r"chain|row|kernel|launch|xla|reference|(backward|frozen|forward|first|rows|keep)_\w+|(columns|finish|stage)\d*"
+    r"chain|row|kernel|launch|xla|reference|(backward|frozen|forward|first|beside|rows|keep)_\w+|(columns|finish|stage)\d*"
 )
 # Those of the package and of the test module that an op would stand beside.
 PACKAGE_NAMES = IMPORTED_NAMES | frozenset("importlib sys types pytest check_op check_gradient".split())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,19 +56,22 @@ class Op:
 @dataclass(frozen=True)
 class Derived:
     """An op's backward, and how it stands to the op; where the op keeps more for it than its outputs, its `forward`; where all
-    rows need what is folded over all rows, the op that is run `first` and gives that, which `op` takes as further inputs."""
+    rows need what is folded over all rows, the op that is run `first` and gives that, which `op` takes as further inputs; where
+    some gradients have fewer axes than others and nothing is folded for them, the op `beside` that gives those."""
 
     first: Op | None
     op: Op
     how: Backward
     forward: Op | None
     products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that keeps it)
+    beside: Op | None = None
 
     @functools.cached_property
     def shared(self) -> frozenset[str]:
         """What all rows share of what it gives gradients of: those are folded over the rows."""
         rows = self.op.plan.order[0] if self.op.plan.order else None
-        found = [*((name, self.op.spec.array(dx)) for name, dx in self.how.gradients), *self.how.same]
+        arrays = {a.name: a for op in (self.op, self.beside) if op is not None for a in op.spec.outputs}
+        found = [*((name, arrays[dx]) for name, dx in self.how.gradients), *self.how.same]
         return frozenset(name for name, dx in found if rows not in dx.axes)
 
     @property
@@ -85,7 +89,7 @@ class Derived:
     def frozen(self) -> Derived | None:
         """The backward where nothing is asked of what all rows share (weights that are not trained, parameters that are
         constants): nothing is folded over rows. None where that is no other kernel, or none that computes anything."""
-        if self.first is not None or not self.shared or self.hands_on:
+        if self.first is not None or self.beside is not None or not self.shared or self.hands_on:
             return None
         base = self.op.spec.op.removesuffix("_backward")
         summary = f"The gradients of {base} but of what all rows share."
@@ -103,13 +107,7 @@ def _of_some(
 ) -> tuple[Op, Backward]:
     """A backward that gives only some of its outputs, `called` by another name. Raises `SpecError` or `Mistake` where that is no
     kernel."""
-    scope = make_scope(spec)
-    statements = read_chain(spec, scope, whole=False)
-    outputs = [a for a in spec.outputs if a.name in names]
-    assigned = [s for s in statements if s.name in names]
-    values = {id(s.value): s.name for s in reversed(statements) if s.part is None}
-    title = f"{spec.source.path} ({', '.join(names)})"
-    own = restricted(spec, title, assigned, outputs, [], values, {}, scope.graph.calls)
+    own = _only(spec, names)
     made = derived(replace(own, op=called or own.op, summary=summary or own.summary))
     read = {a.name for a in made.spec.inputs}
     gradients = tuple(pair for pair in how.gradients if pair[1] in names)
@@ -122,6 +120,17 @@ def _of_some(
         scattered=tuple(s for s in how.scattered if s.output in names),
     )
     return made, how
+
+
+def _only(spec: Spec, names: Collection[str]) -> Spec:
+    """A spec with only some of its outputs."""
+    scope = make_scope(spec)
+    statements = read_chain(spec, scope, whole=False)
+    outputs = [a for a in spec.outputs if a.name in names]
+    assigned = [s for s in statements if s.name in names]
+    values = {id(s.value): s.name for s in reversed(statements) if s.part is None}
+    title = f"{spec.source.path} ({', '.join(names)})"
+    return restricted(spec, title, assigned, outputs, [], values, {}, scope.graph.calls)
 
 
 def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
@@ -156,20 +165,42 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
     return op, replace(how, same=tuple(same))
 
 
-def _in_turns(spec: Spec) -> tuple[Op | None, Op]:
-    """A backward as one op, if a kernel can do that, else as two that run one after the other. Raises `SpecError`."""
+def _in_turns(spec: Spec) -> tuple[Op | None, Op, Op | None]:
+    """A backward as one op, if a kernel can do that, else with one that runs first, or one beside it, or both. Raises
+    `SpecError`."""
+    statements = read_chain(spec, whole=False)
+    base = spec.op.removesuffix("_backward")
     try:
-        return None, derived(spec)
+        return None, *_with_one_beside(spec)
     except SpecError:
-        statements = read_chain(spec, whole=False)
         waited = waited_for(spec, statements)
         if not waited:
             raise
         first, then = split(spec, statements, waited)
-        first = replace(
-            first, op=f"{spec.op.removesuffix('_backward')}_first", summary=f"What {spec.op} takes of all rows."
-        )
-        return derived(first), derived(then)
+        first = replace(first, op=f"{base}_first", summary=f"What {spec.op} takes of all rows.")
+        return derived(first), *_with_one_beside(then)
+
+
+def _with_one_beside(spec: Spec) -> tuple[Op, Op | None]:
+    """A backward as one op, or where outputs of fewer axes are in its way, for which it may have nothing to fold, as two. Raises
+    `SpecError`."""
+    try:
+        return derived(spec), None
+    except SpecError as error:
+        most = max((a.axes for a in spec.outputs), key=len)
+        folded = {
+            s.name for s in read_chain(spec, whole=False) if any(n.op in REDUCTIONS for n in topological([s.value]))
+        }
+        fewer = [a.name for a in spec.outputs if a.axes != most]
+        name, summary = f"{spec.op.removesuffix('_backward')}_beside", f"What {spec.op} gives of columns."
+        for names in ([n for n in fewer if n not in folded], fewer):
+            if names:
+                with contextlib.suppress(SpecError):
+                    beside = derived(replace(_only(spec, names), op=name, summary=summary))
+                    others = _only(spec, [a.name for a in spec.outputs if a.name not in names])
+                    # The parameters are all the other's too: who calls both takes their values from its
+                    return derived(replace(others, params=spec.params)), beside
+        raise error
 
 
 def derived(spec: Spec) -> Op:
@@ -198,10 +229,10 @@ def row_backward(spec: Spec) -> Derived:
 
 def _row_backward(how: Backward) -> Derived:
     forward = derived(how.forward) if how.forward else None
-    first, op = _in_turns(how.spec)
-    if first is None:
+    first, op, beside = _in_turns(how.spec)
+    if first is None and beside is None:
         op, how = _once(op, how)
-    return Derived(first, op, how, forward)
+    return Derived(first, op, how, forward, beside=beside)
 
 
 def gemm_backward(spec: Spec, plan: Gemm) -> Derived:

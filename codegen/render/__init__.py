@@ -68,6 +68,8 @@ def derived_ops(op: Op) -> dict[str, Op]:
             found["forward"] = op.backward.forward
         if op.backward.first is not None:
             found["first"] = op.backward.first
+        if op.backward.beside is not None:
+            found["beside"] = op.backward.beside
         if op.backward.frozen is not None:
             found["frozen"] = op.backward.frozen.op
         found["backward"] = op.backward.op

@@ -129,7 +129,7 @@ class Op(Generic[P, R]):
     def kernels(self) -> tuple[Op, ...]:
         """The op itself and those generated with it: its backward last, before it what is run for that or in its place."""
         found = self._backward
-        more = () if found is None else (found.forward, found.first, found.frozen, found)
+        more = () if found is None else (found.forward, found.first, found.beside, found.frozen, found)
         return (self, *(k for k in more if k is not None))
 
     @property
@@ -524,7 +524,9 @@ class _Derived(Op):
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
-        found = {"first": self.derived.first, "forward": self.derived.forward}.get(self._which, self.derived.op)
+        found = {"first": self.derived.first, "forward": self.derived.forward, "beside": self.derived.beside}.get(
+            self._which, self.derived.op
+        )
         assert found is not None
         return found
 
@@ -544,10 +546,11 @@ WAYS = ("backward", "frozen", "xla")  # that the gradients of a call may go
 
 class Backward(_Derived):
     """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients.
-    Where only gradients of rows are asked for, `frozen` takes its place, which gives no others."""
+    Where only gradients of rows are asked for, `frozen` takes its place, which gives no others. `beside` gives more of them."""
 
     forward: _Derived | None = None
     first: _Derived | None = None
+    beside: _Derived | None = None
     frozen: Backward | None = None
 
     def __init__(self, forward: Op, parts: dict[str, Any], whole: Backward | None = None):
@@ -557,6 +560,7 @@ class Backward(_Derived):
             return
         self.forward = _Derived(forward, "forward", parts) if "forward_launch" in parts else None
         self.first = _Derived(forward, "first", parts) if "first_launch" in parts else None
+        self.beside = _Derived(forward, "beside", parts) if "beside_launch" in parts else None
         self.frozen = type(self)(forward, parts, self) if "frozen_launch" in parts else None
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
@@ -628,14 +632,14 @@ class Backward(_Derived):
         how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
         there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
-        if self.first is not None:
-            there |= dict(zip((a.name for a in self.first.spec.outputs), self.first.given(key, there), strict=True))
-        given = {dx: x for (_, dx), x in zip(how.gradients, self.given(key, there), strict=True)}
+        for one in (self.first, self, self.beside):
+            if one is not None:
+                there |= dict(zip((a.name for a in one.spec.outputs), one.given(key, there), strict=True))
         tables = {s.output for s in how.scattered}
-        found = {name: given[dx] for name, dx in how.gradients if dx not in tables}
-        found |= {name: given[a.name] if a.name in given else there[a.name] for name, a in how.same}
+        found = {name: there[dx] for name, dx in how.gradients if dx not in tables}
+        found |= {name: there[a.name] for name, a in how.same}
         for s in how.scattered:
-            taken = given[s.output], self.spec.array(s.output).axes
+            taken = there[s.output], self.derived.how.spec.array(s.output).axes
             so_far = found.get(s.table, jnp.zeros(there[s.table].shape, taken[0].dtype))
             found[s.table] = add_taken(self.origin.spec, s, so_far, there[s.index], taken)
         return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
@@ -653,7 +657,7 @@ def op(text: str, **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Makes the decorated declaration an op. `text` is the spec; `launch`, `xla` and `reference` are the generated
     launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel,
     `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives, `first_launch` and
-    `first_xla` those of an op that is run first in it; an op that contracts has `epilogue_launch` and `epilogue_xla`; `result`
+    `first_xla` those of an op that is run first in it, `beside_launch` and `beside_xla` of one beside it; an op that contracts has `epilogue_launch` and `epilogue_xla`; `result`
     is the NamedTuple of several outputs."""
     if "epilogue_launch" in parts:
         from codegen.runtime.gemm_op import GemmOp

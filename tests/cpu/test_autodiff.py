@@ -691,6 +691,37 @@ def test_backwards_of_types_that_may_be_float64(name, tmp_path):
     assert bool(kept) == (name != "rows_of_a_table")
 
 
+# A backward that no one kernel is: inputs, output, chain, reference, more, and how many kernels stand beside it and before it
+OVER_ROWS = "(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1]"
+BESIDE = {
+    "of_columns": ("x: T[..., N]; w: T[N]", "T[N]", "y = mean(square(x), axis=...) + square(w)",
+        f"y = jnp.mean(jnp.square(x), {OVER_ROWS}) + jnp.square(w)", "", 0),
+    "of_columns_and_ties": ("x: T[..., N]; w: T[N]", "T[N]", "y = max(x, axis=...) * w",
+        f"y = jnp.max(x, {OVER_ROWS}) * w", "", 1),
+    "folded_along_columns": ("x: T[..., N]; w: T[N]", "T[N]", "y = sum(x, axis=...) * a + gelu(w) * a",
+        f"y = jnp.sum(x, {OVER_ROWS}) * a + jax.nn.gelu(w, approximate=False) * a",
+        "params: {a: {type: float, default: 0.5, static: false}}\n", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_gradients_of_columns_beside_those_of_rows(name, tmp_path):
+    inputs, output, chain, reference, more, before = BESIDE[name]
+    op = make_op(
+        tmp_path, spec_text(inputs, f"y: {output}", chain, reference, more, "{T: [float32, bfloat16, float64]}")
+    )
+    assert isinstance(op.backward, Derived), op.backward
+    assert op.backward.beside is not None
+    assert (op.backward.first is not None) == before
+    testing.check_gradient(op, "interpret")
+    x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 3, 5), (5,)]))
+    for places in ((0,), (1,), (0, 1)):
+        found = jax.grad(lambda *xs: jnp.sin(op(*xs, implementation="interpret")).sum(), places)(x, w)
+        wanted = jax.grad(lambda *xs: jnp.sin(op.reference(*xs)).sum(), places)(x, w)
+        for own, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_kept_of_float64_has_its_bits(tmp_path):
     """A mean of values that float32 holds no difference of."""
     inputs, output, chain, reference, _ = WIDE_TYPES["what_rows_come_to_is_kept"]

@@ -81,11 +81,12 @@ class Backward:
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or other gradient that is its gradient as well)
 
 
-def differentiate(spec: Spec, kept: str = "float32", statistics: str = "", by_index: bool = False) -> Backward:
+def differentiate(spec: Spec, kept: str = "float32", statistics: str | None = None, by_index: bool = False) -> Backward:
     """The backward of a checked spec; what it saves of the chain is `kept` in this type. If that is not float32, inputs are
     rounded to it which the forward had in more bits: it takes none of the statistics that outputs hold, which theirs would
-    not be. `statistics`: it may have the forward keep others, of "rows" or of "columns". `by_index`: what is taken from tables is added to their gradients by index
-    also where each index picks from a row of its own. Raises `Mistake` where it has none that could be a kernel."""
+    not be. `statistics`: it may have the forward keep others, those of "rows" or of "columns". `by_index`: what is taken from
+    tables is added to their gradients by index also where each index picks from a row of its own. Raises `Mistake` where it has
+    none that could be a kernel."""
     return _Reverse(spec, kept, by_index).backward(statistics)
 
 
@@ -262,7 +263,7 @@ class _Reverse:
 
     # The spec
 
-    def backward(self, statistics: str) -> Backward:
+    def backward(self, statistics: str | None) -> Backward:
         found = self.gradients() | self.written_formulas()
         outputs, assigned = self.outputs(found)
         if not assigned:

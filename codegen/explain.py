@@ -303,7 +303,9 @@ def saved(op: Op) -> dict[str, Any]:
     if taken := [name for name in chosen if name in outputs]:
         reasons.append(f"with {', '.join(taken)} it reads fewer arrays or reduces less")
     if more := [name for name in chosen if name not in outputs]:
-        reasons.append(f"the forward writes {', '.join(more)}, a float32 each for a row, for a pass over it less")
+        rows = all(how.spec.array(name).axes[:1] == op.plan.order[:1] for name in more)
+        what = "a value each for a row, for a pass over it less" if rows else "which every row would wait for"
+        reasons.append(f"the forward writes {', '.join(more)}, {what}")
     if not reasons and how.saved:
         reasons.append("what the spec's `save` says, and inputs")
     if reasons:

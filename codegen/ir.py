@@ -74,7 +74,7 @@ class Node:
 
 
 WIDE = "wide "  # before a type: the same, but float32 where that is float16, which does not hold what float32 does
-COMPUTE = "compute"  # in a type's place: float64 where a type variable is, else float32: what floats are computed in
+COMPUTE = "float"  # in a type's place: what a call computes floats in, float64 where an input is that, else float32
 
 
 def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str,
 
 
 def dtype_of(name: str, variables: Mapping[str, str]) -> str:
-    """What it is, where these are bound."""
+    """What it is, where these are bound; of `COMPUTE`, where all inputs are there."""
     if name == COMPUTE:
         return "float64" if "float64" in variables.values() else "float32"
     own = name.removeprefix(WIDE)

@@ -194,12 +194,13 @@ def _with_one_beside(spec: Spec) -> tuple[Op, Op | None]:
         fewer = [a.name for a in spec.outputs if a.axes != most]
         name, summary = f"{spec.op.removesuffix('_backward')}_beside", f"What {spec.op} gives of columns."
         for names in ([n for n in fewer if n not in folded], fewer):
-            if names:
-                with contextlib.suppress(SpecError):
-                    beside = derived(replace(_only(spec, names), op=name, summary=summary))
-                    others = _only(spec, [a.name for a in spec.outputs if a.name not in names])
+            beside = _only(spec, names)
+            others = _only(spec, [a.name for a in spec.outputs if a.name not in names])
+            if names and beside.computes_as(spec) and others.computes_as(spec):
+                with contextlib.suppress(SpecError, Mistake):
                     # The parameters are all the other's too: who calls both takes their values from its
-                    return derived(replace(others, params=spec.params)), beside
+                    made = derived(replace(others, params=spec.params))
+                    return made, derived(replace(beside, op=name, summary=summary))
         raise error
 
 
@@ -217,14 +218,15 @@ def row_backward(spec: Spec) -> Derived:
     where these save it a pass; then without; with those of columns, for which rows would wait; and with what is taken from tables
     added up by index, where no kernel finds its place. Raises `SpecError` or `Mistake` where there is none."""
     takes = any(n.op == "take" for n in topological(s.value for s in read_chain(spec, whole=False)))
-    reasons: list[SpecError | Mistake] = []
+    plain: SpecError | Mistake | None = None
     for by_index in (False, True) if takes else (False,):
-        for statistics in ("rows", "", "columns"):
+        for statistics in ("rows", None, "columns"):
             try:
                 return _row_backward(differentiate(spec, statistics=statistics, by_index=by_index))
             except (SpecError, Mistake) as reason:
-                reasons.append(reason)
-    raise reasons[1]
+                plain = reason if statistics is None and plain is None else plain
+    assert plain is not None
+    raise plain
 
 
 def _row_backward(how: Backward) -> Derived:

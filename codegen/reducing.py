@@ -143,7 +143,7 @@ class _Reductions(Planner):
 
     @property
     def placed(self) -> set[object]:
-        return {n.attr for n in self.nodes if n.op in ("index", "size")}
+        return {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
 
     def unfit(self, place: int) -> tuple[Node, str, str] | None:
         """A reduction that no kernel does whose rows lie at so many axes: it, why not, and what would help."""

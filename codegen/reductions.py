@@ -237,7 +237,7 @@ class Reduction:
         own = [t for t in access.tokens if t != "parts" and t not in self.apart]
         if access.index_of is not None:  # where it is read along an axis says the index
             index, axis = access.index_of
-            own = [t for t in own if not isinstance(t, int) or axis not in self.groups[t].axes]
+            own = [t for t in own if t != axis and not (isinstance(t, int) and axis in self.groups[t].axes)]
             own += [t for t in self.view(index).tokens if t not in self.apart]
         return not self.kept or any(not isinstance(t, int) or t < self.kept for t in own)
 
@@ -324,7 +324,7 @@ class Reduction:
         """Bytes that one column of a row takes, of all the inputs that stay in registers."""
         loaded: dict[Array, int] = {}
         for access in self.loads:
-            if access.array is not None and access.mode == "flat" and self.of_row(access):
+            if access.array is not None and (access.mode == "flat" or self.picks(access)) and self.of_row(access):
                 loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or 4
 

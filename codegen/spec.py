@@ -158,9 +158,20 @@ class Spec:
 
     @property
     def compute(self) -> str:
-        """What floats are computed in: float64 where an input is, of which a call's type variables may decide."""
-        doubles = {a.dtype for a in self.inputs if "float64" in self.dtypes(a)}
-        return "float32" if not doubles else "float64" if "float64" in doubles else COMPUTE
+        """What floats are computed in: float64 where an input is, which a call may decide."""
+        always = any(a.dtype == "float64" and a.default is None for a in self.inputs)
+        return "float64" if always else COMPUTE if self.doubles else "float32"
+
+    @property
+    def doubles(self) -> frozenset[str]:
+        """The types of inputs that are float64, or may be."""
+        return frozenset(a.dtype for a in self.inputs if "float64" in self.dtypes(a))
+
+    def computes_as(self, other: Spec) -> bool:
+        """Whether it computes in float64 wherever another does."""
+        deciding = {name for name, dtypes in other.types if "float64" in dtypes} if COMPUTE in other.doubles else set()
+        wanted = other.doubles - {COMPUTE} | deciding
+        return self.compute == "float64" or COMPUTE in self.doubles or self.doubles >= wanted
 
     @property
     def extents(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
     first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {})
-    if first.compute != spec.compute:
+    if not first.computes_as(spec):
         raise Mistake("what all rows come to would be computed in float32, which float64 loses")
     leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]

@@ -135,9 +135,10 @@ class RowAccess(Context):
         return ", u"
 
     def fragment(self, access: Access) -> str:
-        if access.array is not None and access.interleaved:
-            return f"r{camel(access.array.name)}"
-        return f"r{camel(access.name)}"
+        if access.array is None or not access.interleaved:
+            return f"r{camel(access.name)}"
+        taken = f"At{camel(access.index_of[0])}Along{access.index_of[1]}" if access.index_of else ""
+        return f"r{camel(access.array.name)}{taken}"
 
     def registers(self, access: Access) -> str:
         """The registers that a load fills."""
@@ -220,7 +221,8 @@ class RowAccess(Context):
                 index = self.plan.view(access.index_of[0])
                 own = replace(access, array=index.array, tokens=index.tokens, index_of=None, mode="row", part=None)
                 text = f"access.load_one({self.tensors[index.array.name]}, {self.place(own)}, {there}, r{camel(access.name)}At)"
-                rows.append({"guard": "", "text": text, "of_row": True, "first": access.mode != "row"})
+                of_row = self.plan.of_row(access)
+                rows.append({"guard": "", "text": text, "of_row": of_row, "first": access.mode != "row"})
             if access.mode == "row":
                 assert access.array is not None
                 tensor = self.tensors[access.array.name]

@@ -286,11 +286,15 @@ def pick_row(
     dst.fill(0)
     places = _places(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
+        picked = cute.make_rmem_tensor((vec // each,), Int32)
+        for i in cutlass.range_constexpr(0, vec, each):  # all of a vector are on their way before one is waited for
+            if first + v * step + i < columns:
+                at = index[_in_row(index_place, index_modes, places[v][i // each])]
+                picked[i // each] = device.clip_index(at, src.shape[along])
         for i in cutlass.range_constexpr(0, vec, each):
             if first + v * step + i < columns:
-                column = places[v][i // each]
-                own = list(_in_row(place, modes, column))
-                own[along] = device.clip_index(index[_in_row(index_place, index_modes, column)], src.shape[along])
+                own = list(_in_row(place, modes, places[v][i // each]))
+                own[along] = picked[i // each]
                 value = src[tuple(own)]
                 for k in cutlass.range_constexpr(each):
                     dst[i + k, v] = value

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.errors import known
-from codegen.ir import DTYPES, ROWS, dtype_of
+from codegen.ir import COMPUTE, DTYPES, ROWS, dtype_of
 from codegen.plan import Plan
 from codegen.spec import Array, Param, Spec, fits
 
@@ -26,9 +26,12 @@ class Types:
     """What a call's dtypes bind: each type variable, and with it each array's dtype."""
 
     variables: tuple[tuple[str, str], ...]
+    compute: str | None = None  # what the call computes floats in, where the inputs that are there decide
 
     def dtype(self, array: Array | str) -> str:
         name = array if isinstance(array, str) else array.dtype
+        if name == COMPUTE and self.compute is not None:
+            return self.compute
         return dtype_of(name, dict(self.variables))
 
 
@@ -136,7 +139,9 @@ def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str])
         if got not in allowed:
             raise TypeError(f"{spec.op}: {name} is {_either(allowed)}, not {got}")
         types[name] = got
-    made = Types(tuple((name, types[name]) for name, _ in spec.types))
+    wide = any(jnp.dtype(x.dtype) == "float64" for x in arrays.values())
+    compute = ("float64" if wide else "float32") if spec.compute == COMPUTE else None
+    made = Types(tuple((name, types[name]) for name, _ in spec.types), compute)
     there = [a for a in spec.arrays if a.name in arrays or a in spec.outputs]
     for array in there if not jax.config.jax_enable_x64 else ():
         dtype = made.dtype(array)

@@ -722,6 +722,34 @@ def test_gradients_of_columns_beside_those_of_rows(name, tmp_path):
             np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("more", ["", "save: [rstd]\n"])
+def test_an_input_that_is_left_out_decides_no_type(more, tmp_path):
+    chain = "c = x - mean(x, axis=N); rstd = rsqrt(mean(square(c), axis=N) + 1e-5); y = c * rstd * w"
+    text = spec_text(
+        "x: float32[..., N]; w: U[N] = 1.0", "y: float32[..., N]", chain, "", more, "{U: [float64, float32]}"
+    )
+    op, x = make_op(tmp_path, text), jax.random.normal(jax.random.key(0), (3, 5))
+    assert op.backward.forward is not None
+
+    def form(x):
+        c = x - x.mean(-1, keepdims=True)
+        return c * jax.lax.rsqrt(jnp.square(c).mean(-1, keepdims=True) + 1e-5)
+
+    found = jax.grad(lambda x: jnp.sin(op(x, implementation="interpret")).sum())(x)
+    np.testing.assert_allclose(found, jax.grad(lambda x: jnp.sin(form(x)).sum())(x), rtol=1e-4, atol=1e-6)
+
+
+def test_what_all_rows_come_to_has_the_bits_of_the_rest(tmp_path):
+    """In float32 the product of the other rows would be infinite: the op that gives it would not read what is float64."""
+    types = "{T: [float32, float64], U: [float32, float64]}"
+    op = make_op(tmp_path, spec_text("x: T[..., N]; v: U[N]", "z: U[N]", "z = prod(x, axis=...) * v", types=types))
+    with jax.enable_x64(True):
+        x, v = jnp.full((80, 1), 10.0, "float32"), jnp.ones(1)
+        for implementation in ("interpret", "xla"):
+            dx = jax.grad(lambda x, how=implementation: op(x, v, implementation=how).sum() * 1e-60)(x)
+            np.testing.assert_allclose(dx, 1e19, rtol=1e-6)
+
+
 def test_what_is_kept_of_float64_has_its_bits(tmp_path):
     """A mean of values that float32 holds no difference of."""
     inputs, output, chain, reference, _ = WIDE_TYPES["what_rows_come_to_is_kept"]

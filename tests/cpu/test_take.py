@@ -302,17 +302,33 @@ ALONG_COLUMNS = {  # ops that reduce and gather at an index that each column has
     "shared_by_a_vector": ("x: T[..., H, D]; t: T[P]; i: int32[H]", "T[..., H, D]",
         "x * take(t, i, axis=P) / (1 + sum(square(x), axis=(H, D)))",
         "x * jnp.take(t, i, mode='clip')[:, None] / (1 + jnp.sum(jnp.square(x), (-2, -1), keepdims=True))", "row"),
+    "beside_an_axis_that_all_have": ("x: T[..., H, D]; t: T[H, D]; i: int32[H, D]", "T[...]",
+        "sum(x * take(t, i, axis=H), axis=(H, D))",
+        "jnp.sum(x * jnp.take_along_axis(t, jnp.clip(i, 0, t.shape[0] - 1), 0), (-2, -1))", "row"),
+    "half_of_a_split": ("x: T[..., (B G=8)]; t: T[(B G=8)]; i: int32[(B G=8)]", "T[..., (B G=8)]",
+        "x * take(t, i, axis=B) / (1 + max(abs(x), axis=G))",
+        "z = x.reshape(x.shape[:-1] + (x.shape[-1] // 8, 8)); u = t.reshape(t.shape[0] // 8, 8);"
+        "j = jnp.clip(i.reshape(u.shape), 0, u.shape[0] - 1);"
+        "y = (z * jnp.take_along_axis(u, j, 0) / (1 + jnp.max(jnp.abs(z), -1, keepdims=True))).reshape(x.shape)", "row"),
+    "a_row_of_all_that_meet": ("x: T[S, D]; t: T[S, D]; i: int32[]", "T[S, D]", "x * take(t, i, axis=S); z = sum(x, axis=S)",
+        "y = x * jnp.take(t, i, 0, mode='clip'); z = x.sum(0)", "column"),
+    "two_indices_of_pairs": ("x: T[..., N]; t: T[P, (N 2)]; i: int32[...]; j: int32[...]", "T[..., N]",
+        "softmax(x * take(t[0], i, axis=P) + take(t[1], j, axis=P), axis=N)",
+        "jax.nn.softmax(x * jnp.take(t[:, 0::2], i, 0, mode='clip') + jnp.take(t[:, 1::2], j, 0, mode='clip'), -1)", "row"),
 }  # fmt: skip
+TAKEN_ALONG = {"normalised": "N", "a_rows_own": "P", "over_rows": "N", "beside_an_axis_that_all_have": "H", "half_of_a_split": "B",
+               "a_row_of_all_that_meet": "S"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALONG_COLUMNS)
 def test_an_index_along_the_columns_of_an_op_that_reduces(name, tmp_path):
     inputs, output, chain, reference, kind = ALONG_COLUMNS[name]
+    domains = ", ".join(f"{i}: index({TAKEN_ALONG.get(name, 'P')})" for i in "ij" if f"{i}: int32" in inputs)
     op = make_op(
         tmp_path,
         spec_text(
-            inputs, f"y: {output}", f"y = {chain}", f"y = {reference}", types="{T: [float32, bfloat16]}",
-            more=f"domain: {{i: index({'P' if 'P]' in inputs or 'P,' in inputs else 'N'})}}\n",
+            inputs, f"y: {output}" + ("; z: T[D]" if "z = sum" in chain else ""), f"y = {chain}",
+            reference if "y = " in reference else f"y = {reference}", f"domain: {{{domains}}}\n", "{T: [float32, bfloat16]}",
         ),
     )  # fmt: skip
     assert op.plan.kind == kind

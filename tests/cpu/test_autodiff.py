@@ -666,6 +666,7 @@ def test_the_gradient_of_a_parameter_of_some_calls_in_float64(tmp_path):
     testing.check_gradient(op, "interpret")
 
 
+OVER_ROWS = "(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1]"
 WIDE_TYPES = {  # of types that may be float64: inputs, output, chain, reference, more
     "what_rows_come_to_is_kept": ("x: T[..., N]; w: T[N]", "T[..., N]",
         "c = x - mean(x, axis=N); y = c * rsqrt(mean(square(c), axis=N) + 1e-5) * w",
@@ -674,7 +675,7 @@ WIDE_TYPES = {  # of types that may be float64: inputs, output, chain, reference
         "y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)", "save: [rstd]\n"),
     "rows_of_a_table": ("x: T[..., N]; t: T[P, N]; i: int32[...]", "T[..., N]", "y = x * take(t, i, axis=P)",
         "y = x * jnp.take(t, i, 0, mode='clip')", "domain: {i: index(P)}\n"),
-    "ties_of_columns": ("x: T[..., N]", "T[N]", "y = tanh(max(x, axis=...))", "y = jnp.tanh(x.reshape(-1, x.shape[-1]).max(0))", ""),
+    "ties_of_columns": ("x: T[..., N]", "T[N]", "y = tanh(max(x, axis=...))", f"y = jnp.tanh(jnp.max(x, {OVER_ROWS}))", ""),
 }  # fmt: skip
 
 
@@ -692,7 +693,6 @@ def test_backwards_of_types_that_may_be_float64(name, tmp_path):
 
 
 # A backward that no one kernel is: inputs, output, chain, reference, more, and how many kernels stand beside it and before it
-OVER_ROWS = "(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1]"
 BESIDE = {
     "of_columns": ("x: T[..., N]; w: T[N]", "T[N]", "y = mean(square(x), axis=...) + square(w)",
         f"y = jnp.mean(jnp.square(x), {OVER_ROWS}) + jnp.square(w)", "", 0),

@@ -491,7 +491,7 @@ def bench(
     Example: codegen bench --backward --name backward
     """
     from codegen.runtime import bench as timing
-    from codegen.runtime.op import Backward
+    from codegen.runtime.derived import Backward
     from codegen.runtime.platform import on_gpu
     from codegen.sizes import bench_shapes, default_shape
 

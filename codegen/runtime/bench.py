@@ -28,8 +28,9 @@ from rich.table import Table
 from codegen.explain import Binding, fused_bytes
 from codegen.explain_text import size_text, time_text
 from codegen.ir import DTYPES
+from codegen.runtime.derived import Backward
 from codegen.runtime.gemm_op import GemmOp
-from codegen.runtime.op import Backward, Op
+from codegen.runtime.op import Op
 from codegen.sizes import Shape, extents
 from codegen.spec import Array, Spec
 

@@ -26,8 +26,9 @@ from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import arguments, interpreted, tile_folds, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
+from codegen.runtime.derived import Backward, DerivedOp
 from codegen.runtime.evaluate import evaluate_outputs
-from codegen.runtime.op import Backward, KernelCall, Key, Op, P, R, Tensor, _Derived
+from codegen.runtime.op import KernelCall, Key, Op, P, R, Tensor
 from codegen.runtime.platform import choose
 from codegen.runtime.products import product
 from codegen.spec import Array, Spec
@@ -37,17 +38,20 @@ from codegen.tiles import GemmLaunch, Tile
 class GemmOp(Op[P, R]):
     """A generated op that contracts."""
 
-    def __init__(self, function: Callable[P, R], text: str, parts: dict[str, Any]):
+    def __init__(
+        self,
+        function: Callable[P, R],
+        text: str,
+        parts: dict[str, Any],
+        backward: Callable[..., Backward],
+    ):
         self._parts = parts
-        super().__init__(function, text, parts)
+        super().__init__(function, text, parts, backward)
 
     @functools.cached_property
     def epilogue(self) -> Epilogue:
         """What follows the products, as an op."""
         return Epilogue(self, "epilogue", self._parts)
-
-    def _backward_of(self, parts: dict[str, Any]) -> Backward:
-        return GemmBackward(self, parts)
 
     @property
     def kernels(self) -> tuple[Op, ...]:
@@ -237,7 +241,7 @@ class GemmOp(Op[P, R]):
         return run
 
 
-class Epilogue(_Derived):
+class Epilogue(DerivedOp):
     """What follows the products of an op."""
 
     @functools.cached_property
@@ -311,7 +315,7 @@ class GemmBackward(Backward):
     origin: GemmOp
 
     def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackward | None = None):
-        _Derived.__init__(self, forward, "backward" if whole is None else "frozen", parts)
+        DerivedOp.__init__(self, forward, "backward" if whole is None else "frozen", parts)
         self._parts, self._whole = parts, whole
         self.frozen = type(self)(forward, parts, self) if whole is None and "frozen_launch" in parts else None
 

@@ -79,8 +79,8 @@ class Tiles:
     def shared(self, a: str, b: str) -> int:
         """Bytes of shared memory for operands of these dtypes."""
         stage = (self.tile_m * DTYPES[a].size + self.tile_n * DTYPES[b].size) * self.tile_k + 16
-        operands = self.ahead * (self.staged + 2 * 8) if self.staged else 0  # and barriers
-        return self.stages * stage + WARPS * (stage_bytes(self.piece) + operands)
+        operands = WARPS * self.ahead * (self.staged + 2 * 8) if self.staged else 16 + 8  # and barriers; one of none
+        return self.stages * stage + WARPS * stage_bytes(self.piece) + operands
 
     def row_pieces(self, N: int, paired: str = "") -> int:
         """Tiles side by side, or blocks that share them, each of which writes one partial result of a fold over a row."""

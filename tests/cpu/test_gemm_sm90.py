@@ -13,6 +13,7 @@ from making import make_op
 
 from codegen.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
 from codegen.ir import DTYPES
+from codegen.runtime import interpreted
 from codegen.runtime.compile import compile_kernel, read_cubin, variants
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 
@@ -89,6 +90,15 @@ def test_tiles_of_the_table_compile(tiles):
     ptx, stack, _ = compiled(product)
     assert ptx.count("wgmma") > 4 and stack <= SPILLS
     assert tiles.shared("bfloat16", "bfloat16") <= SHARED
+
+
+@pytest.mark.turns(3)
+@pytest.mark.parametrize("product", [p for p in SHAPES if p.dtype == "bfloat16"], ids=str)
+def test_shared_memory_is_what_a_launch_asks_for(product):
+    launcher = interpreted.compile_call(product.call).launcher
+    buffers = [(2**20 * i, x.shape) for i, x in enumerate((*product.inputs, *product.outputs), 1)]
+    (launch,) = launcher.launches(buffers)
+    assert launch.shared == product.tiles.shared(product.dtype, product.dtype)
 
 
 SHARED_OUT = [

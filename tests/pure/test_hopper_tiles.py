@@ -36,7 +36,7 @@ def test_every_tile_of_the_table_fits(tiles):
         (replace(TILES, tile_m=64), "float16", "float16", {"b_is_nk": True}, "tiles of 64 x 128"),
         (replace(TILES, tile_k=8), "float16", "float16", {"b_is_nk": True}, "16 bytes wide"),
         (replace(TILES, tile_n=256, pingpong=True), "float16", "float16", {"b_is_nk": True}, "256 accumulators"),
-        (replace(TILES, stages=7), "float16", "float16", {"b_is_nk": True}, "7 stages need 264304 bytes"),
+        (replace(TILES, stages=7), "float16", "float16", {"b_is_nk": True}, "7 stages need 264328 bytes"),
         (replace(TILES, splits=3), "float16", "float16", {"b_is_nk": True}, "share out K; got 3"),
         (replace(TILES, splits=2, cluster_m=2), "float16", "float16", {"b_is_nk": True}, "a cluster of their own"),
         (replace(TABLE[-1], splits=8), "int8", "int8", {"b_is_nk": True}, "cannot finish 16 columns each"),

@@ -235,11 +235,21 @@ class Reduction:
     def of_row(self, access: Access) -> bool:
         """Whether each row has its own values in an array that is read in vectors; else all that meet share them."""
         own = [t for t in access.tokens if t != "parts" and t not in self.apart]
-        if access.index_of is not None:  # where it is read along an axis says the index
-            index, axis = access.index_of
-            own = [t for t in own if t != axis and not (isinstance(t, int) and axis in self.groups[t].axes)]
-            own += [t for t in self.view(index).tokens if t not in self.apart]
+        taken = self.taken_mode(access)
+        if access.index_of is not None and taken is not None:  # where it is read along this axis says the index
+            own = [t for t in own if t != access.tokens[taken]]
+            own += [t for t in self.view(access.index_of[0]).tokens if t not in self.apart]
         return not self.kept or any(not isinstance(t, int) or t < self.kept for t in own)
+
+    def taken_mode(self, access: Access) -> int | None:
+        """The mode of a table at which an index says the place; None for what is read at its own."""
+        if access.index_of is None:
+            return None
+        _, axis = access.index_of
+        modes = (
+            i for i, t in enumerate(access.tokens) if t == axis or (isinstance(t, int) and axis in self.groups[t].axes)
+        )
+        return next(modes)
 
     def picks(self, access: Access) -> bool:
         """Whether an index says each column's place in a table, not each row's alone."""

@@ -70,16 +70,17 @@ class RowAccess(Context):
     def place(self, access: Access) -> str:
         """The coordinates of a row in an array, at its first column."""
         words: list[str] = []
+        taken = self.plan.taken_mode(access)
         for mode, token in enumerate(access.tokens):
-            taken = access.index_of[1] if access.index_of else None
             if token == "parts":
                 words.append("0" if access.interleaved else str(access.part or 0))
-            elif isinstance(token, int) and taken not in self.groups[token].axes:
+            elif mode != taken:
+                assert isinstance(token, int)
                 words.append(self.coordinate(token) if token < self.plan.kept else "0")
             elif self.plan.picks(access):
                 words.append("0")  # another one for each column
             else:
-                assert access.index_of and access.array
+                assert access.array is not None
                 table = self.tensors[access.array.name]
                 words.append(f"device.clip_index(r{camel(access.name)}At[0], {table}.shape[{mode}])")
         return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
@@ -96,22 +97,19 @@ class RowAccess(Context):
 
     def modes(self, access: Access) -> tuple[int | None, ...]:
         """Which of the column axes each mode of an array is; None for the others, and for that at which an index picks."""
-        kept, picked = self.plan.kept, access.index_of[1] if access.index_of else None
+        kept, taken = self.plan.kept, self.plan.taken_mode(access)
         return tuple(
-            t - kept if isinstance(t, int) and t >= kept and picked not in self.groups[t].axes else None
-            for t in access.tokens
+            t - kept if isinstance(t, int) and t >= kept and mode != taken else None
+            for mode, t in enumerate(access.tokens)
         )
 
     def picked(self, access: Access) -> str:
         """The mode of a table at which an index picks, the index, a row's place in that, and its modes."""
         assert access.index_of is not None
-        name, axis = access.index_of
+        name, _ = access.index_of
         index = self.plan.view(name)
         own = replace(access, array=index.array, tokens=index.tokens, index_of=None, part=None)
-        (along,) = (
-            i for i, t in enumerate(access.tokens) if t == axis or (isinstance(t, int) and axis in self.groups[t].axes)
-        )
-        return f"{along}, {self.tensors[name]}, {self.place(own)}, {self.modes(own)}"
+        return f"{self.plan.taken_mode(access)}, {self.tensors[name]}, {self.place(own)}, {self.modes(own)}"
 
     def group_of(self, access: Access) -> int:
         """How many columns share a value of an output that lacks the last column axes."""

@@ -83,8 +83,11 @@ def bench(name: str, shape: tuple[int, int, int], turn: int) -> dict:
     )
     calls = {n: (lambda i, f=f: f(arrays)) for n, f in (*candidates.items(), ("xla", xla))}
     calls["matmul"] = lambda i: plain(first, second)
-    (once,) = measure({"matmul": calls["matmul"]}, 1, CALLS)["matmul"]
-    times = measure(calls, GROUPS, max(CALLS, round(1000 * turn / once)))
+    many = CALLS
+    if turn:
+        (once,) = measure({"matmul": calls["matmul"]}, 1, CALLS)["matmul"]
+        many = max(CALLS, round(1000 * turn / once))
+    times = measure(calls, GROUPS, many)
     us = {n: statistics.median(found) for n, found in times.items()}
     row = {"op": name, "M": shape[0], "K": shape[1], "N": shape[2], "us": {n: round(t, 1) for n, t in us.items()}}
     best = us["ours"]

@@ -103,7 +103,6 @@ class _Reverse:
         self.graph = self.scope.graph
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}
-        self.doubles = {a.dtype for a in spec.inputs if "float64" in spec.dtypes(a)}  # types that are, or may be
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.cotangents = {
             a.name: replace(a, name=self.fresh(f"d{a.name}"), default=None)
@@ -353,7 +352,7 @@ class _Reverse:
         a rounded tanh near 1 is worth little. So is one that is `coarse`, and one that elements are compared with, as with
         their maximum, unless it is an input's element. Those of `save` are taken in any case; raises `Mistake` where one of
         them is compared so."""
-        compared = {id(a) for n in topological(s.value for s in assigned) if n.op == "eq" for a in n.args}
+        compared = {id(a) for a in _compared(topological(s.value for s in assigned))}
         values = {s.name: s.value for s in self.statements if s.part is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
         chosen = {name: v for name, v in values.items() if name in self.spec.save}
@@ -386,7 +385,7 @@ class _Reverse:
             if any(id(a) in folded for a in node.args) or (node.op in REDUCTIONS and of_rows(node, widest)):
                 folded.add(id(node))
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
-        compared = {id(a) for n in nodes if n.op == "eq" for a in n.args if a.op in ("max", "min")}
+        compared = {id(a) for a in _compared(nodes) if a.op in ("max", "min")}
         own = {id(n) for n in forward if id(n) in folded and of_rows(n, widest) and n.kind == "float"} - compared
         reached = topological((s.value for s in assigned), lambda n: id(n) in own | leaves)
         taken = {id(n): n for n in reached if id(n) in own - leaves}
@@ -410,7 +409,7 @@ class _Reverse:
         leaves = {id(v) for v in saved.values()}
         forward = {id(n) for n in topological(s.value for s in self.statements)}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
-        compared = {id(a) for n in nodes if n.op == "eq" for a in n.args}
+        compared = {id(a) for a in _compared(nodes)}
         found = {}
         for node in nodes:
             if (
@@ -455,7 +454,7 @@ class _Reverse:
         by what its factor is off by; an exponential, by as much as the exponent is large."""
         array = self.spec.array(name)
         size = min(DTYPES[dtype].size for dtype in self.spec.dtypes(array))
-        if (size >= 4 and self.doubles <= {array.dtype}) or self.exact(name, value):
+        if (size >= 4 and self.spec.doubles <= {array.dtype}) or self.exact(name, value):
             return False
         if size == 1 or len(value.dims) < max(len(a.axes) for a in self.spec.inputs):
             return True
@@ -490,6 +489,11 @@ class _Reverse:
         arrays |= {(name, len(v.dims)) for name, v in saved.items() if any(n is v for n in nodes)}
         large = sum(size == most for _, size in arrays)
         return large, sum(n.op in REDUCTIONS for n in nodes if id(n) not in leaves)
+
+
+def _compared(nodes: Iterable[Node]) -> Iterable[Node]:
+    """The values that elements are held to, as ties are found."""
+    return (a for n in nodes if n.op == "eq" for a in n.args)
 
 
 def of_rows(node: Node, axes: tuple[str, ...]) -> bool:

@@ -97,7 +97,7 @@ class _Splitter:
             if node.op == "size" and node.attr in contracted:
                 message = f"no kernel for the size of {node.attr}, which '@' contracts"
                 problems.append(self.place(node, Mistake(message, "pass it, or what is made of it, as a parameter")))
-        if any("float64" in spec.dtypes(a) for a in spec.inputs):
+        if spec.doubles:
             span = next(a.span for a in spec.inputs if "float64" in spec.dtypes(a)) or spec.chain.span
             message = "no kernel for a contraction (@) in float64"
             problems.append(spec.source.diagnostic(span, message, "leave float64 out of its types"))

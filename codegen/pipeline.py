@@ -168,16 +168,16 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
 def _in_turns(spec: Spec) -> tuple[Op | None, Op, Op | None]:
     """A backward as one op, if a kernel can do that, else with one that runs first, or one beside it, or both. Raises
     `SpecError`."""
-    statements = read_chain(spec, whole=False)
-    base = spec.op.removesuffix("_backward")
     try:
         return None, *_with_one_beside(spec)
     except SpecError:
+        statements = read_chain(spec, whole=False)
         waited = waited_for(spec, statements)
         if not waited:
             raise
         first, then = split(spec, statements, waited)
-        first = replace(first, op=f"{base}_first", summary=f"What {spec.op} takes of all rows.")
+        name = f"{spec.op.removesuffix('_backward')}_first"
+        first = replace(first, op=name, summary=f"What {spec.op} takes of all rows.")
         return derived(first), *_with_one_beside(then)
 
 
@@ -191,12 +191,14 @@ def _with_one_beside(spec: Spec) -> tuple[Op, Op | None]:
         folded = {
             s.name for s in read_chain(spec, whole=False) if any(n.op in REDUCTIONS for n in topological([s.value]))
         }
-        fewer = [a.name for a in spec.outputs if a.axes != most]
+        fewer = tuple(a.name for a in spec.outputs if a.axes != most)
         name, summary = f"{spec.op.removesuffix('_backward')}_beside", f"What {spec.op} gives of columns."
-        for names in ([n for n in fewer if n not in folded], fewer):
+        for names in dict.fromkeys((tuple(n for n in fewer if n not in folded), fewer)):
+            if not names:
+                continue
             beside = _only(spec, names)
             others = _only(spec, [a.name for a in spec.outputs if a.name not in names])
-            if names and beside.computes_as(spec) and others.computes_as(spec):
+            if beside.computes_as(spec) and others.computes_as(spec):
                 with contextlib.suppress(SpecError, Mistake):
                     # The parameters are all the other's too: who calls both takes their values from its
                     made = derived(replace(others, params=spec.params))
@@ -218,15 +220,14 @@ def row_backward(spec: Spec) -> Derived:
     where these save it a pass; then without; with those of columns, for which rows would wait; and with what is taken from tables
     added up by index, where no kernel finds its place. Raises `SpecError` or `Mistake` where there is none."""
     takes = any(n.op == "take" for n in topological(s.value for s in read_chain(spec, whole=False)))
-    plain: SpecError | Mistake | None = None
+    reasons: dict[str | None, SpecError | Mistake] = {}
     for by_index in (False, True) if takes else (False,):
         for statistics in ("rows", None, "columns"):
             try:
                 return _row_backward(differentiate(spec, statistics=statistics, by_index=by_index))
             except (SpecError, Mistake) as reason:
-                plain = reason if statistics is None and plain is None else plain
-    assert plain is not None
-    raise plain
+                reasons.setdefault(statistics, reason)
+    raise reasons[None]
 
 
 def _row_backward(how: Backward) -> Derived:

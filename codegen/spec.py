@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections.abc
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,7 +157,7 @@ class Spec:
         wide = {"int64", "uint32"}
         return "int64" if any(wide & set(self.dtypes(array)) for array in self.arrays) else "int32"
 
-    @property
+    @functools.cached_property
     def compute(self) -> str:
         """What floats are computed in: float64 where an input is, which a call may decide."""
         always = any(a.dtype == "float64" and a.default is None for a in self.inputs)

@@ -139,8 +139,9 @@ def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str])
         if got not in allowed:
             raise TypeError(f"{spec.op}: {name} is {_either(allowed)}, not {got}")
         types[name] = got
-    wide = any(jnp.dtype(x.dtype) == "float64" for x in arrays.values())
-    compute = ("float64" if wide else "float32") if spec.compute == COMPUTE else None
+    compute = None
+    if spec.compute == COMPUTE:
+        compute = "float64" if any(jnp.dtype(x.dtype) == "float64" for x in arrays.values()) else "float32"
     made = Types(tuple((name, types[name]) for name, _ in spec.types), compute)
     there = [a for a in spec.arrays if a.name in arrays or a in spec.outputs]
     for array in there if not jax.config.jax_enable_x64 else ():

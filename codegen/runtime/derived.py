@@ -15,8 +15,8 @@ from codegen.runtime.scatter import add_taken
 
 
 class DerivedOp(Op):
-    """An op generated with another: its backward, the op run first in that, or the forward that saves more than its outputs
-    for that."""
+    """An op generated with another: its backward, the op run first in that or the one beside it, or the forward that saves more
+    than its outputs for that."""
 
     def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
         self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]

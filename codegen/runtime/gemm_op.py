@@ -38,16 +38,6 @@ from codegen.tiles import GemmLaunch, Tile
 class GemmOp(Op[P, R]):
     """A generated op that contracts."""
 
-    def __init__(
-        self,
-        function: Callable[P, R],
-        text: str,
-        parts: dict[str, Any],
-        backward: Callable[..., Backward],
-    ):
-        self._parts = parts
-        super().__init__(function, text, parts, backward)
-
     @functools.cached_property
     def epilogue(self) -> Epilogue:
         """What follows the products, as an op."""

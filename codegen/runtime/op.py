@@ -101,6 +101,7 @@ class Op(Generic[P, R]):
         backward: Callable[..., Backward],
     ):
         functools.update_wrapper(self, function)
+        self._parts = parts
         self._text, self._reference, self._result = text, parts["reference"], parts.get("result")
         self._begin(parts.get("launch"), parts.get("xla"))
         self._backward = backward(self, parts) if "backward_launch" in parts else None

@@ -119,6 +119,21 @@ class Tile:
         return GemmLaunch(vec, ragged, _config("sm_80", options), rows, columns, side, why)
 
     @property
+    def placed(self) -> tuple[str, ...]:
+        """The axes whose positions the epilogue asks for: the kernel takes where they begin, if not where the whole does."""
+        return self._axes_of("index")
+
+    @property
+    def undivided(self) -> tuple[str, ...]:
+        """The axes of which the kernel must have all: whose sizes the epilogue asks for, or along which it takes."""
+        return (*self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))
+
+    def _axes_of(self, mode: str) -> tuple[str, ...]:
+        return tuple(
+            self.plan.groups[a.group].axes[0] for a in self.plan.loads if a.mode == mode and a.group is not None
+        )
+
+    @property
     def outputs(self) -> tuple[Array, ...]:
         """Those that the kernel writes."""
         folded = {f.value for f in self.folds}

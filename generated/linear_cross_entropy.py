@@ -60,6 +60,7 @@ def linear_cross_entropy_tiles(
     """What the epilogue reads of a row, read ahead of its products."""
     (
         mLabel,  # (rows) int32
+        mFirstN,  # (1) int32: where N begins, if not at 0
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
@@ -81,11 +82,12 @@ def linear_cross_entropy_tile(
 ):
     (
         mLabel,  # (rows) int32
+        mFirstN,  # (1) int32: where N begins, if not at 0
     ) = tensors
     iN = column
     rLabel, = operands
     rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    device.count_up(rIndexN, iN)
+    device.count_up(rIndexN, device.place(iN, mFirstN))
     loss_of, loss_of2 = linear_cross_entropy_chain(
         acc[0].load(),
         rLabel.load().to(cutlass.Int32),
@@ -100,6 +102,7 @@ def linear_cross_entropy_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
     mLabel: cute.Tensor,
+    mFirstN: cute.Tensor | None,
     mLossMax: cute.Tensor,  # (L, rows, parts) max of loss_of
     mLossSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of loss_of
     mLossSum2: cute.Tensor,  # (L, rows, parts) sum of loss_of2
@@ -111,7 +114,7 @@ def linear_cross_entropy_launch(
         stream,
         mX,
         (mW,),
-        (mLabel,),
+        (mLabel, mFirstN,),
         linear_cross_entropy_tile,
         batched=False,
         b_is_nk=True,
@@ -310,6 +313,7 @@ def linear_cross_entropy_forward_tiles(
     """What the epilogue reads of a row, read ahead of its products."""
     (
         mLabel,  # (rows) int32
+        mFirstN,  # (1) int32: where N begins, if not at 0
         mLogitsKept,  # (rows, N) wide T
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
@@ -332,12 +336,13 @@ def linear_cross_entropy_forward_tile(
 ):
     (
         mLabel,  # (rows) int32
+        mFirstN,  # (1) int32: where N begins, if not at 0
         mLogitsKept,  # (rows, N) wide T
     ) = tensors
     iN = column
     rLabel, = operands
     rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    device.count_up(rIndexN, iN)
+    device.count_up(rIndexN, device.place(iN, mFirstN))
     logits_kept, loss_of, loss_of2 = linear_cross_entropy_forward_chain(
         acc[0].load(),
         rLabel.load().to(cutlass.Int32),
@@ -355,6 +360,7 @@ def linear_cross_entropy_forward_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
     mLabel: cute.Tensor,
+    mFirstN: cute.Tensor | None,
     mLogitsKept: cute.Tensor,
     mLossMax: cute.Tensor,  # (L, rows, parts) max of loss_of
     mLossSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of loss_of
@@ -367,7 +373,7 @@ def linear_cross_entropy_forward_launch(
         stream,
         mX,
         (mW,),
-        (mLabel, mLogitsKept,),
+        (mLabel, mFirstN, mLogitsKept,),
         linear_cross_entropy_forward_tile,
         batched=False,
         b_is_nk=True,

@@ -64,6 +64,7 @@ def logits_logsumexp_tiles(
     """What the epilogue reads of a row, read ahead of its products."""
     (
         mLabel,  # (rows) int32
+        mFirstN,  # (1) int32: where N begins, if not at 0
         mLogits,  # (rows, N) T
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
@@ -86,12 +87,13 @@ def logits_logsumexp_tile(
 ):
     (
         mLabel,  # (rows) int32
+        mFirstN,  # (1) int32: where N begins, if not at 0
         mLogits,  # (rows, N) T
     ) = tensors
     iN = column
     rLabel, = operands
     rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    device.count_up(rIndexN, iN)
+    device.count_up(rIndexN, device.place(iN, mFirstN))
     logits, lse_of, picked_of = logits_logsumexp_chain(
         acc[0].load(),
         rLabel.load().to(cutlass.Int32),
@@ -109,6 +111,7 @@ def logits_logsumexp_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
     mLabel: cute.Tensor,
+    mFirstN: cute.Tensor | None,
     mLogits: cute.Tensor,
     mLseMax: cute.Tensor,  # (L, rows, parts) max of lse_of
     mLseSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of lse_of
@@ -121,7 +124,7 @@ def logits_logsumexp_launch(
         stream,
         mX,
         (mW,),
-        (mLabel, mLogits,),
+        (mLabel, mFirstN, mLogits,),
         logits_logsumexp_tile,
         batched=False,
         b_is_nk=True,

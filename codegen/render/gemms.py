@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
+from codegen.names import fresh
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
 from codegen.render.common import Context, camel
@@ -97,6 +98,24 @@ class TileContext(ElementwiseContext):
             "results": self.result_lines(),
             "stores": self.writes(),
         }
+
+    def tensor_lines(self) -> list[dict]:
+        """And, after the inputs, where an axis begins of which this may be a part."""
+        lines = super().tensor_lines()
+        firsts = [
+            {
+                "name": self.first(axis),
+                "hint": "cute.Tensor | None",
+                "comment": f"(1) int32: where {axis} begins, if not at 0",
+            }
+            for axis in self.tile_plan.placed
+        ]
+        count = len(lines) - len(self.spec.outputs)
+        return [*lines[:count], *firsts, *lines[count:]]
+
+    def first(self, axis: str) -> str:
+        """The tensor that says where an axis begins."""
+        return fresh({*self.tensors.values(), *(f"m{camel(p.name)}" for p in self.dynamic)}, f"mFirst{camel(axis)}")
 
     def whole_tensors(self) -> str:
         """What the launcher passes on of the tensors that `tiles` reads in vectors, if boxes of all of them can be copied."""
@@ -285,14 +304,11 @@ class TileContext(ElementwiseContext):
         return f"{self.groups[-1].coordinate} + i"
 
     def made(self, access: Access) -> list[str]:
-        """The lines that fill a fragment with coordinates."""
+        """The lines that fill a fragment with coordinates, those in the whole."""
         assert access.group is not None
-        name, coordinate = self.fragment(access), self.groups[access.group].coordinate
-        fill = (
-            f"device.count_up({name}, {coordinate})"
-            if access.group == len(self.groups) - 1
-            else f"{name}.fill({coordinate})"
-        )
+        group = self.groups[access.group]
+        name, place = self.fragment(access), f"device.place({group.coordinate}, {self.first(group.axes[0])})"
+        fill = f"device.count_up({name}, {place})" if access.group == len(self.groups) - 1 else f"{name}.fill({place})"
         return [f"{name} = cute.make_rmem_tensor((vec,), cutlass.Int32)", fill]
 
     def written_fragments(self) -> list[dict]:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.ir import ROWS
-from codegen.runtime.partition import whole_axes
+from codegen.runtime.partition import asked_axes, whole_axes
 from codegen.spec import Array
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def joined_axis(op: Op, mapped: Sequence[Array | None]) -> str | None:
     if axis is None or any(other != axis for other in first):
         return None
     apart = axis != ROWS and any(axis in a.axes and _first(a) != axis for a in op.spec.inputs)
-    return None if apart or axis in whole_axes(op) else axis
+    return None if apart or axis in whole_axes(op) | asked_axes(op) else axis
 
 
 def _first(array: Array | None) -> str | None:

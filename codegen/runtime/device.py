@@ -234,6 +234,11 @@ def as_bytes(tensor: cute.Tensor | None) -> cute.Tensor | None:
     return cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=Uint8), tensor.layout)
 
 
+def place(own: cutlass.Int32, first: cute.Tensor | None) -> cutlass.Int32:
+    """A position in the whole, of one in an array that begins at `first` (1,) there; at 0 without."""
+    return own if first is None else own + first[0]
+
+
 def count_up(dst: cute.Tensor, first: cutlass.Int32) -> None:
     """Fill a vector with first, first + 1, ..."""
     dst.store(counting(cute.size(dst), first))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,17 @@ from codegen.plan import Access, access_key
 from codegen.runtime import slopes, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast
-from codegen.spec import Array
+from codegen.spec import Array, Spec
 
 _NAMES = {"jax": jax, "jnp": jnp, "runtime": slopes}
 _FUNCTIONS = {
     name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), _NAMES) for name, op in OPS.items()
 }
+
+
+def wide(spec: Spec) -> contextlib.AbstractContextManager:
+    """Where 64-bit integers may be made: uint32 arrays exist without x64, the int64 they are computed in does not."""
+    return jax.enable_x64(True) if spec.integer == "int64" else contextlib.nullcontext()
 
 
 def evaluate_outputs(

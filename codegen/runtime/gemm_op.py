@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from codegen.gemms import Gemm
 from codegen.ir import DTYPES
 from codegen.plan import Launch
 from codegen.reductions import RowLaunch, WalkLaunch
-from codegen.runtime import arguments, interpreted, tile_folds, unsigned, views
+from codegen.runtime import arguments, interpreted, shards, tile_folds, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.runtime.derived import Backward, DerivedOp
@@ -31,6 +31,7 @@ from codegen.runtime.evaluate import evaluate_outputs
 from codegen.runtime.op import KernelCall, Key, Op, P, R, Tensor
 from codegen.runtime.platform import choose
 from codegen.runtime.products import product
+from codegen.runtime.shards import Split
 from codegen.spec import Array, Spec
 from codegen.tiles import GemmLaunch, Tile
 
@@ -79,29 +80,38 @@ class GemmOp(Op[P, R]):
         dynamic = [params[p.name] for p in spec.params if not p.static]
         return Key(key.implementation, key.types, present, static), (*(there[name] for name in present), *dynamic)
 
-    def after_products(
-        self, key: Key, operands: Sequence[Any], over: tuple[str, ...], run: Callable[..., tuple]
-    ) -> tuple:
-        """On one shard: XLA's matmul, the sum over mesh axes that it is contracted along, then the epilogue's kernel, as
-        `run` does (an op, its key, its kernel, its operands), which folds what other shards have to add."""
-        own, values = self.summed_call(key, operands, over)
-        return run(self.epilogue, own, functools.partial(self.epilogue._run_cute, own, ()), values)
+    def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: Split) -> tuple:
+        tile, contracted = self.plan.tile, {p.axis for p in self.plan.products}
+        if split.across(contracted) or split.across(tile.undivided):
+            return self.after_products(key, operands, split)
+        firsts = {axis: split.first(axis) for axis in tile.placed if split.across((axis,))}
+        return self.finished(key, operands, kernel(*operands, firsts=firsts), split)
 
-    def summed_call(self, key: Key, operands: Sequence[Any], over: tuple[str, ...]) -> tuple[Key, tuple]:
+    def finished(self, key: Key, operands: tuple, results: tuple, split: Split | None) -> tuple:
+        return tile_folds.finished(self, key, operands, results, split)
+
+    def after_products(self, key: Key, operands: tuple, split: Split) -> tuple:
+        """On one shard: XLA's matmul, the sum over mesh axes that it is contracted along, then the epilogue."""
+        own, values = self.summed_call(key, operands, split)
+        kernel = functools.partial(self.epilogue._run_cute, own, ())
+        return self.epilogue.on_shard(own, kernel, values, split)
+
+    def summed_call(self, key: Key, operands: tuple, split: Split) -> tuple[Key, tuple]:
         """The epilogue's call, its products added up over mesh axes."""
         own, values = self.epilogue_call(key, operands)
-        names = [*own.present, *(None for _ in values[len(own.present) :])]
-        accs = self.plan.accs
-        return own, tuple(jax.lax.psum(x, over) if n in accs else x for n, x in zip(names, values, strict=True))
+        over = {p.acc.name: split.across((p.axis,)) for p in self.plan.products}
+        names = [*own.present, *("" for _ in values[len(own.present) :])]
+        summed = (jax.lax.psum(x, over[n]) if over.get(n) else x for n, x in zip(names, values, strict=True))
+        return own, tuple(summed)
 
     def composed(self, key: Key, *operands) -> tuple:
         """XLA's matmul, then the epilogue's kernel."""
         own, values = self.epilogue_call(key, operands)
         return self.epilogue._functions(own)(*values)
 
-    def jnp_form(self, key: Key, *operands, sizes: Axes | None = None) -> tuple:
+    def jnp_form(self, key: Key, *operands) -> tuple:
         own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
-        return self.epilogue.jnp_form(own, *values, sizes=sizes)
+        return self.epilogue.jnp_form(own, *values)
 
     # One kernel
 
@@ -126,8 +136,11 @@ class GemmOp(Op[P, R]):
         one_kernel = isinstance(self.default_launch(types, axes), GemmLaunch)
         return "" if one_kernel else self.epilogue.left_to_xla(types, axes)
 
-    def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
-        """What the launcher is called with: the factors, the epilogue's operands, its outputs."""
+    def _kernel_call(
+        self, key: Key, operands: tuple, arch: str | None = None, firsts: Mapping[str, Any] | None = None
+    ) -> KernelCall:
+        """What the launcher is called with: the factors, the epilogue's operands, its outputs. Of axes along which this is not
+        the whole, `firsts` are the places where it begins, int32."""
         spec, tile = self.plan.epilogue.spec, self.plan.tile
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
@@ -158,9 +171,8 @@ class GemmOp(Op[P, R]):
 
         dynamic = [p for p in spec.params if not p.static]
         kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
-        inputs = (
-            *map(factor, factors), *map(operand, own), *(Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds)
-        )  # fmt: skip
+        scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in (*kinds, *("int32" for _ in tile.placed))]
+        inputs = (*map(factor, factors), *map(operand, own), *scalars)
         parts = [Tensor(shape, "float32", (1, 1, 1), 4) for shape in tile_folds.shapes(tile, axes, how)]
         outputs = (*map(operand, tile.outputs), *parts)
         params = self.parameters(key, operands)
@@ -171,6 +183,7 @@ class GemmOp(Op[P, R]):
                 *(arrays[a.name] for a in factors),
                 *(arrays.get(a.name) for a in own),
                 *(params[p.name] for p in dynamic),
+                *((firsts or {}).get(axis) for axis in tile.placed),
             ),
             inputs,
             outputs,
@@ -178,9 +191,6 @@ class GemmOp(Op[P, R]):
             how,
             {**static, **how.constants},
         )
-
-    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands) -> tuple:
-        return tile_folds.finished(self, key, operands, super()._run_cute(key, donated, *operands))
 
     def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> KernelCall:
         """A call of large matrices, for what its kernel is like: `ragged` ones with odd extents, and with `defaults` without
@@ -200,8 +210,9 @@ class GemmOp(Op[P, R]):
         own = [a.name for a in spec.inputs if a.name not in self.plan.accs]
         dynamic = [p.name for p in spec.params if not p.static]
         tile = self.plan.tile
+        firsts = [f"first of {axis}" for axis in tile.placed]
         outputs = (*(a.name for a in tile.outputs), *(f"{f.name} parts" for f in tile.folds))
-        return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *outputs]
+        return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *firsts, *outputs]
 
     def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
         """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
@@ -212,9 +223,10 @@ class GemmOp(Op[P, R]):
             return False
         return key.implementation in ("cute", "interpret") or how.fast
 
-    def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
+    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
         if self._fuses(key, operands):
-            return tile_folds.finished(self, key, operands, super()._run_interpret(key, *operands, parts=True))
+            results = super()._run_interpret(key, *operands, parts=True, **given)
+            return results if parts else self.finished(key, operands, results, None)
         own, values = self.epilogue_call(key, operands)
         return self.epilogue._run_interpret(own, *values, parts=parts)
 
@@ -266,36 +278,37 @@ class GemmForward(GemmOp):
         """The op's own: what it does not give is computed in jnp."""
         return self.origin.epilogue
 
-    def after_products(
-        self, key: Key, operands: Sequence[Any], over: tuple[str, ...], run: Callable[..., tuple]
-    ) -> tuple:
-        own, values = self.summed_call(key, operands, over)
+    def after_products(self, key: Key, operands: tuple, split: Split) -> tuple:
+        own, values = self.summed_call(key, operands, split)
         kernel = functools.partial(self.epilogue._run_cute, own, ())
-        return (*run(self.epilogue, own, kernel, values), *self.kept(own, values))
+        return (*self.epilogue.on_shard(own, kernel, values, split), *self.kept(own, values, split))
 
     def composed(self, key: Key, *operands) -> tuple:
         own, values = self.epilogue_call(key, operands)
         return (*self.epilogue._functions(own)(*values), *self.kept(own, values))
 
-    def jnp_form(self, key: Key, *operands, sizes: Axes | None = None) -> tuple:
+    def jnp_form(self, key: Key, *operands) -> tuple:
         own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
-        return (*self.epilogue.jnp_form(own, *values, sizes=sizes), *self.kept(own, values))
+        return (*self.epilogue.jnp_form(own, *values), *self.kept(own, values))
 
-    def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
+    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
         if self._fuses(key, operands):
-            return super()._run_interpret(key, *operands, parts=parts)
+            return super()._run_interpret(key, *operands, parts=parts, **given)
         own, values = self.epilogue_call(key, operands)
         return (*self.epilogue._run_interpret(own, *values), *self.kept(own, values))
 
-    def kept(self, key: Key, operands: tuple) -> tuple[jax.Array, ...]:
-        """The outputs that the op has not, from its epilogue's operands."""
+    def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
+        """The outputs that the op has not, from its epilogue's operands, on one shard where arrays are `split`."""
         op, own = self.epilogue, self.plan.epilogue
         arrays = op._arrays(key, operands)
         axes = arguments.bind_axes(op.spec, arrays)
         more = self.spec.outputs[len(op.spec.outputs) :]
         stores = [a for a in own.plan.stores if a.array in more]
         params = op.parameters(key, operands)
-        found = evaluate_outputs(own, stores, arrays, params, axes, key.types, {}, "float32")
+        if split is not None:
+            found = shards.outputs_in_jnp(own, stores, arrays, params, key.types, "float32", split)
+        else:
+            found = evaluate_outputs(own, stores, arrays, params, axes, key.types, {}, "float32")
         return tuple(found[array] for array in more)
 
 

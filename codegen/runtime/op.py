@@ -13,7 +13,6 @@ which inputs are there, static params). That function is, outermost first,
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -32,9 +31,10 @@ from codegen.errors import Mistake
 from codegen.ir import DTYPES
 from codegen.plan import Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
-from codegen.runtime import aliases, arguments, batching, interpreted, kernels, partition, unsigned, views
+from codegen.runtime import aliases, arguments, batching, interpreted, kernels, partition, shards, unsigned, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
+from codegen.runtime.evaluate import wide
 from codegen.runtime.platform import choose, current_arch
 from codegen.spec import Array, Spec
 from codegen.tiles import GemmLaunch
@@ -363,31 +363,29 @@ class Op(Generic[P, R]):
 
     # Implementations
 
-    def jnp_form(self, key: Key, *operands, sizes: Axes | None = None) -> tuple:
-        """The jnp form: operands brought to the compute type and broadcast by name, results stored. `sizes` are the extents
-        that the chain asks for, where they are not the operands'."""
-        with self.wide():
-            return self._evaluate_xla(key, operands, sizes)
+    def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: shards.Split) -> tuple:
+        """The outputs on one shard of arrays that are `split`; `kernel` returns what is to be `finished`."""
+        if split.across(partition.asked_axes(self)):
+            return shards.in_jnp(self, key, operands, split)
+        return self.finished(key, operands, kernel(*operands), split)
 
-    def after_products(
-        self, key: Key, operands: Sequence[Any], over: tuple[str, ...], run: Callable[..., tuple]
-    ) -> tuple:
-        """The outputs of an op that contracts on one shard, where other shards have to add something (`GemmOp`)."""
-        raise NotImplementedError(self.spec.op)
+    def finished(self, key: Key, operands: tuple, results: tuple, split: shards.Split | None) -> tuple:
+        """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are `split`."""
+        return shards.finished(self, key, operands, results, split)
 
-    def wide(self) -> contextlib.AbstractContextManager:
-        """Where 64-bit integers may be made: uint32 arrays exist without x64, the int64 they are computed in does not."""
-        return jax.enable_x64(True) if self.spec.integer == "int64" else contextlib.nullcontext()
+    def jnp_form(self, key: Key, *operands) -> tuple:
+        """The jnp form: operands brought to the compute type and broadcast by name, results stored."""
+        with wide(self.spec):
+            return self._evaluate_xla(key, operands)
 
-    def _evaluate_xla(self, key: Key, operands: tuple, sizes: Axes | None) -> tuple:
+    def _evaluate_xla(self, key: Key, operands: tuple) -> tuple:
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         compute = self.compute(key)
         values: dict[str, Any] = {}
         for access in plan.loads:
-            own = sizes if sizes and access.mode == "size" else axes
-            values[access.name] = views.jnp_value(plan, access, arrays, own, compute, spec.integer)
+            values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, spec.integer)
         given = self.parameters(key, operands)  # as arrays: what is static would compute as Python's numbers do
         values |= {p.name: jnp.asarray(given[p.name], self._scalar_dtype(key, p.kind)) for p in spec.params}
         extra = {
@@ -400,10 +398,10 @@ class Op(Generic[P, R]):
         stored = views.stored(plan.stores, results, plan.order, axes, key.types)
         return tuple(stored[array] for array in spec.outputs)
 
-    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands) -> tuple:
+    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands, **given: Any) -> tuple:
         """The kernel, over canonical views of the operands, which may be written to where they are `donated`: its outputs,
-        then what its blocks left of each column statistic."""
-        call, arch = self._kernel_call(key, operands), current_arch()
+        then what its blocks left of each column statistic. More may be `given` to `_kernel_call`."""
+        call, arch = self._kernel_call(key, operands, **given), current_arch()
         if arch is None:
             raise ValueError(f"{self.spec.op}: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
         inputs = [x.reshape(t.shape) for x, t in zip(call.operands, call.inputs, strict=True) if x is not None]
@@ -412,9 +410,9 @@ class Op(Generic[P, R]):
         results = kernels.launch(call.compiled_for(arch), inputs, outputs, pairs)
         return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=True))
 
-    def _run_interpret(self, key: Key, *operands, parts: bool = False) -> tuple:
+    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
         """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
-        call = self._kernel_call(key, operands)
+        call = self._kernel_call(key, operands, **given)
         described = call.compiled_for(interpreted.architecture())
         names = self._tensor_names()
         count = len(call.shapes) if parts else len(self.spec.outputs)

@@ -1,4 +1,5 @@
-"""What the tiles of a contraction leave of its reductions: the parts folded in their order, and what the chain makes of them."""
+"""What the tiles of a contraction leave of its reductions: the parts folded in their order, those of other devices as well, and
+what the chain makes of them."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from codegen.ir import lost_axes
-from codegen.runtime import arguments, views
+from codegen.ir import lost_axes, topological
+from codegen.runtime import arguments, shards, views
 from codegen.runtime.arguments import Axes
 from codegen.runtime.evaluate import evaluate_outputs
 from codegen.tiles import Fold, GemmLaunch, Tile
@@ -18,6 +19,7 @@ from codegen.tiles import Fold, GemmLaunch, Tile
 if TYPE_CHECKING:
     from codegen.runtime.gemm_op import GemmOp
     from codegen.runtime.op import Key
+    from codegen.runtime.shards import Split
 
 
 def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
@@ -28,22 +30,27 @@ def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
     return [along if f.along else (batch, -(-rows // how.rows), columns) for f in tile.folds]
 
 
-def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple) -> tuple:
-    """An op's outputs, from what its kernel wrote: those of every element, and the parts of each fold."""
+def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple, split: Split | None) -> tuple:
+    """An op's outputs, on one shard where arrays are `split`, from what its kernel wrote: those of every element, and the parts
+    of each fold."""
     tile, epilogue = op.plan.tile, op.plan.epilogue
     if not tile.folds:
         return results
     plan, arrays = epilogue.plan, op._arrays(key, operands)
     axes = arguments.bind_axes(op.spec, arrays)
     outputs = dict(zip(tile.outputs, results, strict=False))
-    known = _totals(tile, plan.order, axes, results[len(outputs) :])
+    known = _totals(tile, plan.order, axes, results[len(outputs) :], split)
     stores = [a for a in plan.stores if a.array not in outputs]
+    if split is not None:
+        known |= shards.places_and_sizes(epilogue, topological(s.value for s in epilogue.statements), axes, split)
     params = op.parameters(key, operands)
     outputs |= evaluate_outputs(epilogue, stores, arrays, params, axes, key.types, known, "float32")
     return tuple(outputs[array] for array in epilogue.spec.outputs)
 
 
-def _totals(tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.Array]) -> dict[int, jax.Array]:
+def _totals(
+    tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.Array], split: Split | None
+) -> dict[int, jax.Array]:
     """Each reduction by its node's identity, with a dimension for each axis; of length one where it is lost."""
     assert order == (*tile.batch, *tile.rows, tile.column), f"tiles of {tile.rows} and {tile.column} in {order}"
     dims = [axis for axis in order for _ in axes.shape((axis,))]
@@ -51,7 +58,11 @@ def _totals(tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.
     def lost(fold: Fold) -> tuple[int, ...]:
         return tuple(i for i, axis in enumerate(dims) if axis in lost_axes(fold.node))
 
-    found = {}
+    def of_all(fold: Fold, own: jax.Array) -> jax.Array:
+        """What is folded on this shard, with that of the others."""
+        return own if split is None else shards.fold(fold.op, own[None], split.across(lost_axes(fold.node)))
+
+    found: dict[int, jax.Array] = {}
     for fold, own in zip(tile.folds, parts, strict=True):
         folded = {tile.column} if fold.along else set(tile.rows)
         shape = views.with_every_axis(order, tuple(axis for axis in order if axis not in folded), axes)
@@ -60,13 +71,14 @@ def _totals(tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.
             own = own.reshape(each)
             if fold.rescaled is not None:
                 place, power, scale, _ = fold.rescaled
-                over = (*lost(tile.folds[place]), len(shape))
-                own = _rescaled(own, parts[place].reshape(each), over, power, scale)
+                largest = found[id(tile.folds[place].node)][..., None]
+                own = _rescaled(own, parts[place].reshape(each), largest, power, scale)
             total = _fold(fold.op, own, (*lost(fold), len(shape)))[..., 0]
         else:
             total = _fold(fold.op, _fold(fold.op, own, (1,)).reshape(shape), lost(fold))
+        total = of_all(fold, total)
         if fold.node.op == "mean":
-            total = total / math.prod(axes.shape(lost_axes(fold.node)))
+            total = total / math.prod((split.axes if split else axes).shape(lost_axes(fold.node)))
         found[id(fold.node)] = total
     return found
 
@@ -78,10 +90,9 @@ def _fold(op: str, values: jax.Array, dims: tuple[int, ...]) -> jax.Array:
     return over(values, dims, keepdims=True, initial=identity)
 
 
-def _rescaled(sums: jax.Array, maxima: jax.Array, over: tuple[int, ...], power: str, scale: float) -> jax.Array:
-    """Sums of exponentials of the differences from each part's maximum, as those from the largest of all that the maximum is
-    `over`. A part of nothing but -inf adds nothing to what holds more."""
-    largest = jnp.max(maxima, over, keepdims=True, initial=-jnp.inf)
+def _rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str, scale: float) -> jax.Array:
+    """Sums of exponentials of the differences from each part's maximum, as those from the largest of all. A part of nothing
+    but -inf adds nothing to what holds more."""
     factor = getattr(jnp, power)((maxima - largest) * scale)
     nothing = (maxima == -jnp.inf) & (largest > -jnp.inf)
     return jnp.where(nothing, 0, sums * jnp.where(maxima == largest, 1, factor))

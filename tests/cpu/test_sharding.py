@@ -17,8 +17,11 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import generated
+from codegen.emit import leaf_key
+from codegen.ir import topological
 from codegen.pipeline import Derived
-from codegen.runtime import arguments, gemm_op, partition, views
+from codegen.runtime import arguments, gemm_op, partition, shards, views
+from codegen.runtime.evaluate import evaluate, evaluate_outputs, leaf_values
 from codegen.runtime.op import Op
 from codegen.tiles import Tile
 from tests.cpu.test_reductions import spec_text
@@ -60,27 +63,58 @@ def assert_close(got, expected) -> None:
 seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 
 
-def stand_in(op: Op, key, donated, *operands):
+def stand_in(op: Op, key, donated, *operands, firsts=None):
     """What a kernel returns, in jnp: the outputs, then what is folded over rows, not divided: an output, or a value of the
     chain."""
     seen.append([x.shape for x in operands])
+    if op.plan.kind == "gemm":
+        return tiles_stand_in(op, key, operands, firsts or {})
     outputs = op.jnp_form(key, *operands)
     axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
     values = {id(s.value): s.name for s in op.statements}
     by_name = dict(zip([a.name for a in op.spec.outputs], outputs, strict=True))
     parts = []
     known: dict = {}
-    for statistic in op.plan.columns if op.plan.kind != "gemm" else ():  # a contraction's kernel finishes what it folds
+    for statistic in op.plan.columns:
         name = values.get(id(statistic.node))
         if name not in by_name and not known:
-            over = [()] * len(op.plan.columns)
-            known = partition.statistics_in_jnp(op, key, operands, over, {}, axes)
+            arrays, params = op._arrays(key, operands), op.parameters(key, operands)
+            alone = shards.Split(axes, {}, {})
+            known = shards.known_in_jnp(op._op, arrays, params, key.types, op.compute(key), alone)
         part = by_name[name] if name in by_name else known[id(statistic.node)]
         part = part.astype("int32" if statistic.kind == "bool" else "float32")
         count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
         part = (part * count).astype(part.dtype).reshape(1, *([-1] if part.ndim else []))
         parts.append(spread(op.plan, statistic, part, axes) if statistic.over == "column" else part)
     return (*outputs, *parts)
+
+
+def tiles_stand_in(op, key, operands, firsts):
+    """What a contraction's kernel returns, in jnp: the outputs of every element, then one part of each fold."""
+    tile, epilogue = op.plan.tile, op.epilogue
+    own, values = op.epilogue_call(replace(key, implementation="xla"), operands)
+    arrays, params = epilogue._arrays(own, values), epilogue.parameters(own, values)
+    axes = arguments.bind_axes(epilogue.spec, arrays)
+    chain = op.plan.epilogue
+    places = [n for n in topological(s.value for s in tile.statements) if n.op == "index"]
+    known = {}
+    for node in places:
+        shape = views.with_every_axis(chain.plan.order, (str(node.attr),), axes)
+        known[id(node)] = jnp.arange(axes.extents[node.attr]).reshape(shape) + firsts.get(node.attr, 0)
+    stores = [a for a in chain.plan.stores if a.array in tile.outputs]
+    outputs = evaluate_outputs(chain, stores, arrays, params, axes, key.types, known, "float32")
+    made = {s.name: s.value for s in tile.statements}
+    leaves = leaf_values(chain, {leaf_key(n) for n in topological(made.values())}, arrays, params, axes, "float32")
+    folded = evaluate([made[f.value] for f in tile.folds], leaves, known, "float32", "int32", dict(key.types.variables))
+    extents = [int(np.prod(axes.shape(names))) for names in (tile.batch, tile.rows, (tile.column,))]
+    parts = []
+    for fold, value in zip(tile.folds, folded, strict=True):
+        value = jnp.broadcast_to(value, axes.shape((*tile.batch, *tile.rows, tile.column))).reshape(extents)
+        if fold.rescaled is not None:
+            place, power, scale, _ = fold.rescaled
+            value = getattr(jnp, power)((value - parts[place]) * scale)
+        parts.append(getattr(jnp, fold.op)(value, axis=2 if fold.along else 1, keepdims=True))
+    return (*(outputs[a] for a in tile.outputs), *parts)
 
 
 def spread(plan, statistic, part, axes):
@@ -105,8 +139,7 @@ def forget() -> None:
 def kernels(monkeypatch):
     """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
     forget()
-    for kind in (Op, gemm_op.GemmOp):
-        monkeypatch.setattr(kind, "_run_cute", stand_in)
+    monkeypatch.setattr(Op, "_run_cute", stand_in)
     for module in (OP_MODULE, gemm_op):
         monkeypatch.setattr(module, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
     launch = Tile.launch
@@ -136,12 +169,33 @@ TABLE = [
     ("swiglu_pairs", [(HALVES, P(None, "b", "a"))], {}, P(None, "b", "a")),
     ("rotary", [((4, 6, 2, 16), P("a", "b")), ((6, 8), P("b")), ((6, 8), P("b"))], {}, P("a", "b")),
     # a position along an axis is one in the whole of it
-    ("alibi_bias", [((4, 6, 8, 16), P("a", None, None, "b")), ((6,), NONE)], GATHER, P("a")),
-    # rows are free, what is reduced along them is not
+    ("alibi_bias", [((4, 6, 8, 16), P("a", None, None, "b")), ((6,), NONE)], {}, P("a", None, None, "b")),
+    (
+        "alibi_bias",
+        [((4, 6, 8, 16), P(None, None, None, ("a", "b"))), ((6,), NONE)],
+        {},
+        P(None, None, None, ("a", "b")),
+    ),
+    # rows are free, what is reduced along them is folded on all devices
     ("rmsnorm", [(X, P("a")), (W, NONE)], {}, P("a")),
     ("rmsnorm", [(X, P("a", "b")), (W, NONE)], {}, P("a", "b")),
-    ("rmsnorm", [(X, P("a", None, "b")), (W, NONE)], GATHER, P("a")),
+    ("rmsnorm", [(X, P("a", None, "b")), (W, NONE)], REDUCE, P("a", None, "b")),
+    (
+        "rmsnorm",
+        [(X, P("a", None, "b")), (W, P("a"))],
+        {"all-gather": 1, "all-reduce": 1, "collective-permute": 1},
+        P("a", None, "b"),
+    ),
+    ("rmsnorm", [(X, P("a")), (W, P("b"))], GATHER, P("a")),  # a weight that is stored in shards
     ("softmax", [(X, P(("a", "b")))], {}, P(("a", "b"))),
+    ("softmax", [(X, P("a", None, "b"))], {"all-reduce": 2}, P("a", None, "b")),  # the maximum, the sum
+    ("layernorm", [(X, P(None, None, ("b", "a"))), (W, NONE), (W, NONE)], {"all-reduce": 2}, P(None, None, ("b", "a"))),
+    ("cross_entropy_grad", [((8, 32), P("a", "b")), ((8,), P("a"))], {"all-reduce": 2}, P("a")),
+    ("cross_entropy", [((8, 32), P("a", "b")), ((8,), P("a"))], {"all-reduce": 2}, P("a")),
+    ("rmsnorm_reordered", [((8, 32), P("a", "b")), ((32,), NONE), ((32,), P("b"))], {"all-gather": 2}, P("a")),
+    ("top1_gate", [((8, 32), P("a", "b"))], {"all-reduce": 3}, P("a")),
+    ("causal_softmax", [((4, 8, 8), P("a", "b"))], {}, P("a", "b")),
+    ("dlayernorm", [(X, P("a", None, "b")), (X, P("a", None, "b")), (W, P("b"))], {"all-reduce": 3}, P("a", None, "b")),
     ("cross_entropy", [((8, 32), P("a")), ((8,), P("a"))], {}, P("a")),
     ("embedding_rmsnorm", [((24, 32), P("a")), ((8, 6), P("b")), (W, NONE)], GATHER, P("b")),
     ("embedding_rmsnorm", [((24, 32), NONE), ((8, 6), P("a")), (W, NONE)], {}, P("a")),
@@ -150,8 +204,25 @@ TABLE = [
     ("dense_relu", [(X, P("a")), ((32, 16), P(None, "b")), ((16,), P("b"))], {}, P("a", None, "b")),
     ("dense_relu", [(X, P("a", None, "b")), ((32, 16), P("b")), ((16,), NONE)], REDUCE, P("a")),
     ("dense_relu", [(X, P("a")), ((32, 16), P("b")), ((16,), NONE)], GATHER, P("a")),
-    # what it folds: along rows on each device, over rows on all of them, also where each has but a part of the products
+    # what it folds: along rows and over rows on all devices, also where each has but a part of the products
     ("dense_amax", [(X, P("a")), ((32, 16), NONE), ((16,), NONE)], {}, P("a")),
+    ("dense_amax", [(X, P("a")), ((32, 16), P(None, "b")), ((16,), NONE)], REDUCE, P("a", None, "b")),
+    (
+        "dense_residual_squares",
+        [(X, P("a")), ((32, 16), P(None, "b")), ((8, 6, 16), P("a"))],
+        REDUCE,
+        P("a", None, "b"),
+    ),
+    ("logits_logsumexp", [(X, P("a")), ((16, 32), P("b")), (X[:2], P("a"))], {"all-reduce": 2}, P("a", None, "b")),
+    ("linear_cross_entropy", [(X, P("a")), ((16, 32), P("b")), (X[:2], P("a"))], {"all-reduce": 2}, P("a")),
+    ("linear_cross_entropy", [(X, NONE), ((16, 32), P(("a", "b"))), (X[:2], NONE)], {"all-reduce": 2}, NONE),
+    (
+        "linear_cross_entropy",
+        [(X, P(None, None, "a")), ((16, 32), P("b", "a")), (X[:2], NONE)],
+        {"all-reduce": 3},
+        NONE,
+    ),
+    ("matmul_dgelu_dbias", [(X, P("a")), ((16, 32), P("b")), ((8, 6, 16), P("a"))], REDUCE, P("a", None, "b")),
     ("matmul_drelu_dbias", [(X, P("a")), ((16, 32), NONE), ((8, 6, 16), P("a"))], REDUCE, P("a")),
     (
         "matmul_drelu_dbias",
@@ -332,7 +403,7 @@ def test_parts_of_all_shards_are_folded(op, expected, dtype):
         parts = (parts > -2).astype(dtype)
     mesh = make_mesh()
     run = jax.shard_map(
-        lambda p: partition.fold(op, p, ("a", "b")), mesh=mesh, in_specs=P(("a", "b")), out_specs=P(), check_vma=False
+        lambda p: shards.fold(op, p, ("a", "b")), mesh=mesh, in_specs=P(("a", "b")), out_specs=P(), check_vma=False
     )
     np.testing.assert_allclose(jax.jit(run)(parts), expected(parts, 0), rtol=1e-5)
 
@@ -345,15 +416,16 @@ def on_shards(op: Op, args, specs, **keywords):
     mesh = make_mesh()
     key, operands = op.bind(args, {**keywords, "implementation": "interpret"})
     call = partition.Call(op, key, [x.shape for x in operands])
-    shards = call.shards(specs, mesh.shape)
-    inner, outer = call.specs(shards)
+    along = call.shards(specs, mesh.shape)
+    inner, outer = call.specs(along)
     kernel = functools.partial(op._run_interpret, key, parts=True)
+    split = shards.Split(call.axes, along, mesh.shape)
 
     def shard(*local):
-        return partition.on_shard(op, key, kernel, local, call.folded(shards), mesh.shape)
+        return op.on_shard(key, kernel, local, split)
 
     run = jax.shard_map(shard, mesh=mesh, in_specs=inner, out_specs=outer, check_vma=False)
-    return jax.jit(run)(*operands), shards
+    return jax.jit(run)(*operands), along
 
 
 INTERPRETED = [
@@ -370,6 +442,11 @@ INTERPRETED = [
     ("dchannel_affine", [((8, 4, 6), P(None, "b")), ((8, 4, 6), P(None, "b")), ((4,), P("b"))]),
     ("dchannel_affine", [((8, 4, 16), P(None, None, "a")), ((8, 4, 16), P(None, None, "a")), ((4,), NONE)]),
     ("dgroup_norm", [((8, 4, 2, 9), P("a", "b")), ((8, 4, 2, 9), P("a", "b")), ((4, 2), P("b"))]),
+    # products: what tiles leave along rows and over them, and where a shard's columns begin
+    ("logits_logsumexp", [((8, 32), P("a")), ((48, 32), P("b")), ((8,), P("a"))]),
+    ("linear_cross_entropy", [((8, 32), NONE), ((48, 32), P(("a", "b"))), ((8,), NONE)]),
+    ("dense_amax", [((8, 32), P("a")), ((32, 48), P(None, "b")), ((48,), NONE)]),
+    ("matmul_drelu_dbias", [((8, 32), P("a")), ((48, 32), P("b")), ((8, 48), P("a", "b"))]),
 ]  # fmt: skip
 
 
@@ -378,6 +455,8 @@ INTERPRETED = [
 def test_kernels_on_shards(name, given):
     op = getattr(generated, name)
     made = values(op, [shape for shape, _ in given])
+    if op.multiplied:  # exact in the type that kernels multiply float32 in
+        made = [np.round(8 * v) / 8 if v.dtype == np.float32 else v for v in made]
     got, shards = on_shards(op, made, [spec for _, spec in given])
     assert shards
     assert_close(got, op.reference(*made))
@@ -468,6 +547,10 @@ BACKWARDS = [
     ("column_sum", P("a"), REDUCE),  # the value's
     ("column_mean", P("a", None, "b"), REDUCE),  # the gradient divides by the number of all rows
     ("mean_squared_error", P("a"), REDUCE),
+    # rows in parts: each statistic is folded on all devices
+    ("softmax", P("a", None, "b"), {"all-reduce": 3}),
+    ("rmsnorm", P("a", None, "b"), {"all-reduce": 3}),
+    ("layernorm", P("a", None, "b"), {"all-reduce": 4}),
 ]
 
 
@@ -489,6 +572,26 @@ def test_generated_backwards(kernels, name, spec, expected):
     compiled = pull(op).lower(*shared).compile()
     assert collectives(compiled) == expected
     assert_close(compiled(*shared), pull(op.reference)(*made))
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize("name", ["linear_cross_entropy", "logits_logsumexp"])
+def test_a_vocabulary_in_parts_is_not_gathered(kernels, name, kind):
+    """Nor are logits, or their gradient: each device has its own tokens of each row, forwards and backwards."""
+    op, mesh = getattr(generated, name), make_mesh(kind)
+    x, w, label = normal(8, 32), normal(16, 32), np.random.default_rng(0).integers(0, 16, 8).astype(np.int32)
+
+    def loss(f):
+        return lambda x, w, label: sum(jnp.sum(jnp.sin(y)) for y in tupled(f(x, w, label)))
+
+    args = put(mesh, x, P("a")), put(mesh, w, P("b")), put(mesh, label, P("a"))
+    compiled = jax.jit(jax.grad(loss(op), (0, 1))).lower(*args).compile()
+    assert set(collectives(compiled)) == {"all-reduce"}
+    dx, dw = compiled(*args)
+    assert dx.sharding.is_equivalent_to(NamedSharding(mesh, P("a")), 2)
+    assert dw.sharding.is_equivalent_to(NamedSharding(mesh, P("b")), 2)
+    assert_close((dx, dw), jax.grad(loss(op.reference), (0, 1))(x, w, label))
+    assert ((2, 32), (8, 32), (2,)) in [tuple(shapes) for shapes in seen]  # the kernel, on a shard of each
 
 
 def test_vmap_of_sharded_arrays(kernels):
@@ -643,7 +746,7 @@ def test_a_program_for_cuda_says_how_it_may_be_split(monkeypatch, kind):
     mesh = make_mesh(kind)
     args = put(mesh, normal(8, 6, 16), P("a")), put(mesh, normal(16), NONE)
     text = jax.jit(generated.rmsnorm).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
-    assert "#sdy.op_sharding_rule<([i, j, k], [l])->([i, j, m])" in text  # N is nobody's: no sharding travels along it
+    assert "#sdy.op_sharding_rule<([i, j, k], [l])->([i, j, k])" in text  # no sharding travels along the weight's own N
     assert "CuteDSL" not in text
     mapped = jax.shard_map(generated.rmsnorm, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"))
     assert "CuteDSL" in jax.jit(mapped).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
@@ -654,8 +757,10 @@ def test_a_shard_for_cuda_is_a_kernel_and_one_reduction(monkeypatch):
     op, mesh = generated.drmsnorm, make_mesh()
     key, operands = op.bind((normal(8, 64), normal(8, 64), normal(64)), {})
     kernel = functools.partial(op._run_cute, key, (False,) * 3)
+    axes = arguments.bind_axes(op.spec, op._arrays(key, operands))
+    split = shards.Split(axes, {"...0": ("a", "b")}, mesh.shape)
     run = jax.shard_map(
-        lambda *local: partition.on_shard(op, key, kernel, local, [("a", "b")], mesh.shape),
+        lambda *local: op.on_shard(key, kernel, local, split),
         mesh=mesh, in_specs=(P(("a", "b")), P(("a", "b")), P()), out_specs=(P(("a", "b")), P()), check_vma=False,
     )  # fmt: skip
     text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()

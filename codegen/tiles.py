@@ -63,9 +63,14 @@ class Fold:
     name: str
     node: Node
     value: str  # what is folded, as the tile's chain calls it
-    op: str  # "sum", "max" or "min"
+    op: str  # that of `reduce.combine`
     along: bool  # along a row; else over the rows of a column
     rescaled: tuple[int, str, float, bool] | None  # which fold is its maximum, and how it follows that (`online`)
+
+    @property
+    def dtype(self) -> str:
+        """That of its parts; of bools, 0 and 1."""
+        return "float32" if self.node.args[0].kind == "float" else "int32"
 
 
 @dataclass(frozen=True)
@@ -310,7 +315,7 @@ def _folded(
     for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
         way = online.rescaled(node)
         value = node.args[0] if way is None else way.maximum.args[0]
-        _check_fold(node, value, order, rows, column)
+        _check_fold(node, value, order, rows, column, epilogue.integer)
         users = [s.name for s in made if any(n is node for n in topological([s.value]))]
         types.setdefault(id(value), set()).update(epilogue.array(name).dtype for name in users)
         op = "sum" if node.op == "mean" else node.op
@@ -324,7 +329,8 @@ def _folded(
         folds.append(Fold(name, node, values[id(value)].name, op, column in lost_axes(node), follows))
     dims = tuple(Axis((axis,), extents=(None,)) for axis in order)
     more = tuple(values.values())
-    outputs = (*whole, *(Array(s.name, "float32", dims) for s in more))
+    kinds = {"float": "float32", "int": "int32", "bool": "bool"}
+    outputs = (*whole, *(Array(s.name, kinds[s.value.kind], dims) for s in more))
     ends = [s.value for s in (*made, *more) if s.name not in late]
     reached = {id(n) for n in topological(ends)}
     own = [s for s in statements if s.name not in late and id(s.value) in reached]
@@ -371,12 +377,14 @@ def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], ro
             raise Mistake(f"no array that is there in every call has the axis whose size is {load.name}")
 
 
-def _check_fold(node: Node, value: Node, order: tuple[str, ...], rows: tuple[str, ...], column: str) -> None:
+def _check_fold(
+    node: Node, value: Node, order: tuple[str, ...], rows: tuple[str, ...], column: str, integer: str
+) -> None:
     """Whether a reduction of a value can begin within the tiles."""
     if any(n.op in REDUCTIONS for n in topological([value])):
         raise Mistake("a reduction of what another one has to give first")
-    if node.op not in ("sum", "mean", "max", "min") or value.kind != "float":
-        raise Mistake(f"no tile is folded by {node.op!r} of {'numbers' if value.kind == 'float' else value.kind}")
+    if value.kind == "int" and integer != "int32":
+        raise Mistake(f"no tile is folded by {node.op!r} of {integer}")
     lost = lost_axes(node)
     if set(value.dims) != set(order) or not (column in lost or set(rows) <= set(lost)):
         raise Mistake(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")

@@ -84,7 +84,7 @@ class TileContext(ElementwiseContext):
             "reads": f"({', '.join(readers)})",
             "whole": self.whole_tensors(),
             "static_params": [{"name": p.constant, "kind": p.kind} for p in self.static],
-            "byte_tensors": self.byte_tensors(),
+            "byte_tensors": [name for name in self.byte_tensors() if name not in self.in_registers()],
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
             "products": self.products(),
             "operands": [t for t in self.tensor_lines() if t["name"] not in self.in_registers()],

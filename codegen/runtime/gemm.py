@@ -41,8 +41,8 @@ def launch(
     mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or
     with paired = "two" two; its columns are (2, N) where they are "halves" and (N, 2) where "interleaved".
     config: which main loop, and what it is told, as `gemms.Tile.launch` writes it.
-    row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32:
-    what each tile's rows and columns of what the epilogue returns come to.
+    row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32
+    or int32: what each tile's rows and columns of what the epilogue returns come to.
     whole: the tensors that have every element of the output, or of a batch of it, of those that the epilogue reads ahead, in
     its order: how many elements side by side they have for each, and whether each batch has its own.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from codegen.runtime import device, gemm_folds, gemm_pieces, reduce, staging, unsigned, vectors
 from codegen.runtime.device import WARP
@@ -42,7 +42,8 @@ def finish(
     peer: which of the `form.warps` that share its columns it is.
     place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
     extents: rows and columns of the output.
-    memory: the epilogue's tensors; row_parts (L, M, pieces) and column_parts (L, pieces, N), float32, one for each fold.
+    memory: the epilogue's tensors; row_parts (L, M, pieces) and column_parts (L, pieces, N), float32 or int32, one for each
+        fold.
     pieces: where in these what this warp's columns, and these warps' rows, come to is written.
     operands: what `begin` was given.
     first: what `first_columns` has read, where that was called.
@@ -52,10 +53,10 @@ def finish(
     lane = cute.arch.lane_idx()
     walk = gemm_pieces.walk_over(acc, place, extents, slab_step, form)
     shared = stage.iterator.toint() + warp * (form.stage * 4)
-    rRows = [cute.make_rmem_tensor((ROWS * walk.slabs * walk.per_row // WARP,), Float32) for _ in form.row_ops]
-    for k in cutlass.range_constexpr(len(form.row_ops)):
-        rRows[k].fill(reduce.identity(form.row_ops[k], Float32))
-    rColumns = [reduce.accumulators(form.vec, walk.turns, op, Float32) for op in form.column_ops]
+    count = ROWS * walk.slabs * walk.per_row // WARP
+    rRows = [reduce.accumulator(count, op, p.element_type) for op, p in zip(form.row_ops, row_parts, strict=True)]
+    columns = zip(form.column_ops, column_parts, strict=True)
+    rColumns = [reduce.accumulators(form.vec, walk.turns, op, p.element_type) for op, p in columns]
 
     cute.arch.sync_warp()  # the tile before is read
     gemm_pieces.write(acc, shared, gemm_pieces.write_place(lane, walk, form), walk.order[0], walk, form)
@@ -121,7 +122,7 @@ def _in_loops(
         first_spot = (reading, Int32(0), lane, walk.row_of(0, 0, 0, lane), walk.first_column(0, lane))
         after = _spot(j, 0, walk, form)
         following = _moved(first_spot, _spot(i, 1, walk, form) if walk.steps > 1 else after)
-        rHere = [cute.make_rmem_tensor((walk.steps,), Float32) for _ in rRows]
+        rHere = [cute.make_rmem_tensor((walk.steps,), rRow.element_type) for rRow in rRows]
         before = (slab * walk.buffers + part) * walk.steps  # rows of a lane
         rOwn = [cute.make_tensor(rRow.iterator + before, cute.make_layout((walk.steps,))) for rRow in rRows]
         _put(rOwn, rHere)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32, Numeric
 
 from codegen.runtime import reduce
 from codegen.runtime.device import WARP
@@ -19,13 +19,14 @@ def fold(found: tuple, inside, at: int, turn: int, rRows: list, rColumns: list, 
     followed = {follows[0]: follows[1:] for follows in form.rescaled}
     before = [rRows[k][at] for k in range(len(form.row_ops))]
     for k, op in enumerate(form.row_ops):
-        value, total = found[k], cute.full((1,), before[k], Float32)
+        dtype = rRows[k].element_type
+        value, total = found[k], cute.full((1,), before[k], dtype)
         if k in followed:
             maximum, power, scale, finite = followed[k]
             now = rRows[maximum][at]
             total = reduce.rescale(total, before[maximum], now, power, scale)
             value = reduce.exponentials(value, now, power, scale, finite)
-        one = reduce.accumulator(form.vec, op, Float32)
+        one = reduce.accumulator(form.vec, op, dtype)
         reduce.accumulate([one], (op,), value, inside)
         rRows[k][at] = reduce.combine(op, total, reduce.over_vector(one, op))[0]
     reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
@@ -53,7 +54,7 @@ def store_rows(
     count = cute.size(rRows[0])
     for at in cutlass.range_constexpr(count):
         r, _, _ = walk.place(at // (count // walk.slabs), 0, at % (count // walk.slabs), lane, Int32(0))
-        held = [[cute.full((1,), rRows[k][at], Float32)] for k in range(len(rRows))]
+        held = [[cute.full((1,), rRow[at], rRow.element_type)] for rRow in rRows]
         totals = reduce.all_over_lanes(held, form.row_ops, walk.per_row, tuple(f[:4] for f in form.rescaled))
         if (lane % walk.per_row == 0) & (r < walk.M):
             for k in cutlass.range_constexpr(len(rRows)):
@@ -73,7 +74,7 @@ def store_columns(
     form: cutlass.Constexpr[Form],
 ):
     """Columns' statistics, folded over a warp's rows, then, in shared memory, over those of its peers, to memory."""
-    words = cute.recast_ptr(stage.iterator, dtype=Float32)
+    words = [cute.recast_ptr(stage.iterator, dtype=p.element_type) for p in column_parts]
     vec, turns, per_row, column = form.vec, cute.size(rColumns[0], mode=[1]), walk.per_row, walk.column
     span = turns * per_row * vec  # columns of the output
     assert len(form.column_ops) * span <= form.stage, (
@@ -85,33 +86,36 @@ def store_columns(
             for i in cutlass.range_constexpr(vec):
                 total = _over_rows(rColumns[k][i, turn], form.column_ops[k], per_row)
                 if lane < per_row:
-                    (words + (warp * form.stage + k * span + (turn * per_row + lane) * vec + i)).store(total)
+                    (words[k] + (warp * form.stage + k * span + (turn * per_row + lane) * vec + i)).store(total)
     _meet(warp, form)
     if peer == 0:
         for k in cutlass.range_constexpr(len(form.column_ops)):
             for c in cutlass.range_constexpr(0, span, WARP):
                 at = c + lane
                 if (at < span) & (column + at < walk.N):
-                    first = words + (warp * form.stage + k * span + at)
-                    column_parts[k][walk.batch, piece, column + at] = _over_peers(first, form.column_ops[k], form)
+                    first = words[k] + (warp * form.stage + k * span + at)
+                    dtype = column_parts[k].element_type
+                    column_parts[k][walk.batch, piece, column + at] = _over_peers(
+                        first, form.column_ops[k], dtype, form
+                    )
     _meet(warp, form)  # the next tile may overwrite them
 
 
-def _over_rows(value: cutlass.Float32, op: str, per_row: int) -> cutlass.Float32:
+def _over_rows(value: Numeric, op: str, per_row: int) -> Numeric:
     """Folded over the lanes of a warp that hold the same column of other rows."""
-    total, lanes = cute.full((1,), value, Float32), WARP // 2
+    total, lanes = cute.full((1,), value, type(value)), WARP // 2
     while lanes >= per_row:
-        total = reduce.combine(op, total, cute.full((1,), cute.arch.shuffle_sync_bfly(total[0], lanes), Float32))
+        total = reduce.combine(op, total, cute.full((1,), cute.arch.shuffle_sync_bfly(total[0], lanes), type(value)))
         lanes //= 2
     return total[0]
 
 
-def _over_peers(first, op: str, form: Form) -> cutlass.Float32:
+def _over_peers(first, op: str, dtype: type[Numeric], form: Form) -> Numeric:
     """Folded over the warps that share a column, in their order."""
-    total = cute.full((1,), reduce.identity(op, Float32), Float32)
+    total = cute.full((1,), reduce.identity(op, dtype), dtype)
     for p in range(form.warps):
         value = (first + p * (form.step * form.stage)).load()
-        total = reduce.combine(op, total, cute.full((1,), value, Float32))
+        total = reduce.combine(op, total, cute.full((1,), value, dtype))
     return total[0]
 
 

@@ -173,7 +173,8 @@ class GemmOp(Op[P, R]):
         kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in (*kinds, *("int32" for _ in tile.placed))]
         inputs = (*map(factor, factors), *map(operand, own), *scalars)
-        parts = [Tensor(shape, "float32", (1, 1, 1), 4) for shape in tile_folds.shapes(tile, axes, how)]
+        shapes = zip(tile_folds.shapes(tile, axes, how), tile.folds, strict=True)
+        parts = [Tensor(shape, fold.dtype, (1, 1, 1), 4) for shape, fold in shapes]
         outputs = (*map(operand, tile.outputs), *parts)
         params = self.parameters(key, operands)
         static = {p.constant: params[p.name] for p in spec.params if p.static}

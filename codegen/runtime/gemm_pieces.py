@@ -52,7 +52,7 @@ class Form:
     vec: int  # columns that a lane handles at once: 4, 8 or 16
     ragged: bool = False  # whether N is no multiple of vec
     paired: str = ""  # "halves": a warp's columns are those of two accumulators, one after the other; "interleaved": column by column
-    row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: "sum", "max", "min"
+    row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: those of `reduce.combine`
     column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
     rescaled: tuple[Follows, ...] = ()  # which of row_ops sum exponentials of what is returned
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8

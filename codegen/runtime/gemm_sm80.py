@@ -135,7 +135,7 @@ def launch(
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
         the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Two give two accumulators ("halves");
         one with 2N columns too, if "interleaved".
-    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
+    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32 or int32.
     blocks: that a multiprocessor should hold at once.
     precise: float32 as two of tf32 instead of one. Where an operand is infinite, the sum may be NaN then.
     """

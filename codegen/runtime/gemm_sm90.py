@@ -67,7 +67,7 @@ def launch(
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
-    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32.
+    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32 or int32.
     reads: what the epilogue reads ahead: columns and tiles of `Form`.
     whole: the tensors that `tiles` reads by `load`, in its order, how many elements each has side by side for a column of the
         output, and whether each batch has its own; needed where `staged`, for which their rows must be whole 16 bytes.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
-    """Of the parts of each fold, float32: (L, rows, parts) along rows, (L, parts, columns) over them."""
+    """Of the parts of each fold: (L, rows, parts) along rows, (L, parts, columns) over them."""
     batch, rows = (math.prod(axes.shape(names)) for names in (tile.batch, tile.rows))
     columns = axes.extents[tile.column]
     along = (batch, rows, -(-columns // how.columns) * how.side)
@@ -79,15 +79,24 @@ def _totals(
         total = of_all(fold, total)
         if fold.node.op == "mean":
             total = total / math.prod((split.axes if split else axes).shape(lost_axes(fold.node)))
-        found[id(fold.node)] = total
+        found[id(fold.node)] = total.astype(bool) if fold.node.kind == "bool" else total
     return found
 
 
 def _fold(op: str, values: jax.Array, dims: tuple[int, ...]) -> jax.Array:
-    if op == "sum":
-        return jnp.sum(values, dims, keepdims=True)
-    over, identity = (jnp.max, -jnp.inf) if op == "max" else (jnp.min, jnp.inf)
-    return over(values, dims, keepdims=True, initial=identity)
+    """Folded; of nothing, to what changes nothing."""
+    if op in ("sum", "prod"):
+        return (jnp.sum if op == "sum" else jnp.prod)(values, dims, keepdims=True)
+    largest = op in ("max", "any")
+    ends = (0, 1) if op in ("any", "all") else _ends(values.dtype)
+    return (jnp.max if largest else jnp.min)(values, dims, keepdims=True, initial=ends[not largest])
+
+
+def _ends(dtype: Any) -> tuple[Any, Any]:
+    """The least and the largest value of a type."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf, jnp.inf
+    return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
 
 
 def _rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str, scale: float) -> jax.Array:

@@ -91,10 +91,10 @@ REASONS = {
         "y = x @ w; v = sum(square(y - mean(y, axis=N)), axis=N)",
         "y: T[..., N]; v: T[...]",
     ),
-    "no tile is folded by 'prod'": (
-        "x: T[..., K]; w: T[K, N]",
-        "y = x @ w; p = prod(y, axis=N)",
-        "y: T[..., N]; p: T[...]",
+    "no tile is folded by 'sum' of int64": (
+        "x: T[..., K]; w: T[K, N]; u: uint32[..., N]",
+        "y = x @ w; p = sum(where(y > 0, u, 0), axis=N)",
+        "y: T[..., N]; p: uint32[...]",
     ),
     "a reduction along (B)": (
         "q: T[B, S, D]; k: T[B, P, D]",

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gemm_running import BASE, KINDS, STAGED, check
@@ -65,3 +66,25 @@ def test_few_rows_of_many_terms(name):
         assert bool((got == same).all())
         got, want = (np.asarray(x.astype("float32")) for x in (got, want))
         np.testing.assert_allclose(got, want, rtol=2.0**-7, atol=2.0**-7)
+
+
+@pytest.mark.parametrize("shape", [(512, 256, 4096), (300, 64, 1000)], ids=str)
+def test_columns_in_parts(shape):
+    """Each device of several has its own columns: its kernel is told where they begin, and leaves what its tiles come to."""
+    (M, K, N), op = shape, generated.logits_logsumexp
+    x, w = (jax.random.normal(jax.random.key(i), s).astype("bfloat16") for i, s in enumerate([(M, K), (N, K)]))
+    label = jax.random.randint(jax.random.key(2), (M,), 0, N)
+    maxima, sums, picked = [], [], []
+    for first in (0, N // 2):
+        key, operands = op.bind((x, w[first : first + N // 2], label), {"implementation": "cute"})
+        _, *parts = op._run_cute(key, (False,) * 3, *operands, firsts={"N": jnp.full(1, first, "int32")})
+        maximum, total, found = (np.asarray(p, np.float64)[0] for p in parts)
+        maxima.append(maximum)
+        sums.append(total)
+        picked.append(found)
+    logits = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
+    maximum, total = np.concatenate(maxima, 1), np.concatenate(sums, 1)
+    lse = np.log((total * np.exp(maximum)).sum(1))
+    np.testing.assert_allclose(lse, np.log(np.exp(logits).sum(1)), rtol=1e-5)
+    there = logits[np.arange(M), np.asarray(label)]
+    np.testing.assert_allclose(np.concatenate(picked, 1).sum(1), there, rtol=1e-4, atol=1e-4)

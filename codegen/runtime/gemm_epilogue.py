@@ -150,8 +150,7 @@ def _in_loops(
                         first_spot, tuple(cutlass.select_(more_here, Int32(o), Int32(a)) for o, a in ways)
                     )
             if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
-                counted = reduce.inside(c, limit, form.vec, form.ragged, False)
-                gemm_folds.fold(found, counted, 0, turn, rHere, rColumns, form)
+                gemm_folds.fold(found, c, limit, 0, turn, rHere, rColumns, form)
                 gemm_folds.turn_round(rHere)
         _put(rHere, rOwn)
         if cutlass.const_expr(form.staged > 0 and i + slots < len(order)):
@@ -213,9 +212,8 @@ def _unrolled(
             given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
             found = form.run(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
             if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
-                inside = reduce.inside(c, limit, form.vec, form.ragged, False)
                 at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
-                gemm_folds.fold(found, inside, at, turn, rRows, rColumns, form)
+                gemm_folds.fold(found, c, limit, at, turn, rRows, rColumns, form)
 
 
 def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:

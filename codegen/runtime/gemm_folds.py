@@ -12,8 +12,12 @@ from codegen.runtime.device import WARP
 from codegen.runtime.gemm_pieces import Form, Pieces
 
 
-def fold(found: tuple, inside, at: int, turn: int, rRows: list, rColumns: list, form: Form) -> None:
-    """What the epilogue returned for one vector, into the statistics of its row and its columns."""
+def fold(
+    found: tuple, column: Int32, limit: Int32, at: int, turn: int, rRows: list, rColumns: list, form: Form
+) -> None:
+    """What the epilogue returned for one vector, that begins at a `column` of a row of `limit` columns (none where there is no
+    such row), into the statistics of its row and its columns."""
+    inside = reduce.inside(column, limit, form.vec, form.ragged, False)
     ops = form.row_ops + form.column_ops
     assert len(found) == len(ops), f"an epilogue returned {len(found)} vectors to be folded by {ops}"
     followed = {follows[0]: follows[1:] for follows in form.rescaled}
@@ -27,8 +31,9 @@ def fold(found: tuple, inside, at: int, turn: int, rRows: list, rColumns: list, 
             total = reduce.rescale(total, before[maximum], now, power, scale)
             value = reduce.exponentials(value, now, power, scale, finite)
         one = reduce.accumulator(form.vec, op, dtype)
-        reduce.accumulate([one], (op,), value, inside)
-        rRows[k][at] = reduce.combine(op, total, reduce.over_vector(one, op))[0]
+        reduce.accumulate([one], (op,), value, inside if form.ragged else None)
+        now = reduce.combine(op, total, reduce.over_vector(one, op))[0]
+        rRows[k][at] = now if form.ragged else cutlass.select_(column < limit, now, before[k])  # all of it, or none
     reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
 
 

@@ -71,7 +71,7 @@ def stand_in(op: Op, key, donated, *operands, firsts=None):
         return tiles_stand_in(op, key, operands, firsts or {})
     outputs = op.jnp_form(key, *operands)
     axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
-    values = {id(s.value): s.name for s in op.statements}
+    values = {id(s.value): s.name for s in op.statements if s.part is None}
     by_name = dict(zip([a.name for a in op.spec.outputs], outputs, strict=True))
     parts = []
     known: dict = {}

@@ -27,7 +27,7 @@ from codegen.runtime import arguments, interpreted, shards, tile_folds, unsigned
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.runtime.derived import Backward, DerivedOp
-from codegen.runtime.evaluate import evaluate_outputs
+from codegen.runtime.evaluate import evaluate_outputs, wide
 from codegen.runtime.op import KernelCall, Key, Op, P, R, Tensor
 from codegen.runtime.platform import choose
 from codegen.runtime.products import product
@@ -309,7 +309,8 @@ class GemmForward(GemmOp):
         if split is not None:
             found = shards.outputs_in_jnp(own, stores, arrays, params, key.types, "float32", split)
         else:
-            found = evaluate_outputs(own, stores, arrays, params, axes, key.types, {}, "float32")
+            with wide(own.spec):
+                found = evaluate_outputs(own, stores, arrays, params, axes, key.types, {}, "float32")
         return tuple(found[array] for array in more)
 
 

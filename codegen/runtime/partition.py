@@ -14,7 +14,8 @@ XLA cannot see into a kernel, so this module says what may be split, from the sp
   free     any other: rows of a row kernel, every axis of an element-wise one, the columns of a column kernel
 
 Arrays sharded along a whole axis are gathered first. An axis is split as its largest array is; others follow. An asked one
-is as arrays are that have all axes, or that are multiplied: a weight that is stored in shards is gathered.
+is as arrays are that have all axes, or that are multiplied, and along mesh axes that split nothing else: a weight that is
+stored in shards is gathered.
 
 The jnp form needs none of this: XLA splits it as it likes. Inside `shard_map` neither does a kernel: each call is one
 shard already.
@@ -108,17 +109,19 @@ class Call:
 
     def shards(self, specs: Sequence[Sequence[Any]], mesh: Mapping[str, int]) -> Shards:
         """How each factor is split, given how the arrays are (as many of them as are known); as far as that comes out
-        even. The largest input decides."""
+        even. The largest input decides; where one mesh axis splits several factors, those that are not asked come first."""
         found: dict[str, tuple[str, ...]] = {}
         count = self.operands
         order = sorted(range(len(specs)), key=lambda i: (i >= count, -math.prod(self.shapes[i])))
         summed = self.contracted_alike(specs)
-        for i in order:
+        for asked, i in itertools.product((False, True), order):
             for factor, extent, entry in zip(self.factors[i], self.shapes[i], _padded(specs[i]), strict=False):
                 if factor is not None and factor[0] in self.contracted and factor[0] not in summed:
                     continue  # what one of two factors is stored in is gathered
                 used = {axis for axes in found.values() for axis in axes}
-                if factor is None or factor[0] in found or used & set(entry) or not self.may_decide(i, factor[0]):
+                if factor is None or factor[0] in found or used & set(entry):
+                    continue
+                if asked != (axis_of(factor[0]) in self.asked) or not self.may_decide(i, factor[0]):
                     continue
                 while entry and (extent // factor[1]) % math.prod(mesh[axis] for axis in entry):
                     entry = entry[:-1]
@@ -241,7 +244,7 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
 
     def partition(mesh, operands, results):
         call = Call(op, key, [x.shape for x in operands])
-        if mesh.empty:  # within a `shard_map` over some axes of a mesh: what it leaves is not split further
+        if mesh.empty:  # within a `shard_map` over some axes of a mesh
             mesh = Mesh(np.array(sorted(results[0].sharding.device_set, key=lambda d: d.id)), ("devices",))
         shards = call.shards([_spec(x, mesh) for x in (*operands, *results)], mesh.shape)
         inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
@@ -260,7 +263,14 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
 
     function = custom_partitioning(one_device)
     function.def_partition(partition, sharding_rule=rule, decode_shardings=False)
-    return function
+
+    def run(*operands):
+        mesh = jax.sharding.get_abstract_mesh()
+        left = [n for axis, n in mesh.shape.items() if axis not in mesh.manual_axes]
+        alone = bool(mesh.manual_axes) and math.prod(left) == 1  # each call is one shard already
+        return one_device(*operands) if alone else function(*operands)
+
+    return run
 
 
 def _spec(array: Any, mesh: Mesh) -> PartitionSpec:

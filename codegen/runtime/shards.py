@@ -90,8 +90,9 @@ def known_in_jnp(
     plan, spec = op.plan, op.spec
     axes = arguments.bind_axes(spec, arrays)
     nodes = list(topological(s.value for s in op.statements))
-    known = places_and_sizes(op, nodes, axes, split) | picked(op, nodes, arrays, axes, compute, split)
-    leaves = leaf_values(op, {leaf_key(n) for n in nodes}, arrays, params, axes, compute)
+    known = asked(op, nodes, arrays, axes, compute, split)
+    needed = {leaf_key(n) for n in topological((s.value for s in op.statements), lambda n: id(n) in known)}
+    leaves = leaf_values(op, needed, arrays, params, axes, compute)
     statistics = {id(s.node): s for s in (*plan.rows, *plan.inner, *plan.columns)}
     for node in nodes:  # each after what it takes
         if (statistic := statistics.get(id(node))) is not None:
@@ -100,11 +101,12 @@ def known_in_jnp(
     return known
 
 
-def places_and_sizes(
-    op: pipeline.Op, nodes: Iterable[Node], axes: arguments.Axes, split: Split
+def asked(
+    op: pipeline.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
-    """The positions and sizes that a chain asks for, those in the whole, by the identity of their nodes."""
-    known = {}
+    """What some of a chain's nodes ask for that a shard has not: positions in the whole, sizes of it, and what is taken along
+    axes that are split; by the identity of the nodes."""
+    known = _picked(op, nodes, arrays, axes, compute, split)
     for node in nodes:
         axis = (str(node.attr),)
         if node.op == "size":
@@ -115,7 +117,7 @@ def places_and_sizes(
     return known
 
 
-def picked(
+def _picked(
     op: pipeline.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
     """What is taken along axes that are split, by the identity of the nodes: each element from the shard that has it."""
@@ -171,7 +173,7 @@ def _whole(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: argume
     shape = views.with_every_axis(plan.order, statistic.node.dims, axes)
     whole = fold(statistic.op, parts, split.across(statistic.axes)).reshape(shape)
     if statistic.op == "mean":
-        whole = whole / jnp.asarray(math.prod(split.axes.shape(statistic.axes)), whole.dtype)
+        whole = mean(whole, split.axes, statistic.axes)
     return whole.astype(bool) if statistic.kind == "bool" else whole
 
 
@@ -187,17 +189,36 @@ def _of_axes(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: argu
     return jnp.moveaxis(apart, lost, range(1, 1 + len(lost))).reshape(-1, *kept)
 
 
-def _values(op: Op, array: Array):
+def _values(op: Op, array: Array) -> list[Node]:
     return [s.value for s in op.statements if s.name == array.name]
+
+
+def reduced(op: str, values: jax.Array, dims: tuple[int, ...], keepdims: bool = True) -> jax.Array:
+    """Values of one device, folded along some dimensions, in their own type; of nothing, to what changes nothing."""
+    if op in ("sum", "mean", "prod"):
+        return (jnp.prod if op == "prod" else jnp.sum)(values, dims, dtype=values.dtype, keepdims=keepdims)
+    least, most = (0, 1) if op in ("any", "all") else _ends(values.dtype)
+    if op in ("max", "any"):
+        return jnp.max(values, dims, keepdims=keepdims, initial=least)
+    return jnp.min(values, dims, keepdims=keepdims, initial=most)
+
+
+def _ends(dtype: Any) -> tuple[Any, Any]:
+    """The least and the largest value of a type."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf, jnp.inf
+    return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+
+
+def mean(total: jax.Array, axes: arguments.Axes, lost: tuple[str, ...]) -> jax.Array:
+    """Of a sum over axes, which may have more elements than an integer counts."""
+    return total / jnp.asarray(math.prod(axes.shape(lost)), total.dtype)
 
 
 def fold(op: str, parts: jax.Array, over: tuple[str, ...]) -> jax.Array:
     """The parts of a reduction, along their first axis and over mesh axes, as one."""
     largest = op in ("max", "any")
-    if op in ("sum", "mean", "prod"):
-        own = (jnp.prod if op == "prod" else jnp.sum)(parts, axis=0, dtype=parts.dtype)
-    else:
-        own = (jnp.max if largest else jnp.min)(parts, axis=0)
+    own = reduced(op, parts, (0,), keepdims=False)
     if not over:
         return own
     if op in ("sum", "mean"):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from codegen.ir import lost_axes, topological
 from codegen.runtime import arguments, shards, views
 from codegen.runtime.arguments import Axes
-from codegen.runtime.evaluate import evaluate_outputs
+from codegen.runtime.evaluate import evaluate_outputs, wide
 from codegen.tiles import Fold, GemmLaunch, Tile
 
 if TYPE_CHECKING:
@@ -39,12 +39,14 @@ def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple, spli
     plan, arrays = epilogue.plan, op._arrays(key, operands)
     axes = arguments.bind_axes(op.spec, arrays)
     outputs = dict(zip(tile.outputs, results, strict=False))
-    known = _totals(tile, plan.order, axes, results[len(outputs) :], split)
     stores = [a for a in plan.stores if a.array not in outputs]
-    if split is not None:
-        known |= shards.places_and_sizes(epilogue, topological(s.value for s in epilogue.statements), axes, split)
     params = op.parameters(key, operands)
-    outputs |= evaluate_outputs(epilogue, stores, arrays, params, axes, key.types, known, "float32")
+    with wide(epilogue.spec):
+        known = _totals(tile, plan.order, axes, results[len(outputs) :], split)
+        if split is not None:
+            nodes = list(topological(s.value for s in epilogue.statements))
+            known |= shards.asked(epilogue, nodes, arrays, axes, "float32", split)
+        outputs |= evaluate_outputs(epilogue, stores, arrays, params, axes, key.types, known, "float32")
     return tuple(outputs[array] for array in epilogue.spec.outputs)
 
 
@@ -73,30 +75,14 @@ def _totals(
                 place, power, scale, _ = fold.rescaled
                 largest = found[id(tile.folds[place].node)][..., None]
                 own = _rescaled(own, parts[place].reshape(each), largest, power, scale)
-            total = _fold(fold.op, own, (*lost(fold), len(shape)))[..., 0]
+            total = shards.reduced(fold.op, own, (*lost(fold), len(shape)))[..., 0]
         else:
-            total = _fold(fold.op, _fold(fold.op, own, (1,)).reshape(shape), lost(fold))
+            total = shards.reduced(fold.op, shards.reduced(fold.op, own, (1,)).reshape(shape), lost(fold))
         total = of_all(fold, total)
         if fold.node.op == "mean":
-            total = total / math.prod((split.axes if split else axes).shape(lost_axes(fold.node)))
+            total = shards.mean(total, split.axes if split else axes, lost_axes(fold.node))
         found[id(fold.node)] = total.astype(bool) if fold.node.kind == "bool" else total
     return found
-
-
-def _fold(op: str, values: jax.Array, dims: tuple[int, ...]) -> jax.Array:
-    """Folded; of nothing, to what changes nothing."""
-    if op in ("sum", "prod"):
-        return (jnp.sum if op == "sum" else jnp.prod)(values, dims, keepdims=True)
-    largest = op in ("max", "any")
-    ends = (0, 1) if op in ("any", "all") else _ends(values.dtype)
-    return (jnp.max if largest else jnp.min)(values, dims, keepdims=True, initial=ends[not largest])
-
-
-def _ends(dtype: Any) -> tuple[Any, Any]:
-    """The least and the largest value of a type."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -jnp.inf, jnp.inf
-    return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
 
 
 def _rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str, scale: float) -> jax.Array:

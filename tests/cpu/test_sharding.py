@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ import generated
 from codegen.emit import leaf_key
 from codegen.ir import topological
 from codegen.pipeline import Derived
-from codegen.runtime import arguments, gemm_op, partition, shards, views
+from codegen.runtime import arguments, draw, gemm_op, partition, shards, views
+from codegen.runtime.compile import bindings
 from codegen.runtime.evaluate import evaluate, evaluate_outputs, leaf_values
 from codegen.runtime.op import Op
 from codegen.tiles import Tile
@@ -111,8 +113,9 @@ def tiles_stand_in(op, key, operands, firsts):
     for fold, value in zip(tile.folds, folded, strict=True):
         value = jnp.broadcast_to(value, axes.shape((*tile.batch, *tile.rows, tile.column))).reshape(extents)
         if fold.rescaled is not None:
-            place, power, scale, _ = fold.rescaled
-            value = getattr(jnp, power)((value - parts[place]) * scale)
+            place, power, scale, finite = fold.rescaled
+            top = jnp.where(finite & ~jnp.isfinite(parts[place]), 0, parts[place])
+            value = getattr(jnp, power)((value - top) * scale)
         parts.append(getattr(jnp, fold.op)(value, axis=2 if fold.along else 1, keepdims=True))
     return (*(outputs[a] for a in tile.outputs), *parts)
 
@@ -216,6 +219,8 @@ TABLE = [
     ("logits_logsumexp", [(X, P("a")), ((16, 32), P("b")), (X[:2], P("a"))], {"all-reduce": 2}, P("a", None, "b")),
     ("linear_cross_entropy", [(X, P("a")), ((16, 32), P("b")), (X[:2], P("a"))], {"all-reduce": 2}, P("a")),
     ("linear_cross_entropy", [(X, NONE), ((16, 32), P(("a", "b"))), (X[:2], NONE)], {"all-reduce": 2}, NONE),
+    # a weight that is stored in shards along the mesh axis of the rows, larger than these
+    ("linear_cross_entropy", [(X, P("a")), ((64, 32), P("a")), (X[:2], P("a"))], GATHER, P("a")),
     (
         "linear_cross_entropy",
         [(X, P(None, None, "a")), ((16, 32), P("b", "a")), (X[:2], NONE)],
@@ -304,6 +309,70 @@ def test_the_jnp_forms_path(name, given):
     compiled = jax.jit(functools.partial(op, implementation="xla")).lower(*args).compile()
     assert set(collectives(compiled)) <= ({"all-reduce"} if op.plan.columns else set())
     assert_close(compiled(*args), op.reference(*made))
+
+
+def any_specs(op: Op, given: dict, rows: int, random: Random) -> dict[str, PartitionSpec]:
+    """How each array is sharded: an axis alike in all of them, or in each in its own way, as far as that comes out even."""
+    ways, alike = [None, "a", "b", ("a", "b"), ("b", "a")], random.random() < 0.6
+    of_axes: dict[str, str | tuple[str, ...] | None] = {}
+    specs = {}
+    for array in (a for a in op.spec.inputs if a.name in given):
+        names = []
+        for dim in array.dims:
+            names += [f"...{i}" for i in range(rows)] if dim.names == ("...",) else [str(dim.names)]
+        own: list[str | tuple[str, ...] | None] = []
+        used: set[str] = set()
+        for extent, name in zip(given[array.name].shape, names, strict=True):
+            way = of_axes.setdefault(name, random.choice(ways)) if alike else random.choice(ways)
+            axes = (way,) if isinstance(way, str) else way or ()
+            fits = not used & set(axes) and extent % np.prod([{"a": 4, "b": 2}[axis] for axis in axes]) == 0
+            own.append(way if fits else None)
+            used |= set(axes) if fits else set()
+        specs[array.name] = P(*own)
+    return specs
+
+
+@pytest.mark.turns(16)
+@pytest.mark.parametrize("name", generated.__all__)
+def test_any_sharding(kernels, name):
+    """Values and gradients are those of whole arrays."""
+    op, mesh, random = getattr(generated, name), make_mesh(), Random(name)
+    for trial in range(2):
+        extents = {
+            axis: op.spec.extents.get(axis) or random.choice([8, 16, 24]) for axis in op.spec.axes if axis != "..."
+        }
+        rows = random.choice([(8,), (4, 8), (8, 2, 4)]) if "..." in op.spec.axes else ()
+        every = list(bindings(op.spec))
+        types = next((b for b in every if {d for _, d in b.variables} <= {"float32", "int32"}), every[0])
+        params = tuple((p.name, 1 if p.default is None else p.default) for p in op.spec.params)
+        given = draw.named(op, draw.Case(types, rows, tuple(extents.items()), (), params, False, 1.0, trial))
+        specs = any_specs(op, given, len(rows), random)
+        whole = {n: jnp.asarray(given[n]) for n in specs}
+        split = {n: put(mesh, x, specs[n]) for n, x in whole.items()}
+        rest = {n: v for n, v in given.items() if n not in specs}
+        floats = (
+            [n for n, x in whole.items() if jnp.issubdtype(x.dtype, jnp.floating)] if op.spec.grad != "none" else []
+        )
+
+        def results(arrays, implementation, op=op, rest=rest, floats=floats):
+            def loss(own):
+                found = tupled(op(**{**arrays, **own}, **rest, implementation=implementation))
+                waves = (
+                    jnp.cos(jnp.arange(y.size, dtype="float32")).reshape(y.shape) * y.astype("float32") for y in found
+                )
+                return sum(map(jnp.sum, waves)), found
+
+            return jax.grad(loss, has_aux=True)({n: arrays[n] for n in floats})
+
+        got, expected = (
+            jax.jit(functools.partial(results, implementation=i))(x) for i, x in ((None, split), ("xla", whole))
+        )
+        for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            # A few roundings; of 8 bits, one step
+            rtol = {1: 0.13, 2: 2e-2}.get(e.dtype.itemsize, 2e-3)
+            atol = float(e.dtype == "int8") if e.dtype.itemsize == 1 else rtol * float(jnp.abs(e).max(initial=0))
+            g, e = (np.asarray(x, np.float64) for x in (g, e))
+            np.testing.assert_allclose(g, e, rtol, atol, err_msg=str(specs))
 
 
 SIZED = [
@@ -592,6 +661,31 @@ def test_a_vocabulary_in_parts_is_not_gathered(kernels, name, kind):
     assert dw.sharding.is_equivalent_to(NamedSharding(mesh, P("b")), 2)
     assert_close((dx, dw), jax.grad(loss(op.reference), (0, 1))(x, w, label))
     assert ((2, 32), (8, 32), (2,)) in [tuple(shapes) for shapes in seen]  # the kernel, on a shard of each
+
+
+def test_what_follows_a_products_folds_takes_from_the_whole(kernels, tmp_path):
+    inputs = "x: float32[..., K]; w: float32[K, N]; b: float32[N]; label: int32[...]"
+    chain = "y = max(x @ w, axis=N) - take(b, label, axis=N)"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[...]", chain, "y = (x @ w).max(-1) - b[label]"))
+    mesh, label = make_mesh(), np.arange(8, dtype=np.int32) * 4
+    args = normal(8, 16), normal(16, 32), normal(32), label
+    split = [put(mesh, v, s) for v, s in zip(args, (P("a"), P(None, "b"), P("b"), P("a")), strict=True)]
+    assert_close(jax.jit(op)(*split), (args[0] @ args[1]).max(-1) - args[2][label])
+
+
+def test_a_mean_of_more_than_integers_count(kernels, tmp_path):
+    text = spec_text("x: bfloat16[..., K]; w: bfloat16[K, N]", "m: float32[]", "m = mean(x @ w, axis=(..., N))")
+    op, mesh = make_op(tmp_path, text), make_mesh()
+    shapes = [((2**16, 16), P("a")), ((16, 2**17), P(None, "b"))]
+    args = [jax.ShapeDtypeStruct(s, "bfloat16", sharding=NamedSharding(mesh, spec)) for s, spec in shapes]
+    assert jax.jit(op).lower(*args).compile().out_info.shape == ()
+
+
+def test_shard_map_that_leaves_mesh_axes_of_one_device(kernels):
+    mesh, x = Mesh(np.array(jax.devices("cpu")[:8]).reshape(8, 1), ("a", "b")), normal(8, 16)
+    mapped = jax.shard_map(generated.softmax, mesh=mesh, in_specs=(P("a"),), out_specs=P("a"), axis_names={"a"})
+    assert_close(jax.jit(mapped)(x), jax.nn.softmax(x))
+    assert seen[-1] == [(1, 16)]
 
 
 def test_vmap_of_sharded_arrays(kernels):

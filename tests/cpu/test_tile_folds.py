@@ -116,6 +116,36 @@ def test_the_gradient_of_a_maximum_finds_it_among_what_is_kept(dtype, tmp_path):
     np.testing.assert_allclose(dx.astype("float32"), wanted, rtol=2**-7)
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_integers_wrap_as_they_do_in_jnp(x64, tmp_path):
+    """Also where JAX would add int32 up in int64."""
+    text = spec_text(
+        "x: int8[..., K]; w: int8[N, K]", "s: int32[...]; p: int32[...]",
+        "z = x @ w; s = 2 * sum(z * 30000000, axis=N); p = prod(2 * z + 1, axis=N)",
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    x, w = (random.integers(-3, 3, shape).astype(np.int8) for shape in ((8, 16), (40, 16)))
+    z = x.astype(np.int32) @ w.T.astype(np.int32)
+    with jax.enable_x64(x64):
+        s, p = make_op(tmp_path, text)(x, w, implementation="interpret")
+    np.testing.assert_array_equal(s, 2 * (z * 30_000_000).sum(-1, dtype=np.int32))
+    np.testing.assert_array_equal(p, (2 * z + 1).prod(-1, dtype=np.int32))
+
+
+def test_what_follows_folds_knows_uint32(tmp_path):
+    """Which is computed in int64, also where JAX has none."""
+    text = spec_text(
+        "x: float32[..., K]; w: float32[N, K]; u: uint32[...]", "y: uint32[...]; q: uint32[...]",
+        "z = x @ w; y = where(any(z > 4, axis=N), u, 1); q = where(max(z, axis=N) > 4, u, 1)",
+    )  # fmt: skip
+    random, u = np.random.default_rng(0), np.arange(2**32 - 8, 2**32, dtype=np.uint32)
+    x, w = (random.integers(-3, 3, shape).astype(np.float32) for shape in ((8, 4), (4, 4)))
+    expected = np.where((x @ w.T > 4).any(-1), u, 1)
+    assert 0 < (expected == 1).sum() < 8
+    for got in make_op(tmp_path, text)(x, w, u, implementation="interpret"):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_one_kernel_leaves_the_parts(tmp_path):
     op = made(tmp_path, "softmax_statistics")
     x, w = np.eye(40, dtype="float32"), np.full((100, 40), 2, "float32")

@@ -38,10 +38,10 @@ OPS: dict[str, tuple[str, str, str, str]] = {
         "x: int8[..., K]; w: int8[N, K]; low: int32[...]",
         "z: int32[..., N]; s: int32[...]; top: int32[...]; p: int32[...]; c: int32[N]; least: int32[N]; above: bool[...]; "
         "bounded: bool[]; far: bool[N]; m: T[...]",
-        "z = x @ w; s = sum(z, axis=N); top = max(z, axis=N); p = prod(where(z > 9, 3, 1), axis=N) * 2; c = sum(z, axis=...); "
+        "z = x @ w; s = sum(z, axis=N); top = max(z, axis=N); p = prod(where(z > 9, -1, 1), axis=N) * 2; c = sum(z, axis=...); "
         "least = min(z, axis=...); above = any(z > low, axis=N); bounded = all(abs(z) < 100, axis=(..., N)); "
         "far = any(z > 30, axis=...); m = mean(z, axis=N)",
-        "z = x @ w.T; s = z.sum(-1); top = z.max(-1); p = jnp.where(z > 9, 3, 1).prod(-1) * 2; "
+        "z = x @ w.T; s = z.sum(-1); top = z.max(-1); p = jnp.where(z > 9, -1, 1).prod(-1) * 2; "
         "over = (0, 1, 2)[: z.ndim - 1]; c = z.sum(over); least = z.min(over); above = (z > low[..., None]).any(-1); "
         "bounded = (jnp.abs(z) < 100).all(); far = (z > 30).any(over); m = z.mean(-1)",
     ),

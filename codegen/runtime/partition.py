@@ -165,10 +165,9 @@ class Call:
                     alone.append(f"w{len(alone)}")
                     dims.append(alone[-1])
                     continue
-                apart = place < len(self.deciding) and not self.may_decide(
-                    place, factor[0]
-                )  # what it has stays its own
-                name = names.setdefault(f"{factor[0]} of {place}" if apart else factor[0], f"f{len(names)}")
+                decides = place >= len(self.deciding) or self.may_decide(place, factor[0])
+                shared = factor[0] if decides else f"{factor[0]} of {place}"  # no sharding travels from there
+                name = names.setdefault(shared, f"f{len(names)}")
                 if factor[1] == 1:
                     dims.append(name)
                 else:

@@ -32,8 +32,11 @@ def fold(
             value = reduce.exponentials(value, now, power, scale, finite)
         one = reduce.accumulator(form.vec, op, dtype)
         reduce.accumulate([one], (op,), value, inside if form.ragged else None)
-        now = reduce.combine(op, total, reduce.over_vector(one, op))[0]
-        rRows[k][at] = now if form.ragged else cutlass.select_(column < limit, now, before[k])  # all of it, or none
+        folded = reduce.over_vector(one, op)
+        if not form.ragged:  # all of it counts, or none
+            nothing = dtype(reduce.identity(op, dtype))
+            folded = cute.full((1,), cutlass.select_(column < limit, folded[0], nothing), dtype)
+        rRows[k][at] = reduce.combine(op, total, folded)[0]
     reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
 
 

@@ -27,7 +27,6 @@ from codegen.runtime import arguments, interpreted, shards, tile_folds, unsigned
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
 from codegen.runtime.derived import Backward, DerivedOp
-from codegen.runtime.evaluate import evaluate_outputs, wide
 from codegen.runtime.op import KernelCall, Key, Op, P, R, Tensor
 from codegen.runtime.platform import choose
 from codegen.runtime.products import product
@@ -87,31 +86,31 @@ class GemmOp(Op[P, R]):
         firsts = {axis: split.first(axis) for axis in tile.placed if split.across((axis,))}
         return self.finished(key, operands, kernel(*operands, firsts=firsts), split)
 
-    def finished(self, key: Key, operands: tuple, results: tuple, split: Split | None) -> tuple:
+    def finished(self, key: Key, operands: tuple, results: tuple, split: Split) -> tuple:
         return tile_folds.finished(self, key, operands, results, split)
 
     def after_products(self, key: Key, operands: tuple, split: Split) -> tuple:
         """On one shard: XLA's matmul, the sum over mesh axes that it is contracted along, then the epilogue."""
-        own, values = self.summed_call(key, operands, split)
-        kernel = functools.partial(self.epilogue._run_cute, own, ())
-        return self.epilogue.on_shard(own, kernel, values, split)
-
-    def summed_call(self, key: Key, operands: tuple, split: Split) -> tuple[Key, tuple]:
-        """The epilogue's call, its products added up over mesh axes."""
         own, values = self.epilogue_call(key, operands)
         over = {p.acc.name: split.across((p.axis,)) for p in self.plan.products}
         names = [*own.present, *("" for _ in values[len(own.present) :])]
-        summed = (jax.lax.psum(x, over[n]) if over.get(n) else x for n, x in zip(names, values, strict=True))
-        return own, tuple(summed)
+        values = tuple(jax.lax.psum(x, over[n]) if over.get(n) else x for n, x in zip(names, values, strict=True))
+        kernel = functools.partial(self.epilogue._run_cute, own, ())
+        return (*self.epilogue.on_shard(own, kernel, values, split), *self.kept(own, values, split))
 
     def composed(self, key: Key, *operands) -> tuple:
         """XLA's matmul, then the epilogue's kernel."""
         own, values = self.epilogue_call(key, operands)
-        return self.epilogue._functions(own)(*values)
+        return (*self.epilogue._functions(own)(*values), *self.kept(own, values))
 
     def jnp_form(self, key: Key, *operands) -> tuple:
         own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
-        return self.epilogue.jnp_form(own, *values)
+        return (*self.epilogue.jnp_form(own, *values), *self.kept(own, values))
+
+    def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
+        """The outputs that its epilogue has not, from the epilogue's operands, on one shard where arrays are `split`."""
+        del key, operands, split
+        return ()
 
     # One kernel
 
@@ -227,9 +226,10 @@ class GemmOp(Op[P, R]):
     def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
         if self._fuses(key, operands):
             results = super()._run_interpret(key, *operands, parts=True, **given)
-            return results if parts else self.finished(key, operands, results, None)
+            axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+            return results if parts else self.finished(key, operands, results, Split(axes))
         own, values = self.epilogue_call(key, operands)
-        return self.epilogue._run_interpret(own, *values, parts=parts)
+        return (*self.epilogue._run_interpret(own, *values, parts=parts), *self.kept(own, values))
 
     def _run(self, key: Key) -> Callable[..., tuple]:
         composed, cute = functools.partial(self.composed, key), self._on_gpu(key)
@@ -279,38 +279,14 @@ class GemmForward(GemmOp):
         """The op's own: what it does not give is computed in jnp."""
         return self.origin.epilogue
 
-    def after_products(self, key: Key, operands: tuple, split: Split) -> tuple:
-        own, values = self.summed_call(key, operands, split)
-        kernel = functools.partial(self.epilogue._run_cute, own, ())
-        return (*self.epilogue.on_shard(own, kernel, values, split), *self.kept(own, values, split))
-
-    def composed(self, key: Key, *operands) -> tuple:
-        own, values = self.epilogue_call(key, operands)
-        return (*self.epilogue._functions(own)(*values), *self.kept(own, values))
-
-    def jnp_form(self, key: Key, *operands) -> tuple:
-        own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
-        return (*self.epilogue.jnp_form(own, *values), *self.kept(own, values))
-
-    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
-        if self._fuses(key, operands):
-            return super()._run_interpret(key, *operands, parts=parts, **given)
-        own, values = self.epilogue_call(key, operands)
-        return (*self.epilogue._run_interpret(own, *values), *self.kept(own, values))
-
     def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
-        """The outputs that the op has not, from its epilogue's operands, on one shard where arrays are `split`."""
         op, own = self.epilogue, self.plan.epilogue
         arrays = op._arrays(key, operands)
-        axes = arguments.bind_axes(op.spec, arrays)
+        split = split or Split(arguments.bind_axes(op.spec, arrays))
         more = self.spec.outputs[len(op.spec.outputs) :]
         stores = [a for a in own.plan.stores if a.array in more]
         params = op.parameters(key, operands)
-        if split is not None:
-            found = shards.outputs_in_jnp(own, stores, arrays, params, key.types, "float32", split)
-        else:
-            with wide(own.spec):
-                found = evaluate_outputs(own, stores, arrays, params, axes, key.types, {}, "float32")
+        found = shards.outputs_in_jnp(own, stores, arrays, params, key.types, "float32", split)
         return tuple(found[array] for array in more)
 
 

@@ -364,13 +364,13 @@ class Op(Generic[P, R]):
     # Implementations
 
     def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: shards.Split) -> tuple:
-        """The outputs on one shard of arrays that are `split`; `kernel` returns what is to be `finished`."""
+        """The outputs on one shard of arrays that are split; `kernel` returns what is to be `finished`."""
         if split.across(partition.asked_axes(self)):
             return shards.in_jnp(self, key, operands, split)
         return self.finished(key, operands, kernel(*operands), split)
 
-    def finished(self, key: Key, operands: tuple, results: tuple, split: shards.Split | None) -> tuple:
-        """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are `split`."""
+    def finished(self, key: Key, operands: tuple, results: tuple, split: shards.Split) -> tuple:
+        """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are split."""
         return shards.finished(self, key, operands, results, split)
 
     def jnp_form(self, key: Key, *operands) -> tuple:

@@ -239,7 +239,8 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
     """`kernel`, which returns what an op `finishes`, as a function of arrays that may be sharded; it returns the outputs."""
 
     def one_device(*operands):
-        return op.finished(key, operands, kernel(*operands), None)
+        axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
+        return op.finished(key, operands, kernel(*operands), Split(axes))
 
     def partition(mesh, operands, results):
         call = Call(op, key, [x.shape for x in operands])

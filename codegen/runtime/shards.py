@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -37,11 +37,12 @@ def axis_of(factor: str) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """What a shard knows of the arrays that it is part of: their extents, and along which mesh axes they are split."""
+    """What a shard knows of the arrays that it is part of: their extents, and along which mesh axes they are split; along none
+    where it is the whole."""
 
     axes: arguments.Axes
-    shards: Shards
-    mesh: Mapping[str, int]
+    shards: Shards = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
 
     def across(self, axes: Collection[str]) -> tuple[str, ...]:
         """The mesh axes that some axes are split along."""
@@ -73,25 +74,28 @@ def outputs_in_jnp(
     """The outputs that `stores` write, on one shard, in jnp; by array."""
     with wide(op.spec):
         axes = arguments.bind_axes(op.spec, arrays)
-        known = known_in_jnp(op, arrays, params, types, compute, split)
+        values = {(s.name, s.part): s.value for s in op.statements}
+        roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
+        known = known_in_jnp(op, roots, arrays, params, types, compute, split)
         return evaluate_outputs(op, stores, arrays, params, axes, types, known, compute)
 
 
 def known_in_jnp(
     op: pipeline.Op,
+    roots: Sequence[Node],
     arrays: Mapping[str, Any],
     params: Mapping[str, Any],
     types: arguments.Types,
     compute: str,
     split: Split,
 ) -> dict[int, jax.Array]:
-    """What the chain's reductions come to, with every axis, and the positions and sizes that it asks for, by the identity of
-    their nodes."""
+    """What the reductions that some values are made of come to, with every axis, and the positions and sizes that they ask
+    for, by the identity of their nodes."""
     plan, spec = op.plan, op.spec
     axes = arguments.bind_axes(spec, arrays)
-    nodes = list(topological(s.value for s in op.statements))
+    nodes = list(topological(roots))
     known = asked(op, nodes, arrays, axes, compute, split)
-    needed = {leaf_key(n) for n in topological((s.value for s in op.statements), lambda n: id(n) in known)}
+    needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
     leaves = leaf_values(op, needed, arrays, params, axes, compute)
     statistics = {id(s.node): s for s in (*plan.rows, *plan.inner, *plan.columns)}
     for node in nodes:  # each after what it takes
@@ -149,12 +153,12 @@ def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes:
     return value.reshape(math.prod(value.shape[:count]), math.prod(value.shape[count:]))
 
 
-def finished(op: Op, key: Key, operands: Sequence[Any], results: tuple, split: Split | None) -> tuple:
-    """An op's outputs, on one shard where arrays are `split`, from what its kernel returned: its outputs, then what its blocks
+def finished(op: Op, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
+    """An op's outputs, on one shard where arrays are split, from what its kernel returned: its outputs, then what its blocks
     left of each statistic that it folds over rows, which is folded with that of other shards, before anything is made of it."""
     plan, spec, arrays = op.plan, op.spec, dict(zip(key.present, operands, strict=False))
     outputs = dict(zip(spec.outputs, results, strict=False))
-    if split is not None and any(split.across(s.axes) for s in plan.columns):
+    if any(split.across(s.axes) for s in plan.columns):
         with wide(spec):
             axes = arguments.bind_axes(spec, arrays)
             known = {
@@ -217,14 +221,18 @@ def mean(total: jax.Array, axes: arguments.Axes, lost: tuple[str, ...]) -> jax.A
 
 def fold(op: str, parts: jax.Array, over: tuple[str, ...]) -> jax.Array:
     """The parts of a reduction, along their first axis and over mesh axes, as one."""
-    largest = op in ("max", "any")
-    own = reduced(op, parts, (0,), keepdims=False)
+    return over_devices(op, reduced(op, parts, (0,), keepdims=False), over)
+
+
+def over_devices(op: str, own: jax.Array, over: tuple[str, ...]) -> jax.Array:
+    """What a reduction comes to on each device, folded over mesh axes."""
     if not over:
         return own
     if op in ("sum", "mean"):
         return jax.lax.psum(own, over)
     if op == "prod":
-        return jnp.prod(jax.lax.all_gather(own, over), axis=0, dtype=parts.dtype)
+        return jnp.prod(jax.lax.all_gather(own, over), axis=0, dtype=own.dtype)
+    largest = op in ("max", "any")
     across = jax.lax.pmax if largest else jax.lax.pmin
     if not jnp.issubdtype(own.dtype, jnp.floating):
         return across(own, over)

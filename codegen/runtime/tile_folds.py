@@ -30,8 +30,8 @@ def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
     return [along if f.along else (batch, -(-rows // how.rows), columns) for f in tile.folds]
 
 
-def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple, split: Split | None) -> tuple:
-    """An op's outputs, on one shard where arrays are `split`, from what its kernel wrote: those of every element, and the parts
+def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
+    """An op's outputs, on one shard where arrays are split, from what its kernel wrote: those of every element, and the parts
     of each fold."""
     tile, epilogue = op.plan.tile, op.plan.epilogue
     if not tile.folds:
@@ -43,15 +43,14 @@ def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple, spli
     params = op.parameters(key, operands)
     with wide(epilogue.spec):
         known = _totals(tile, plan.order, axes, results[len(outputs) :], split)
-        if split is not None:
-            nodes = list(topological(s.value for s in epilogue.statements))
-            known |= shards.asked(epilogue, nodes, arrays, axes, "float32", split)
+        nodes = list(topological(s.value for s in epilogue.statements))
+        known |= shards.asked(epilogue, nodes, arrays, axes, "float32", split)
         outputs |= evaluate_outputs(epilogue, stores, arrays, params, axes, key.types, known, "float32")
     return tuple(outputs[array] for array in epilogue.spec.outputs)
 
 
 def _totals(
-    tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.Array], split: Split | None
+    tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.Array], split: Split
 ) -> dict[int, jax.Array]:
     """Each reduction by its node's identity, with a dimension for each axis; of length one where it is lost."""
     assert order == (*tile.batch, *tile.rows, tile.column), f"tiles of {tile.rows} and {tile.column} in {order}"
@@ -59,10 +58,6 @@ def _totals(
 
     def lost(fold: Fold) -> tuple[int, ...]:
         return tuple(i for i, axis in enumerate(dims) if axis in lost_axes(fold.node))
-
-    def of_all(fold: Fold, own: jax.Array) -> jax.Array:
-        """What is folded on this shard, with that of the others."""
-        return own if split is None else shards.fold(fold.op, own[None], split.across(lost_axes(fold.node)))
 
     found: dict[int, jax.Array] = {}
     for fold, own in zip(tile.folds, parts, strict=True):
@@ -78,9 +73,9 @@ def _totals(
             total = shards.reduced(fold.op, own, (*lost(fold), len(shape)))[..., 0]
         else:
             total = shards.reduced(fold.op, shards.reduced(fold.op, own, (1,)).reshape(shape), lost(fold))
-        total = of_all(fold, total)
+        total = shards.over_devices(fold.op, total, split.across(lost_axes(fold.node)))
         if fold.node.op == "mean":
-            total = shards.mean(total, split.axes if split else axes, lost_axes(fold.node))
+            total = shards.mean(total, split.axes, lost_axes(fold.node))
         found[id(fold.node)] = total.astype(bool) if fold.node.kind == "bool" else total
     return found
 

@@ -290,8 +290,8 @@ def named_index(plan: Plan, name: str, arrays: Mapping[str, jax.Array], axes: Ax
 def index_value(plan: Plan, access: Access, value: jax.Array, axes: Axes) -> jax.Array:
     """What is said of the index by which a table is accessed, shaped to broadcast by position."""
     assert access.index_of is not None
-    index = plan.view(access.index_of[0]).array
-    return _spread(named_axes(index, value, axes, None), index.axes, plan.order, len(axes.rows))
+    name = access.index_of[0]
+    return _spread(named_index(plan, name, {name: value}, axes), plan.view(name).array.axes, plan.order, len(axes.rows))
 
 
 def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> jax.Array:

@@ -81,8 +81,8 @@ def stand_in(op: Op, key, donated, *operands, firsts=None):
         name = values.get(id(statistic.node))
         if name not in by_name and not known:
             arrays, params = op._arrays(key, operands), op.parameters(key, operands)
-            alone = shards.Split(axes, {}, {})
-            known = shards.known_in_jnp(op._op, arrays, params, key.types, op.compute(key), alone)
+            roots = [s.value for s in op.statements]
+            known = shards.known_in_jnp(op._op, roots, arrays, params, key.types, op.compute(key), shards.Split(axes))
         part = by_name[name] if name in by_name else known[id(statistic.node)]
         part = part.astype("int32" if statistic.kind == "bool" else "float32")
         count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
@@ -311,7 +311,7 @@ def test_the_jnp_forms_path(name, given):
     assert_close(compiled(*args), op.reference(*made))
 
 
-def any_specs(op: Op, given: dict, rows: int, random: Random) -> dict[str, PartitionSpec]:
+def any_specs(op: Op, given: dict, rows: int, mesh: Mesh, random: Random) -> dict[str, PartitionSpec]:
     """How each array is sharded: an axis alike in all of them, or in each in its own way, as far as that comes out even."""
     ways, alike = [None, "a", "b", ("a", "b"), ("b", "a")], random.random() < 0.6
     of_axes: dict[str, str | tuple[str, ...] | None] = {}
@@ -325,7 +325,7 @@ def any_specs(op: Op, given: dict, rows: int, random: Random) -> dict[str, Parti
         for extent, name in zip(given[array.name].shape, names, strict=True):
             way = of_axes.setdefault(name, random.choice(ways)) if alike else random.choice(ways)
             axes = (way,) if isinstance(way, str) else way or ()
-            fits = not used & set(axes) and extent % np.prod([{"a": 4, "b": 2}[axis] for axis in axes]) == 0
+            fits = not used & set(axes) and extent % np.prod([mesh.shape[axis] for axis in axes]) == 0
             own.append(way if fits else None)
             used |= set(axes) if fits else set()
         specs[array.name] = P(*own)
@@ -346,7 +346,7 @@ def test_any_sharding(kernels, name):
         types = next((b for b in every if {d for _, d in b.variables} <= {"float32", "int32"}), every[0])
         params = tuple((p.name, 1 if p.default is None else p.default) for p in op.spec.params)
         given = draw.named(op, draw.Case(types, rows, tuple(extents.items()), (), params, False, 1.0, trial))
-        specs = any_specs(op, given, len(rows), random)
+        specs = any_specs(op, given, len(rows), mesh, random)
         whole = {n: jnp.asarray(given[n]) for n in specs}
         split = {n: put(mesh, x, specs[n]) for n, x in whole.items()}
         rest = {n: v for n, v in given.items() if n not in specs}

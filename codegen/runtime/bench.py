@@ -29,6 +29,7 @@ from codegen.explain import Binding, fused_bytes
 from codegen.explain_text import size_text, time_text
 from codegen.ir import DTYPES
 from codegen.runtime.derived import Backward
+from codegen.runtime.draw import whole_range
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 from codegen.sizes import Shape, extents
@@ -242,19 +243,21 @@ def _random(key: jax.Array, array: Array, dtype: str, shape: Shape, domain: obje
     if DTYPES[dtype].kind == "bool":
         return jax.random.bernoulli(key, 0.5, size)
     if DTYPES[dtype].kind == "int":
-        info = jnp.iinfo(dtype)
-        low, high = max(info.min, -100), min(info.max, 100)
-        if isinstance(domain, str) and domain.startswith("index("):
-            low, high = 0, min(info.max, shape[domain[6:-1]] - 1)
-        elif isinstance(domain, tuple):
-            low, high = int(domain[0]), int(domain[1])
-        drawn = jax.random.randint(key, size, low, high + 1, "int64" if DTYPES[dtype].size == 8 else "int32")
-        return drawn.astype(dtype)
+        return _whole(key, dtype, size, *whole_range(dtype, domain, shape), domain == "nonzero")
     narrow = dtype if DTYPES[dtype].size in (2, 8) else "float32"
     if isinstance(domain, tuple):
         return jax.random.uniform(key, size, narrow, *domain).astype(dtype)
     x = jax.random.normal(key, size, narrow)
     return (jnp.abs(x) + 0.125 if domain in ("positive", "nonzero") else x).astype(dtype)
+
+
+def _whole(key: jax.Array, dtype: str, size: tuple[int, ...], low: int, high: int, nonzero: bool = False) -> jax.Array:
+    """Integers from `low` to `high`, which the dtype holds: modulo 2**32 or 2**64, where no bound overflows."""
+    word, bits = ("uint64", 64) if DTYPES[dtype].size == 8 else ("uint32", 32)
+    drawn, count = jax.random.bits(key, size, word), high - low + 1
+    drawn = drawn if count == 2**bits else drawn % np.array(count, word)
+    drawn = (drawn + np.array(low % 2**bits, word)).astype(dtype)
+    return jnp.where(drawn == 0, 1, drawn).astype(dtype) if nonzero else drawn
 
 
 def typical(spec: Spec, wanted: Mapping[str, str]) -> Binding | None:

@@ -143,7 +143,13 @@ def _param(param: Param, domain: object) -> st.SearchStrategy[Any]:
     if param.kind == "bool":
         return st.booleans()
     if param.kind == "int":
-        return st.sampled_from(sorted({int(default or 0), 0, 1, 3}))
+        whole = {int(default or 0), 0, 1, 3}
+        if isinstance(domain, tuple):
+            low, high = whole_range("int32", domain, {})
+            whole = {v for v in whole if low <= v <= high} | {low}
+        elif domain in ("positive", "nonzero"):
+            whole = {v for v in whole if v > 0 or (v and domain == "nonzero")}
+        return st.sampled_from(sorted(whole))
     values = {1.0 if default is None else float(default), 0.5, 2.0, -1.25}
     if isinstance(domain, tuple):
         low, high = domain
@@ -239,19 +245,32 @@ def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) ->
     return np.moveaxis(lines, -1, along)
 
 
+def whole_range(dtype: str, domain: object, extents: Mapping[str, int]) -> tuple[int, int]:
+    """The smallest and the largest integer to draw for an array of an integer dtype: those of its domain that the dtype
+    holds, and none far from 0 where the domain says no bounds."""
+    info = np.iinfo(jnp.dtype(dtype))
+    if isinstance(domain, tuple):
+        low, high = (float(bound) for bound in domain)
+        low, high = math.ceil(low), math.floor(high)
+    elif isinstance(domain, str) and domain.startswith("index("):
+        low, high = 0, max(0, extents[domain[6:-1]] - 1)
+    else:
+        low, high = 1 if domain == "positive" else -100, 100
+    low = min(max(low, info.min), info.max)
+    return low, max(low, min(high, info.max))
+
+
 def _integers(generator, dtype: str, shape, case: Case, domain: object) -> np.ndarray:
     info = np.iinfo(jnp.dtype(dtype))
-    if isinstance(domain, str) and domain.startswith("index("):
-        return generator.integers(0, max(1, dict(case.extents)[domain[6:-1]]), shape).astype(info.dtype)
-    if isinstance(domain, tuple):
-        return generator.integers(int(domain[0]), int(domain[1]) + 1, shape).astype(info.dtype)
-    small = generator.integers(max(info.min, -100), min(info.max, 100) + 1, shape)
-    if not case.specials:
-        return small.astype(info.dtype)
-    pool = np.array(
-        [v for v in (info.min, info.min + 1, -1, 0, 1, info.max - 1, info.max) if info.min <= v <= info.max]
-    )
-    return np.where(generator.random(shape) < 0.25, generator.choice(pool, shape), small).astype(info.dtype)
+    low, high = whole_range(dtype, domain, dict(case.extents))
+    drawn = generator.integers(low, high, shape, np.int64, endpoint=True)
+    if case.specials and (domain is None or domain in ("positive", "nonzero", "finite")):
+        pool = [v for v in (info.min, info.min + 1, -1, 0, 1, info.max - 1, info.max) if info.min <= v <= info.max]
+        pool = [v for v in pool if v > 0 or domain != "positive"]
+        drawn = np.where(generator.random(shape) < 0.25, generator.choice(np.array(pool), shape), drawn)
+    if domain == "nonzero":
+        drawn = np.where(drawn == 0, 1, drawn)
+    return drawn.astype(info.dtype)
 
 
 def special_values(dtype: str) -> list[float]:

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from matplotlib import image
 import generated
 from codegen import __main__ as command_line
 from codegen.explain import Binding, fused_bytes
-from codegen.runtime import bench, platform
+from codegen.runtime import bench, draw, platform
+from codegen.runtime.arguments import Types
 from codegen.runtime.bench import Measurement, make_inputs, measure, sets_of, typical
 from codegen.sizes import bench_shapes, default_shape
+from tests.cpu.test_reductions import spec_text
+from tests.making import make_jnp_op
 
 WHERE = {"gpu": "NVIDIA Test 80GB", "driver": "1.2", "jax": "0.11", "date": "2026-11-21", "empty call": "5 us"}
 
@@ -108,6 +112,33 @@ def test_inputs_are_random_and_in_their_domain():
     assert not (one["x"] == two["x"]).all()
     assert one["scale"] > 0
     assert abs(float(one["x"].astype("float32").mean())) < 0.2
+
+
+DOMAINS = {
+    "": (-100, 100), "positive": (1, 100), "nonzero": (-100, 100), "[0, 4294967295]": (0, 2**32 - 1),
+    "[4294967290, 4294967295]": (2**32 - 6, 2**32 - 1), "[-5, 1e30]": (-5, 2**63 - 1), "[0.5, 2.5]": (1, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64"])
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_integers_are_in_their_domain_and_their_type(domain, dtype):
+    """Where benchmarks draw them, and where property tests do."""
+    more = f"domain:\n  x: {domain}" if domain else ""
+    op = make_jnp_op(spec_text(f"x: {dtype}[..., N]", f"y: {dtype}[..., N]", "y = x", "y = x", more))
+    info = np.iinfo(dtype)
+    low, high = (min(max(bound, info.min), info.max) for bound in DOMAINS[domain])
+    with jax.enable_x64(dtype == "int64"):
+        found = [np.asarray(make_inputs(op.spec, typical(op.spec, {}), {"...": 300, "N": 7}, 0)["x"])]
+    case = draw.Case(Types(()), (300,), (("N", 7),), (), (), False, 1.0, 0)
+    found += [draw.arrays(op, case)["x"], draw.arrays(op, replace(case, specials=True))["x"]]
+    for x in found[: 3 if domain not in ("", "nonzero", "positive") else 2]:
+        assert x.dtype == dtype
+        wide = [int(v) for v in (x.min(), x.max())]
+        assert low <= wide[0] and wide[1] <= high
+        assert wide[1] - wide[0] >= 0.95 * (high - low)
+    assert domain != "nonzero" or all((x != 0).all() for x in found)
+    assert domain != "positive" or all((x > 0).all() for x in found)
 
 
 def test_types_are_bfloat16_where_an_op_takes_it():

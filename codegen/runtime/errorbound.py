@@ -1,10 +1,10 @@
 """How far a chain's float32 result may lie from the exact one, element by element.
 
 Running error analysis: every value carries a bound on its absolute error. An operation adds what its arguments' errors
-become in it, found by evaluating it at the ends of their intervals, and its own rounding: half an ulp for a correctly
-rounded operation, `FUNCTION` of relative error for the functions that libraries approximate. Values closer to zero than
-the smallest normal number may be flushed, so every result may be off by that much. A comparison whose outcome the
-errors can change is uncertain, and what it selects is as uncertain as its two choices differ.
+become in it (`intervals.py`), and its own rounding: half an ulp for a correctly rounded operation, `FUNCTION` of relative
+error for the functions that libraries approximate. Values closer to zero than the smallest normal number may be flushed,
+so every result may be off by that much. A comparison whose outcome the errors can change is uncertain, and what it selects
+is as uncertain as its two choices differ.
 
 Reductions, over n values x with errors e:
   sum, mean  An order of summation rounds each x once for every addition on its way to the result, d times at most, so the
@@ -36,6 +36,7 @@ from scipy import special
 from codegen.emit import leaf_key
 from codegen.ir import DTYPES, ROWS, Node, Statement, lost_axes, topological
 from codegen.ops import OPS, REDUCTIONS
+from codegen.runtime.intervals import distance, lost, reach
 
 # Relative error allowed to a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
 # 5 ulp, XLA's vectorised ones a little more.
@@ -187,7 +188,7 @@ class Analysis:
                 ends = [a.value + s * a.error if a.error.any() else a.value for a, s in zip(args, signs, strict=False)]
                 uncertain = uncertain | (np.asarray(function(*ends)) != value)
             for arg in args:
-                uncertain = uncertain | _lost(arg)
+                uncertain = uncertain | lost(arg.value, arg.error)
         return Bound(value, uncertain.astype(np.float64), overflow)
 
     def factored(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
@@ -211,21 +212,13 @@ class Analysis:
     def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:
         value = np.where(condition.value, a.value, b.value)
         error = np.where(condition.value, a.error, b.error)
-        other = np.maximum(_distance(a.value, b.value) + np.maximum(a.error, b.error), error)
+        other = np.maximum(distance(a.value, b.value) + np.maximum(a.error, b.error), error)
         return value, np.where(condition.error > 0, other, error)
 
     def function_of(self, node: Node, args: list[Bound]) -> tuple[np.ndarray, np.ndarray]:
         function = self.evaluate(node)
         values = [a.value for a in args]
-        value = np.asarray(function(*values))
-        error = np.zeros(value.shape)
-        for i, arg in enumerate(args):
-            if not np.any(arg.error):
-                continue
-            reach = np.zeros(value.shape)
-            for end in (arg.value + arg.error, arg.value - arg.error):
-                reach = np.maximum(reach, _distance(np.asarray(function(*values[:i], end, *values[i + 1 :])), value))
-            error = error + np.where(_lost(arg), np.inf, reach)
+        value, error = reach(node.op, function, values, [a.error for a in args])
         if node.op in ("gelu", "dgelu"):
             # Exponents, x * x / 2, are rounded, and what x is multiplied with may be flushed. Approximations are coarser than
             # others, and that of gelu 0 at -inf, as the limit is; jnp's is NaN
@@ -241,9 +234,6 @@ class Analysis:
             error = error + np.where(np.isfinite(own), own, 0)
             if node.op == "gelu":
                 error = np.where(narrow & (x == -np.inf), np.inf, error)
-        if node.op == "mul":  # both ends at once
-            a, b = (arg.error for arg in args)
-            error = error + np.where((a > 0) & (b > 0), a * b, 0)
         return value, error
 
     def contraction(self, terms: Terms) -> Bound:
@@ -269,7 +259,7 @@ class Analysis:
             low, high = (
                 function(np.where(np.isinf(error), s * np.inf, x + s * error), axes, keepdims=True) for s in (-1, 1)
             )
-            reach = np.maximum(_distance(low, value), _distance(high, value))
+            reach = np.maximum(distance(low, value), distance(high, value))
             # What may be anything may be NaN, which wins, unless another NaN is certain to
             open_, certain = np.isinf(error), np.isnan(x) & np.isfinite(error)
             lost = open_.any(axes, keepdims=True) & ~certain.any(axes, keepdims=True)
@@ -346,21 +336,6 @@ class Analysis:
         overflow = overflow | beyond
         error = np.where(beyond, np.inf, error)
         return Bound(value, error, overflow)
-
-
-def _lost(bound: Bound) -> np.ndarray:
-    """Where a value is NaN but might as well be a number: its interval has no ends to follow."""
-    if bound.value.dtype.kind != "f":
-        return np.zeros(bound.value.shape, bool)
-    return np.isnan(bound.value) & np.isinf(bound.error)
-
-
-def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b|: nothing between equal infinities or two NaN, infinite between NaN and a number."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    gap = np.abs(a - b)
-    return np.where(same, 0, np.where(np.isnan(gap), np.inf, gap))
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:

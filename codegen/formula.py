@@ -86,6 +86,8 @@ class Reader:
         value = tree.value
         if not isinstance(value, bool | int | float):
             raise self.fail(tree, f"the literal {literal(value)} is not part of the language", "write a number")
+        if isinstance(value, float) and math.isinf(value):  # a literal that Python could not hold
+            raise Placed(self.site or tree, Mistake("no float64 holds this number", "write inf for infinity"))
         return self.const(tree, value)
 
     def const(self, tree: ast.AST, value: bool | int | float) -> Node:
@@ -145,7 +147,7 @@ class Reader:
         if isinstance(tree.op, ast.Not):
             raise self.fail(tree, "'not' is not part of the language", "write ~condition")
         number = tree.operand.value if isinstance(tree.operand, ast.Constant) else None
-        if isinstance(tree.op, ast.USub) and isinstance(number, int | float) and not isinstance(number, bool):
+        if isinstance(tree.op, ast.USub) and type(number) is int:
             return self.const(tree, -number)  # with its sign: -2**63 fits where 2**63 does not
         value = self.read(tree.operand)
         if isinstance(tree.op, ast.UAdd):

@@ -8,7 +8,7 @@ from codegen.errors import Mistake, known, shown
 from codegen.ir import DTYPES, ROWS, dtypes_of
 from codegen.names import AXIS, MAX_NAME, RESERVED
 from codegen.spec import Array, Axis
-from codegen.text import resolve
+from codegen.text import LARGEST, resolve
 
 _MAX_DIMS = 16
 
@@ -118,7 +118,11 @@ def _default(array: Array, text: str, types: dict[str, tuple[str, ...]]) -> floa
     dtypes = [DTYPES[name] for name in dtypes_of(array.dtype, types)]
     kind = dtypes[0].kind
     value = {"inf": float("inf"), "+inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")}.get(text.lower())
-    value = as_kind(resolve(text) if value is None else value, kind)
+    try:
+        value = as_kind(resolve(text) if value is None else value, kind)
+    except Mistake as error:
+        error.hint = error.hint if kind == "float" else LARGEST
+        raise
     if value is None:
         example = {"bool": "T[N] = true", "int": "T[N] = 0", "float": "T[N] = 1.0"}[kind]
         raise Mistake(f"the default {shown(text)} of {array.name!r} is no {kind}", f"write it as in {example}")

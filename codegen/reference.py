@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import functools
 import keyword
+import math
 import warnings
+from typing import TypeGuard
 
 from codegen.errors import Mistake, SpecError, known, shown
 from codegen.spec import Spec
@@ -45,6 +47,7 @@ def read_reference(spec: Spec) -> Reference:
     lines, diagnostics = read_lines(spec.reference, "it is a jnp expression, or statements that assign every output")
     body: list[str] = []
     broken: set[str] = set()  # names whose own statement failed: what follows from them is not reported
+    checker.later = {node.id for line in lines if line.tree for node in ast.walk(line.tree) if _is_target(node)}
     for line in lines:
         if line.tree is None:
             broken.add(line.first_name)
@@ -73,10 +76,11 @@ class _Checker:
         self.spec = spec
         self.names = {a.name for a in spec.inputs} | {p.name for p in spec.params}
         self.assigned: set[str] = set()
-        self.broken: set[str] = set()
+        self.broken: frozenset[str] = frozenset()
+        self.later: set[str] = set()  # names that some statement assigns
 
     def statement(self, node: ast.stmt, alone: bool, broken: set[str]) -> str:
-        self.broken = broken
+        self.broken = frozenset(broken)  # without what this statement assigns, which it cannot read
         if isinstance(node, ast.Expr) and alone and len(self.spec.outputs) == 1:
             broken.add(self.spec.outputs[0].name)
             self.expression(node.value, ())
@@ -115,15 +119,24 @@ class _Checker:
             allowed = self.names | self.assigned | set(local)
             if node.id in ("jnp", "jax"):
                 raise Placed(node, Mistake(f"{node.id!r} is a module", "use its functions, as in jnp.maximum(x, 0)"))
-            if node.id not in allowed | self.broken:
-                hint = known(node.id, allowed | {"jnp", "jax"})
-                raise Placed(node, Mistake(f"unknown name {shown(node.id)}", hint))
+            if node.id in allowed | self.broken:
+                return
+            if node.id in self.later:
+                hint = "a name can be used in the lines below the one that assigns it"
+                raise Placed(node, Mistake(f"{node.id!r} has no value yet", hint))
+            if node.id in {a.name for a in self.spec.outputs}:
+                hint = "write it of the inputs and the parameters: the reference says what it is"
+                raise Placed(node, Mistake(f"{node.id!r} has no value yet", hint))
+            hint = known(node.id, allowed | {"jnp", "jax"})
+            raise Placed(node, Mistake(f"unknown name {shown(node.id)}", hint))
         elif isinstance(node, ast.Attribute):
             self.attribute(node, local)
         elif isinstance(node, ast.Constant):
             if not isinstance(node.value, bool | int | float | str | type(...) | None):
                 message = f"the literal {literal(node.value)} is not allowed in a reference"
                 raise Placed(node, Mistake(message, "write a number"))
+            if isinstance(node.value, float) and math.isinf(node.value):
+                raise Placed(node, Mistake("no float64 holds this number", "write jnp.inf for infinity"))
         elif isinstance(node, ast.Lambda):
             if ast.unparse(node.args) != ", ".join(names := [a.arg for a in node.args.args]):
                 raise Placed(
@@ -161,6 +174,10 @@ class _Checker:
             hint = known(node.attr, _METHODS, "attributes")
             raise Placed(node, Mistake(f"the attribute {shown(node.attr)} is not allowed in a reference", hint))
         self.expression(node.value, local)
+
+
+def _is_target(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _base(node: ast.Attribute) -> ast.AST:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections.abc
 import functools
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,17 +187,16 @@ class Spec:
 
 
 def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """One order of axes that agrees with each array's own: longest arrays first, others slotted in, just before the next axis
-    that has its place."""
+    """One order of axes that agrees with each array's own, if there is one; else some array has another. Where several agree,
+    an axis stands as early as it appears: in the longest arrays, in the first of these."""
+    before: dict[str, set[str]] = {axis: set() for axes in sorted(rows, key=len, reverse=True) for axis in axes}
+    before = {axis: before[axis] for axis in sorted(before, key=lambda axis: axis != ROWS)}
+    for axes in rows:
+        for first, second in itertools.pairwise(axes):
+            before[second].add(first)
     order: list[str] = []
-    for axes in sorted(rows, key=len, reverse=True):
-        at = 0
-        for i, axis in enumerate(axes):
-            if axis in order:
-                at = order.index(axis) + 1
-            else:
-                later = [order.index(other) for other in axes[i + 1 :] if other in order]
-                at = max(at, min(later, default=at))
-                order.insert(at, axis)
-                at += 1
-    return tuple(sorted(order, key=lambda axis: axis != ROWS))
+    while before:
+        axis = next((axis for axis in before if not before[axis] & before.keys()), next(iter(before)))
+        order.append(axis)
+        del before[axis]
+    return tuple(order)

@@ -14,7 +14,7 @@ from codegen.ir import DTYPES, dtypes_of
 from codegen.names import IMPORTED_NAMES, KERNEL_NAMES, NAME, RESERVED, name_mistake, op_name_mistake
 from codegen.notation import as_kind, parse_array
 from codegen.spec import Array, Axis, Param, Spec, fits
-from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml
+from codegen.text import LARGEST, Mapping, Scalar, Sequence, Tree, parse_yaml
 
 KEYS = (
     "op", "summary", "types", "inputs", "outputs", "params", "chain", "reference", "grad", "aliases", "save", "math",
@@ -61,9 +61,21 @@ class _Reader:
         self.types: dict[str, tuple[str, ...]] = {}
         self.taken: dict[str, str] = {}  # name -> what it is, for clashes between arrays and params
         self.places: dict[tuple[str, str], Span] = {}
+        self.unread: set[Span] = set()  # scalars that hold no value: nothing more is said about them
 
     def mistake(self, span: Span, message: str, hint: str = "") -> None:
-        self.diagnostics.append(self.source.diagnostic(span, message, hint))
+        if span not in self.unread:
+            self.diagnostics.append(self.source.diagnostic(span, message, hint))
+
+    def resolved(self, value: Tree, infinite: bool = False) -> bool | int | float | str | None:
+        """What a scalar means; None of a collection, and of a number that no float64 holds, which is reported. `infinite`
+        says whether infinity may stand in its place."""
+        try:
+            return value.resolve() if isinstance(value, Scalar) else None
+        except Mistake as error:
+            self.mistake(value.span, error.message, error.hint if infinite else LARGEST)
+            self.unread.add(value.span)
+            return None
 
     def spec(self) -> Spec | None:
         """The spec; None where what its formulas are about (types, arrays, parameters) has mistakes."""
@@ -257,7 +269,7 @@ class _Reader:
         return tuple(found)
 
     def short_param(self, name: Scalar, value: Scalar) -> Param | None:
-        number = as_kind(value.resolve(), "float")
+        number = as_kind(self.resolved(value, infinite=True), "float")
         if number is None:
             hint = "write `alpha: 1.0`, or {type: float|int|bool, default: ..., static: true|false, doc: ...}"
             self.mistake(
@@ -289,15 +301,15 @@ class _Reader:
                 )
                 return None
         if "static" in fields:
-            resolved = fields["static"].resolve()
+            resolved = self.resolved(fields["static"])
             static = resolved is not False
             if not isinstance(resolved, bool):
                 self.mistake(
                     fields["static"].span, f"'static' is {shown(fields['static'].value)}", "it is true or false"
                 )
-        if "default" in fields and fields["default"].resolve() is not None:
+        if "default" in fields and (number := self.resolved(fields["default"], kind == "float")) is not None:
             item = fields["default"]
-            default = as_kind(item.resolve(), kind)
+            default = as_kind(number, kind)
             if default is None:
                 hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it is true or false"}[kind]
                 self.mistake(item.span, f"the default {shown(item.value)} of {name.value!r} is no {kind}", hint)
@@ -380,7 +392,7 @@ class _Reader:
         found: dict[str, float | str] = {}
         items = self.mapping("tolerance")
         for key, value in items:
-            resolved = value.resolve() if isinstance(value, Scalar) else None
+            resolved = self.resolved(value) if key.value in ("rtol", "atol") else None
             if key.value == "why" and isinstance(value, Scalar):
                 found["why"] = self.sentence("why", value)
             elif key.value == "why":
@@ -413,8 +425,12 @@ class _Reader:
                     key.span, f"unknown input {shown(key.value)}", known(key.value, names, "inputs and parameters")
                 )
             elif isinstance(value, Sequence):
-                bounds = [as_kind(i.resolve(), "float") for i in value.items if isinstance(i, Scalar)]
+                bounds = [
+                    as_kind(self.resolved(i, infinite=True), "float") for i in value.items if isinstance(i, Scalar)
+                ]
                 low, high = bounds if len(bounds) == len(value.items) == 2 else (None, None)
+                if any(item.span in self.unread for item in value.items):
+                    continue
                 if low is not None and high is not None and low <= high:
                     found.append((key.value, (low, high)))
                 else:
@@ -444,7 +460,7 @@ class _Reader:
         return tuple(found)
 
     def setting(self, name: Scalar, value: Tree) -> object:
-        number = value.resolve() if isinstance(value, Scalar) else None
+        number = self.resolved(value)
         limits = {"threads": (32, 1024), "vector_bytes": (1, 16)}
         if name.value not in limits:
             hint = "a schedule's keys: threads, vector_bytes, and sm_90a or the like with these below it"
@@ -478,7 +494,7 @@ class _Reader:
                 self.mistake(item.span, "a shape must be a mapping", "as in {...: 8192, N: 4096}")
                 continue
             for key, size in item.items:
-                number = size.resolve() if isinstance(size, Scalar) else None
+                number = self.resolved(size)
                 if key.value not in axes:
                     self.mistake(key.span, f"unknown axis {shown(key.value)}", known(key.value, axes, "the axes"))
                     wrong = True

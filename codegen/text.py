@@ -9,19 +9,20 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
+import math
 import re
 from dataclasses import dataclass, field
 
 import yaml
 
-from codegen.errors import Diagnostic, Span, SpecError, shown
+from codegen.errors import Diagnostic, Mistake, Span, SpecError, shown
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_INT = re.compile(r"[-+]?[0-9]{1,18}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,6})?")
+_INT = re.compile(r"[-+]?[0-9]{1,300}")  # each of them is a float too
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 # What YAML does not allow, line breaks other than \n, and marks that make text look other than it is
 _REFUSED = re.compile(
     r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
@@ -104,11 +105,12 @@ class Scalar:
         return [*places, at]
 
     def resolve(self) -> bool | int | float | str | None:
+        """What the scalar means. Raises `Mistake` for a number that no float64 holds."""
         return resolve(self.value) if self.style == "plain" else self.value
 
 
 def resolve(text: str) -> bool | int | float | str | None:
-    """What a plain scalar's text means."""
+    """What a plain scalar's text means. Raises `Mistake` for a number that no float64 holds."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE"):
@@ -118,8 +120,19 @@ def resolve(text: str) -> bool | int | float | str | None:
     if _INT.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):
-        return float(text)
+        number = float(text)
+        if math.isinf(number):
+            raise too_large(text, "-.inf" if number < 0 else ".inf")
+        return number
     return _SPECIAL.get(text.lower(), text)
+
+
+LARGEST = "the largest number is about 1.8e308"
+
+
+def too_large(text: str, infinity: str) -> Mistake:
+    """The mistake of a number that no float64 holds."""
+    return Mistake(f"no float64 holds {shown(text)}", f"{LARGEST}; write {infinity} for infinity")
 
 
 @dataclass(frozen=True)

@@ -276,14 +276,27 @@ def test_names(place, name):
 
 @pytest.mark.parametrize(
     "value",
-    ["0); import os; (", "__import__('os')", "0 if x else 1", "1e", "0x10", "1_0", "[]", "'0'", "１", "0 # c", "nan()"],
+    [
+        "0); import os; (",
+        "__import__('os')",
+        "0 if x else 1",
+        "1e",
+        "0x10",
+        "1_0",
+        "[]",
+        "'0'",
+        "１",
+        "0 # c",
+        "nan()",
+        "1e400",
+    ],
 )
 def test_defaults(value):
     with pytest.raises(SpecError):
         rendered(named(default=value))
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "1e-6", "inf", "-inf", "nan", ".inf", "-.INF", "1e400", "5", "+2"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "1e-6", "inf", "-inf", "nan", ".inf", "-.INF", "5", "+2"])
 def test_numbers_are_written_as_python_reads_them(value):
     dotted = value if "." in value else value.replace("inf", ".inf").replace("nan", ".nan")
     _, source = rendered(named(default=value, number=dotted))

@@ -1,15 +1,19 @@
 """What chains mean: the typed graph of small specs as goldens, and kinds and axes of expressions one by one."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 from goldens import check_golden
+from hypothesis import given
+from hypothesis import strategies as st
 
 from codegen.chain import read_chain
 from codegen.emit import axis_numbers
 from codegen.ir import Graph, Node, Statement, print_statements, topological
 from codegen.notation import parse_dims
-from codegen.spec import Spec
+from codegen.pipeline import read_op
+from codegen.spec import Spec, axis_order
 from codegen.specfile import load_spec
 
 GOOD = sorted((Path(__file__).parent / "good_specs").glob("*.yaml"))
@@ -18,6 +22,34 @@ LIBRARY = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
 
 def read(path: Path) -> tuple[Statement, ...]:
     return read_chain(load_spec(path))
+
+
+@given(
+    st.permutations("ABCD"),
+    st.lists(st.sets(st.integers(0, 3), min_size=2, max_size=2), min_size=3, max_size=4),
+    st.booleans(),
+)
+def test_axes_have_one_order_where_arrays_fit_one(axes, chosen, rows):
+    """Arrays that keep to one order of all axes keep to the order that is found, rows first."""
+    arrays = [("...",) * rows + tuple(axes[i] for i in sorted(places)) for places in chosen]
+    order = axis_order(tuple(arrays))
+    assert sorted(order) == sorted({axis for array in arrays for axis in array})
+    assert order[:1] == ("...",) or not (rows and arrays)
+    for array in arrays:
+        assert tuple(axis for axis in order if axis in array) == array
+
+
+def test_axes_in_a_circle_all_have_a_place():
+    assert sorted(axis_order((("A", "B"), ("B", "C"), ("C", "A")))) == ["A", "B", "C"]
+
+
+def test_an_order_that_no_two_arrays_give():
+    """Q, N, K, whichever of the arrays comes first."""
+    for arrays in itertools.permutations(["Q, N", "Q, K", "N, K"]):
+        inputs = "".join(f"  x{i}: float32[{axes}]\n" for i, axes in enumerate(arrays))
+        text = f"op: f\nsummary: s\ninputs:\n{inputs}outputs:\n  y: float32[Q]\nreference: x0\n"
+        op = read_op("f.yaml", text + "chain: y = sum(x0 * x1 * x2, axis=(N, K))\n")
+        assert op.spec.axes == ("Q", "N", "K")
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)

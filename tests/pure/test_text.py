@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.errors import Diagnostic, Span
+from codegen.errors import Diagnostic, Mistake, Span
 from codegen.text import Mapping, Scalar, parse_yaml, resolve
 
 
@@ -23,13 +23,19 @@ RESOLVED = {
     "null": None, "~": None, "": None, "nil": "nil", "1": 1, "-12": -12, "+3": 3, "007": 7, "0x10": "0x10", "0o7": "0o7",
     "1_000": "1_000", "1e-6": 1e-6, "1.0e30": 1.0e30, "1E5": 1e5, ".5": 0.5, "5.": 5.0, "-.5e1": -5.0, "1e": "1e", ".": ".",
     ".inf": math.inf, "-.INF": -math.inf, "+.inf": math.inf, "inf": "inf", "nan": "nan", "1:30": "1:30", "2001-01-01": "2001-01-01",
-    "1e400": math.inf, "9" * 18: 10**18 - 1, "9" * 19: float("9" * 19), "١": "١", "=": "=",
+    "9" * 18: 10**18 - 1, "9" * 300: 10**300 - 1, "9" * 301: float("9" * 301), "1e0000000308": 1e308, "1e-999999999": 0.0, "١": "١", "=": "=",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "expected"), RESOLVED.items(), ids=RESOLVED)
 def test_plain_scalars(text, expected):
     assert repr(resolve(text)) == repr(expected)
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e999999999", "9" * 310, "1" + "0" * 60_000])
+def test_numbers_too_large(text):
+    with pytest.raises(Mistake, match="no float64 holds"):
+        resolve(text)
 
 
 def test_nan():

@@ -18,6 +18,7 @@ from codegen.errors import Mistake
 from codegen.formula import Reader
 from codegen.ir import DTYPES, Leaf, Node, Statement, lost_axes, topological
 from codegen.ops import OPS, REDUCTIONS
+from codegen.parsing import parse_expression
 from codegen.prelude import prelude
 from codegen.scope import make_scope
 from codegen.simplify import Algebra
@@ -34,8 +35,8 @@ PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsq
 STEEP = {"prod", "sqrt", "cbrt", "log", "log2", "log1p", "pow", "reciprocal", "asin", "acos"}
 STEEP_TERMS = {"rsqrt", "div", "exp", "exp2", "expm1", "sinh", "cosh", "tan", "atan2", "rem"}
 
-_UNLESS_ZERO = ast.parse("where(g == 0, 0, value)", mode="eval").body
-_TIMES_SIZE = ast.parse("g * size(axis)", mode="eval").body
+_UNLESS_ZERO = parse_expression("where(g == 0, 0, value)")
+_TIMES_SIZE = parse_expression("g * size(axis)")
 _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 
@@ -238,7 +239,7 @@ class _Reverse:
             # Each index picks from a row of its own: no two meet in one element
             rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
             picked: dict[str, Node | tuple[str, ...]] = {"i": index, "g": g}
-            return [(table, self.evaluated(ast.parse(rule, mode="eval").body, picked))]
+            return [(table, self.evaluated(parse_expression(rule), picked))]
         rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
         if node.op in REDUCTIONS:
             rules = (REDUCTIONS[node.op][3],)
@@ -247,7 +248,7 @@ class _Reverse:
         known: dict[str, Node | tuple[str, ...]] = {**dict(zip("abc", node.args, strict=False)), "y": node, "g": g}
         if isinstance(node.attr, tuple):
             known["axis"] = node.attr
-        return [(a, self.evaluated(ast.parse(rule, mode="eval").body, known))
+        return [(a, self.evaluated(parse_expression(rule), known))
                 for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
 
     def scatter(self, node: Node, g: Node) -> None:

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from codegen.parsing import parse_expression
+
 
 @dataclass(frozen=True)
 class Composite:
@@ -28,12 +30,12 @@ def prelude() -> dict[str, Composite]:
             continue
         if line.startswith(" "):
             argument, _, formula = line.strip().partition(": ")
-            found[next(reversed(found))].grad[argument] = ast.parse(formula, mode="eval").body
+            found[next(reversed(found))].grad[argument] = parse_expression(formula)
             continue
         match = re.fullmatch(r"(\w+)\(([^)]*)\) = (.+)", line)
         assert match, line
         name, params, body = match.groups()
         pairs = [(p.strip().partition("=")) for p in params.split(",")]
-        defaults = tuple(ast.parse(d, mode="eval").body if d else None for _, _, d in pairs)
-        found[name] = Composite(name, tuple(p for p, _, _ in pairs), defaults, ast.parse(body, mode="eval").body)
+        defaults = tuple(parse_expression(d) if d else None for _, _, d in pairs)
+        found[name] = Composite(name, tuple(p for p, _, _ in pairs), defaults, parse_expression(body))
     return found

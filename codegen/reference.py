@@ -10,10 +10,10 @@ import ast
 import functools
 import keyword
 import math
-import warnings
 from typing import TypeGuard
 
 from codegen.errors import Mistake, SpecError, known, shown
+from codegen.parsing import check_compiles
 from codegen.spec import Spec
 from codegen.statements import MAX_STATEMENTS, SPLIT, Line, Placed, construct, literal, read_lines, together
 
@@ -190,9 +190,7 @@ def _printed(node: ast.AST) -> str:
     """A statement or an expression as a generated file has it: on one line, and nothing that Python warns of."""
     text = ast.unparse(node)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            compile(text, "reference", "exec")
+        check_compiles(text)
     except SyntaxError as error:
         raise Placed(node, Mistake("Python warns of this", error.msg)) from None
     return text

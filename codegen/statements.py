@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import Diagnostic, Mistake, shown
+from codegen.parsing import parse
 from codegen.text import Scalar
 
 MAX_FORMULA = 4000  # characters of one statement
@@ -144,9 +144,7 @@ def parse_python(text: str) -> ast.Module:
         raise Mistake(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", SPLIT)
     lead = len(text) - len(text.lstrip(" \t"))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what Python only warns of, such as 1if, is no part of the language
-            return _shifted(ast.parse(text[lead:]), lead)
+        return _shifted(parse(text[lead:]), lead)
     except SyntaxError as error:
         row = max(0, (error.lineno or 1) - 1)
         column = max(0, (error.offset or 1) - 1) + (lead if row == 0 else 0)

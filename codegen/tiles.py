@@ -18,6 +18,7 @@ from codegen.hopper_tiles import FLOAT8, Tiles
 from codegen.ir import DTYPES, Node, Statement, lost_axes, topological
 from codegen.names import fresh
 from codegen.ops import REDUCTIONS
+from codegen.parsing import parse_expression
 from codegen.plan import Access, Elementwise, tile_plan
 from codegen.spec import Array, Axis, Spec
 
@@ -244,7 +245,7 @@ LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, 
 
 def read_config(config: str) -> tuple[str, dict[str, Any]]:
     """The main loop, and its options: "sm_80(tile_m=128, ...)"."""
-    call = ast.parse(config, mode="eval").body
+    call = parse_expression(config)
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
     return call.func.id, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
 

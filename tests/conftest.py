@@ -107,7 +107,7 @@ def forgetful() -> Iterator[None]:
         from codegen.runtime import interpreted, kernels
 
         jax.clear_caches()
-        kernels.binary.cache_clear()
+        kernels.forget()
         interpreted.compile_call.cache_clear()
 
 
@@ -118,7 +118,7 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     folder = tmp_path / "cache"
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(folder))
-    kernels.binary.cache_clear()
+    kernels.forget()
     interpreted.compile_call.cache_clear()
     return folder
 

@@ -29,6 +29,7 @@ import jax
 from codegen import cache
 from codegen.arch import ARCHITECTURES
 from codegen.errors import Mistake, known
+from codegen.parsing import PARSER
 from codegen.runtime.arguments import negative_zeros
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 
@@ -82,7 +83,15 @@ OPTIONS: dict[Kept, str] = {
 
 @functools.lru_cache(maxsize=4096)
 def binary(call: Call, kept: Kept = "binary") -> Binary:
-    """The call's launcher, compiled for `call.arch`, and what else is `kept` of it."""
+    """The call's launcher, compiled for `call.arch`, and what else is `kept` of it. Threads that ask for the same one at the
+    same time wait for the first of them to compile it. Raises ValueError for an unknown architecture, or a cache's limit
+    that cannot be read."""
+    with PARSER:
+        return _binary(call, kept)
+
+
+@functools.lru_cache(maxsize=4096)
+def _binary(call: Call, kept: Kept) -> Binary:
     if call.arch not in ARCHITECTURES:
         hint = known(call.arch, ARCHITECTURES, "there are")
         raise ValueError(f"CUTE_DSL_ARCH: there is no architecture {call.arch!r}; {hint}")
@@ -97,6 +106,12 @@ def binary(call: Call, kept: Kept = "binary") -> Binary:
             except Mistake as mistake:
                 raise ValueError(f"{mistake.message}; {mistake.hint}") from None
     return Binary(found["module"], found["ptx"].decode())
+
+
+def forget() -> None:
+    """Forget what this process has compiled, and read of sources."""
+    for made in (binary, _binary, _sources):
+        made.cache_clear()
 
 
 def launch(

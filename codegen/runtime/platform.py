@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ import jax.extend
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
+
+from codegen.parsing import PARSER
 
 Function = Callable[..., Sequence[jax.Array]]
 
@@ -41,17 +42,14 @@ def current_arch() -> str | None:
     return f"sm_{number}a" if int(major) >= 9 else f"sm_{number}"
 
 
-_compiling = threading.Lock()  # the compiler's settings are those of the process
-
-
 @contextlib.contextmanager
 def compiling_for(arch: str) -> Iterator[str]:
     """The compiler set for an architecture, and the folder in which it leaves the PTX and cubin that it is told to keep:
-    not the user's own."""
+    not the user's own. One thread at a time: the settings are those of the process, and the compiler parses Python."""
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
 
-    environment = CuTeDSL._get_dsl().envar
-    with _compiling, tempfile.TemporaryDirectory(prefix="codegen-") as folder:
+    with PARSER, tempfile.TemporaryDirectory(prefix="codegen-") as folder:
+        environment = CuTeDSL._get_dsl().envar
         before = environment.dump_dir, environment.arch
         environment.dump_dir, environment.arch = folder, arch
         try:

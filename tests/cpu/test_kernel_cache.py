@@ -78,8 +78,7 @@ def counted(cold_cache, monkeypatch):
 def forget():
     """What a new process would not know."""
     jax.clear_caches()
-    kernels.binary.cache_clear()
-    kernels._sources.cache_clear()
+    kernels.forget()
     interpreted.compile_call.cache_clear()
     compiling.release_compile_cache()
 

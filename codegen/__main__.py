@@ -20,6 +20,7 @@ import typer
 
 from codegen import spec_commands
 from codegen.arch import USUAL
+from codegen.errors import SpecError, named, printable
 from codegen.options import OUT, SPECS, Archs, AsJson, Names, OutRead, ShapeWanted, Specs, TypesWanted, UsageError
 
 if TYPE_CHECKING:
@@ -37,15 +38,13 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; user mistakes end in one message and exit status 2."""
-    from codegen.errors import SpecError
-
     try:
         app()
     except SpecError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     except (UsageError, OSError) as error:  # OSError: a folder that cannot be read or written
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", printable(str(error), keep="\n"), file=sys.stderr)
         sys.exit(2)
 
 
@@ -91,7 +90,7 @@ def explain(
 
     paths = {path.stem: path for path in find_specs(specs)}
     if op not in paths:
-        raise UsageError(f"no spec {op!r} in {specs}. {known(op, paths, 'There are')}")
+        raise UsageError(f"no spec {op!r} in {named(specs)}. {known(op, paths, 'There are')}")
     found = read_op(paths[op])
     report = explained(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
     if interpret:
@@ -107,7 +106,7 @@ def explain(
         from codegen.svg import draw
 
         put(svg, draw(found).encode())
-        print(f"wrote {svg}", file=sys.stderr)
+        print(f"wrote {named(svg)}", file=sys.stderr)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
@@ -338,7 +337,7 @@ def _load(out: Path, names: list[str] | None) -> list:
     package = _package(out)
     for name in names or []:
         if name not in package.__all__:
-            raise UsageError(f"no op {name!r} in {out}. {known(name, package.__all__, 'There are')}")
+            raise UsageError(f"no op {name!r} in {named(out)}. {known(name, package.__all__, 'There are')}")
     _check_devices()
     with _importing(out):
         return [getattr(package, name) for name in names or package.__all__]
@@ -363,7 +362,7 @@ def _package(out: Path) -> Any:
 
     init = out / "__init__.py"
     if not init.is_file() or not is_generated(init):
-        raise UsageError(f"no ops in {out}: run `codegen build`, or name their package with --package")
+        raise UsageError(f"no ops in {named(out)}: run `codegen build`, or name their package with --package")
     _check_environment()
     with _importing(out):
         return load_package(out)
@@ -375,7 +374,7 @@ def _importing(out: Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UsageError(f"{out} cannot be imported: {error}\n  `codegen build` makes it again") from None
+        raise UsageError(f"{named(out)} cannot be imported: {error}\n  `codegen build` makes it again") from None
 
 
 def _check_environment() -> None:
@@ -528,7 +527,7 @@ def bench(
     title = name or suite or ("-".join(names) if names else "-".join(kinds))
     command = shlex.join(["codegen", *sys.argv[1:]])
     for path in timing.write(measured, where, out, title, command):
-        print(f"wrote {path}", file=sys.stderr)
+        print(f"wrote {named(path)}", file=sys.stderr)
     if as_json:
         print(json.dumps(timing.as_json(measured, where), indent=2))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from codegen.errors import Diagnostic, Span, SpecError
+from codegen.errors import Diagnostic, Span, SpecError, named
 from codegen.pipeline import Derived, Op, read_op
 from codegen.render import environment, render_op
 
@@ -13,7 +13,7 @@ from codegen.render import environment, render_op
 def find_specs(folder: Path) -> list[Path]:
     """The spec files of a folder, by name. Raises `SpecError` where there are none."""
     if folder.is_file():
-        hint = f"--specs takes the folder of specs: --specs {folder.parent}"
+        hint = f"--specs takes the folder of specs: --specs {named(folder.parent)}"
         raise SpecError([Diagnostic(Span(str(folder), 1, 1), "this is a file", hint)])
     found = sorted(path for path in folder.glob("*.yaml") if path.is_file() or not path.exists())
     if not found:

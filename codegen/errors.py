@@ -52,7 +52,7 @@ class Diagnostic:
 
     def __str__(self) -> str:
         span = self.span
-        lines = [f"{span.path}:{span.line}:{span.column}: error: {self.message}"]
+        lines = [f"{printable(span.path)}:{span.line}:{span.column}: error: {printable(self.message)}"]
         if self.source.strip():
             start = span.column - 1
             lead = min(start, len(self.source) - len(self.source.lstrip()))
@@ -62,8 +62,10 @@ class Diagnostic:
                 text, start = text[cut : cut + EXCERPT], start - cut
             marked = text[start : start + span.length]
             lines += [f"    {text.rstrip()}", "    " + " " * _cells(text[:start]) + "^" * max(1, _cells(marked))]
-        for line in self.hint.splitlines():
-            lines += textwrap.wrap(line, 116, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        for line in self.hint.split("\n") if self.hint else ():
+            lines += textwrap.wrap(
+                printable(line), 116, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+            )
         return "\n".join(lines)
 
 
@@ -85,6 +87,18 @@ class SpecError(Exception):
         if len(found) > _SHOWN:
             shown.append(f"and {len(found) - _SHOWN} more mistakes")
         super().__init__("\n".join(shown))
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text as a terminal may have it: what does not print, but for what is to `keep`, is escaped as in Python's strings."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def named(path: object) -> str:
+    """A path as a message has it."""
+    return printable(str(path))
 
 
 def shown(word: str) -> str:
@@ -109,4 +123,6 @@ def known(word: str, names: Iterable[str], what: str = "known here") -> str:
     close = nearest(word, names)
     if len(names) > _LISTED and close:
         return f"Did you mean {close[0]!r}?"
-    return f"{what}: {', '.join(names) or 'nothing'}." + (f" Did you mean {close[0]!r}?" if close else "")
+    return f"{what}: {', '.join(map(printable, names)) or 'nothing'}." + (
+        f" Did you mean {close[0]!r}?" if close else ""
+    )

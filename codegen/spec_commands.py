@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from codegen.errors import named, printable
 from codegen.options import OUT, SPECS, TESTS, AsJson, Out, Specs, TestsOut, UsageError
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
         raise UsageError(f"{mistake.message}\n  {mistake.hint}")
     path = specs / f"{op}.yaml"
     if path.exists():
-        raise UsageError(f"{path} exists already; pick another name or edit it")
+        raise UsageError(f"{named(path)} exists already; pick another name or edit it")
     specs.mkdir(parents=True, exist_ok=True)
     put(path, starter(op).encode())
-    print(f"wrote {path}; next: {_build_command(specs)}")
+    print(f"wrote {named(path)}; next: {_build_command(specs)}")
 
 
 def build(
@@ -66,7 +67,7 @@ def build(
         for folder, contents in folders.items():
             foreign = outputs.foreign(folder, contents, package)
             if foreign:
-                message = f"{foreign[0]} was not generated for this package and would be overwritten"
+                message = f"{named(foreign[0])} was not generated for this package and would be overwritten"
                 raise UsageError(f"{message}; move it, or choose another folder")
         changed = outputs.write(folders, package, remove=not files)
     total, removed = sum(len(contents) for contents in folders.values()), sum(not path.exists() for path in changed)
@@ -74,7 +75,7 @@ def build(
         f"{len(ops)} ops: {len(changed) - removed} of {total} files changed{f', {removed} removed' if removed else ''}"
     )
     for path in changed[:20]:
-        print(f"  {path}")
+        print(f"  {named(path)}")
 
 
 def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None:
@@ -89,7 +90,7 @@ def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None
     folders = _folders(ops, specs, out, tests)
     differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents, package)]
     for difference in differences:
-        print(f"{difference.path}: {difference.state}")
+        print(f"{named(difference.path)}: {difference.state}")
         print(difference.diff, end="")
     if differences:
         total = sum(map(len, folders.values()))
@@ -156,7 +157,7 @@ def _folders(
     folders = {out: generated_files(ops, package, specs.resolve().name, also)}
     if _word(tests):
         if tests.resolve() == out.resolve():
-            raise UsageError(f"--out and --tests are both {tests}; they are two folders")
+            raise UsageError(f"--out and --tests are both {named(tests)}; they are two folders")
         folders[tests] = test_files(ops, package)
     return folders
 
@@ -165,7 +166,7 @@ def _build_command(specs: Path, out: Path = OUT, tests: Path = TESTS) -> str:
     """The command that builds these folders."""
     options = zip(("--specs", "--out", "--tests"), (specs, out, tests), (SPECS, OUT, TESTS), strict=True)
     words = [word for name, path, default in options if path != default for word in (name, _word(path))]
-    return shlex.join(["codegen", "build", *words])
+    return printable(shlex.join(["codegen", "build", *words]))
 
 
 def _word(path: Path) -> str:
@@ -182,12 +183,12 @@ def _package(out: Path) -> str:
         parent = parent.parent
     name = ".".join(parts)
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-        raise UsageError(f"--out {out}: {name!r} is no name for a package")
+        raise UsageError(f"--out {named(out)}: {name!r} is no name for a package")
     return name
 
 
 def _no_repeats(paths: list[Path]) -> None:
     for path in paths:
-        same = [str(other) for other in paths if other.stem == path.stem]
+        same = [named(other) for other in paths if other.stem == path.stem]
         if len(same) > 1:
             raise UsageError(f"two specs of one name: {', '.join(same)}")

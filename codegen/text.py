@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import yaml
 
@@ -23,10 +23,10 @@ MAX_DEPTH = 16
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?[0-9]{1,300}")  # each of them is a float too
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-# What YAML does not allow, line breaks other than \n, and marks that make text look other than it is
+# What YAML does not allow, line breaks other than \n, lone surrogates, and marks that make text look other than it is
 _REFUSED = re.compile(
     r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-    r"|[\u2028\u2029\ufeff\u202a-\u202e\u2066-\u2069]"
+    r"|[\u061c\u200e\u200f\u2028\u2029\ufeff\u202a-\u202e\u2066-\u2069]"
 )
 _SPECIAL = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 
@@ -153,8 +153,9 @@ Tree = Scalar | Sequence | Mapping
 
 
 def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]:
-    """The mapping that a spec file holds, and the repeated keys that were left out of it. Raises `SpecError` for what
-    is no such file."""
+    """The mapping that a spec file holds, and the mistakes in it that leave a mapping: repeated keys, of which the first
+    counts, and escapes of characters that no spec may hold, in whose place U+FFFD stands. Raises `SpecError` for what is
+    no such file."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > MAX_BYTES:
         raise _at(
@@ -166,7 +167,7 @@ def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        source = _source(path, raw.decode("utf-8-sig", "replace"))
+        source = _source(path, _REFUSED.sub("\ufffd", _lines(raw.decode("utf-8-sig", "replace"))))
         good = _lines(raw[: error.start].decode("utf-8-sig"))
         raise _at(source, len(good), "not valid UTF-8 text", "save the file in UTF-8") from None
     source = _source(path, text)
@@ -174,7 +175,7 @@ def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]
     bad = _REFUSED.search(text)
     if bad:
         source = _source(path, _REFUSED.sub("\ufffd", text))
-        raise _at(source, bad.start(), f"the character U+{ord(bad.group()):04X} is not allowed in a spec", "delete it")
+        raise _at(source, bad.start(), _refusal(bad), "delete it")
     try:
         builder = _Builder(source)
         tree = builder.build()
@@ -182,7 +183,11 @@ def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]
         raise _yaml_error(source, error) from None
     if not isinstance(tree, Mapping):
         raise _at(source, 0, "a spec is a mapping of keys such as 'op' and 'chain'", "see `codegen new` for a start")
-    return tree, builder.repeated
+    return tree, builder.diagnostics
+
+
+def _refusal(bad: re.Match[str]) -> str:
+    return f"the character U+{ord(bad.group()):04X} is not allowed in a spec"
 
 
 def _lines(text: str) -> str:
@@ -216,12 +221,12 @@ def _yaml_error(source: Source, error: yaml.MarkedYAMLError) -> SpecError:
 
 
 class _Builder:
-    """A tree from the parser's events. Repeated keys are left out of it and kept apart."""
+    """A tree from the parser's events, and the mistakes that leave a tree."""
 
     def __init__(self, source: Source):
         self.source = source
         self.events = iter(yaml.parse(source.text, Loader=_Loader))
-        self.repeated: list[Diagnostic] = []
+        self.diagnostics: list[Diagnostic] = []
 
     def build(self) -> Tree | None:
         tree: Tree | None = None
@@ -249,7 +254,7 @@ class _Builder:
             raise self.error(event, f"nested deeper than {MAX_DEPTH} levels", "no key of a spec needs that")
         if isinstance(event, yaml.ScalarEvent):
             style = {None: "plain", "": "plain", "'": "single", '"': "double"}.get(event.style, "block")
-            return Scalar(self.source, event.value, style, event.start_mark.index, event.end_mark.index)
+            return self.checked(Scalar(self.source, event.value, style, event.start_mark.index, event.end_mark.index))
         first = event
         if isinstance(event, yaml.SequenceStartEvent):
             items = []
@@ -266,7 +271,19 @@ class _Builder:
             if key.value in pairs:
                 before = pairs[key.value][0].span.line
                 message = f"repeated key {shown(key.value)}; it stands already in line {before}"
-                self.repeated.append(self.source.diagnostic(key.span, message, "keep one of the two"))
+                self.diagnostics.append(self.source.diagnostic(key.span, message, "keep one of the two"))
                 continue
             pairs[key.value] = key, value
         return Mapping(self.source, self.span(first, event if first.flow_style else first), tuple(pairs.values()))
+
+    def checked(self, scalar: Scalar) -> Scalar:
+        """A scalar whose escapes stand for nothing that a spec may not hold."""
+        if not _REFUSED.search(scalar.value):
+            return scalar
+        for bad in _REFUSED.finditer(scalar.value):
+            start = scalar.place(bad.start())
+            end = max(scalar.place(bad.end()), start + 1)
+            self.diagnostics.append(
+                self.source.diagnostic(self.source.span(start, end), _refusal(bad), "delete its escape")
+            )
+        return replace(scalar, value=_REFUSED.sub("\ufffd", scalar.value))

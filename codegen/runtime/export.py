@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from codegen.arch import lacks
-from codegen.errors import Mistake, known, shown
+from codegen.errors import Mistake, known, named, shown
 from codegen.ir import DTYPES, ROWS
 from codegen.runtime import views
 from codegen.runtime.arguments import Axes, Types
@@ -203,7 +203,7 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
 
 def as_text(report: Mapping[str, Any], path: Path) -> str:
     """A report as a person reads it."""
-    lines = [f"wrote {path}: {report['bytes']} bytes for {report['arch']} on {', '.join(report['platforms'])}"]
+    lines = [f"wrote {named(path)}: {report['bytes']} bytes for {report['arch']} on {', '.join(report['platforms'])}"]
     for arrow, arrays in (("", report["inputs"]), ("-> ", report["outputs"])):
         lines += [f"  {arrow}{a['name']}: {a['dtype']}[{', '.join(a['shape'])}]" for a in arrays]
     if report["constraints"]:

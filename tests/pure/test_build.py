@@ -492,6 +492,42 @@ def test_text_beyond_ascii_survives_every_locale(tmp_path):
     assert "Größe 漢字 😀." in (tmp_path / "generated/a.py").read_text(encoding="utf-8")
 
 
+HOSTILE_NAMES = [
+    "\x1b[31mred",
+    "a\nb.yaml:1:1: error: nothing",
+    "back\u202ewards",
+    "\udcff",
+    "a\x7f",
+    "\u2028",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_names_of_files_are_escaped(run, tmp_path, name):
+    """A file's name reaches the terminal as printable text on one line."""
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs" / f"{name}.yaml").write_text(SPEC.format(op="a", factor=1.0))
+    (tmp_path / name[:1]).mkdir()
+    for arguments in (
+        ["build"], ["check"], ["explain", "b"], ["build", "--specs", name], ["list", "--specs", name[:1]], ["build", f"specs/{name}.yaml"],
+        ["build", "--out", f"{name}/x"], ["build", "--out", name[:1]], ["build", f"{name}.yaml"],
+    ):  # fmt: skip
+        result = run(*arguments)
+        assert result.status == 2, arguments
+        assert result.out == ""
+        assert all(line.isprintable() for line in result.err.split("\n")), result.err
+        assert len([line for line in result.err.split("\n") if line and line[0] != " "]) == 1, result.err
+
+
+def test_names_of_folders_are_escaped(run, tmp_path):
+    folder = "\x1b[31mred"
+    for arguments in (["new", "a", "--specs", folder], ["build", "--specs", folder, "--tests", f"{folder}/t"], ["check", "--specs", folder, "--tests", folder]):  # fmt: skip
+        result = run(*arguments)
+        assert result.err == ""
+        assert "red" in result.out
+        assert all(line.isprintable() for line in result.out.split("\n")), result.out
+
+
 # Files that are not ours
 
 

@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.errors import Diagnostic, Mistake, Span
-from codegen.text import Mapping, Scalar, parse_yaml, resolve
+from codegen.errors import Diagnostic, Mistake, Span, SpecError
+from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml, resolve
 
 
 def scalars(text: str) -> list[Scalar]:
@@ -46,6 +46,53 @@ def test_nan():
 def test_quoted_and_block_scalars_are_text(text):
     (scalar,) = scalars(f"a: {text}")
     assert isinstance(scalar.resolve(), str)
+
+
+REFUSED = [
+    *map(chr, range(9)), "\x0b", "\x0c", *map(chr, range(14, 32)), *map(chr, range(0x7F, 0xA0)), "\u061c", "\u200e", "\u200f", "\u2028",
+    "\u2029", *map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A)), "\ufeff", "\ufffe", "\uffff", "\ud800", "\udfff",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("char", [*REFUSED, "\r"], ids=ascii)
+def test_escapes_are_held_to_what_a_file_may_hold(char):
+    """No scalar or key holds what the file's own text may not; the place is the escape's."""
+    escape = f"\\u{ord(char):04x}"
+    text = f'a: "b{escape}c"\n"{escape}": [x, "{escape}{escape}"]\n'
+    if "\ud800" <= char <= "\udfff":  # the parser's own mistake
+        with pytest.raises(SpecError, match="invalid Unicode character escape"):
+            parse_yaml("f.yaml", text)
+        return
+    tree, diagnostics = parse_yaml("f.yaml", text)
+    assert [(d.span.line, d.span.column, d.span.length) for d in diagnostics] == [
+        (1, 6, 6),
+        (2, 2, 6),
+        (2, 16, 6),
+        (2, 22, 6),
+    ]
+    assert all(f"U+{ord(char):04X}" in d.message for d in diagnostics)
+    assert char not in repr(tree) + str(plain(tree))
+
+
+def plain(tree: Tree) -> list[str]:
+    if isinstance(tree, Scalar):
+        return [tree.value]
+    items = tree.items if isinstance(tree, Sequence) else [part for pair in tree.items for part in pair]
+    return [text for item in items for text in plain(item)]
+
+
+@pytest.mark.parametrize("char", REFUSED, ids=ascii)
+def test_characters_of_the_file(char):
+    with pytest.raises(SpecError, match=rf"U\+{ord(char):04X} is not allowed|not valid UTF-8"):
+        parse_yaml("f.yaml", f"a: b{char}c\n")
+
+
+@pytest.mark.parametrize("char", ["\t", "é", "漢", "😀", "\u00a0", "\ufffd", "\u200d"], ids=ascii)
+def test_characters_that_may_stand(char):
+    escaped = char.encode("ascii", "backslashreplace").decode() if char != "\t" else "\\t"
+    for text in (f"a: b{char}c\n", f'a: "b{escaped}c"\n'):
+        (scalar,) = scalars(text)
+        assert scalar.value == f"b{char}c"
 
 
 def check_places(text: str) -> None:

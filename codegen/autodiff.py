@@ -82,18 +82,18 @@ class Backward:
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or other gradient that is its gradient as well)
 
 
-def differentiate(spec: Spec, kept: str = "float32", statistics: str | None = None, by_index: bool = False) -> Backward:
-    """The backward of a checked spec; what it saves of the chain is `kept` in this type. If that is not float32, inputs are
-    rounded to it which the forward had in more bits: it takes none of the statistics that outputs hold, which theirs would
-    not be. `statistics`: it may have the forward keep others, those of "rows" or of "columns". `by_index`: what is taken from
-    tables is added to their gradients by index also where each index picks from a row of its own. Raises `Mistake` where it has
-    none that could be a kernel."""
-    return _Reverse(spec, kept, by_index).backward(statistics)
+class Reverse:
+    """The derivative of a checked spec, and the backwards that compute it: they differ in what the forward saves for them.
 
+    Values of the chain that are saved are `kept` in this type. If that is not float32, inputs are rounded to it which the
+    forward had in more bits: a backward takes none of the statistics that outputs hold, which theirs would not be. `by_index`:
+    what is taken from tables is added to their gradients by index also where each index picks from a row of its own. Raises
+    `Mistake` where there is no derivative that could be a kernel.
+    """
 
-class _Reverse:
-    def __init__(self, spec: Spec, kept: str, by_index: bool):
+    def __init__(self, spec: Spec, kept: str = "float32", by_index: bool = False):
         self.spec, self.scope, self.kept, self.by_index = spec, make_scope(spec), kept, by_index
+        self.save = spec.save
         self.saved_type = spec.compute if kept == "float32" else kept
         self.statements = read_chain(spec, self.scope)
         if len(self.statements) > MAX_STATEMENTS // 2:
@@ -118,6 +118,8 @@ class _Reverse:
         # What the chain calls its values, but for outputs, which are rounded
         values = [s for s in reversed(self.statements) if s.part is None and s.name not in self.made]
         self.named = {id(s.value): s.name for s in values}
+        self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
+        self.known = frozenset(self.taken)
 
     def fresh(self, name: str) -> str:
         while name in self.taken:
@@ -248,7 +250,7 @@ class _Reverse:
         known: dict[str, Node | tuple[str, ...]] = {**dict(zip("abc", node.args, strict=False)), "y": node, "g": g}
         if isinstance(node.attr, tuple):
             known["axis"] = node.attr
-        return [(a, self.evaluated(parse_expression(rule), known))
+        return [(a, self.evaluated(_parsed(rule), known))
                 for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
 
     def scatter(self, node: Node, g: Node) -> None:
@@ -263,14 +265,16 @@ class _Reverse:
 
     # The spec
 
-    def backward(self, statistics: str | None) -> Backward:
-        found = self.gradients() | self.written_formulas()
-        outputs, assigned = self.outputs(found)
+    def backward(self, statistics: str | None = None, save: tuple[str, ...] | None = None) -> Backward:
+        """The backward that takes the values of the chain in `save`, the spec's own if None. `statistics`: it may have the
+        forward keep others, those of "rows" or of "columns". Raises `Mistake` where it could be no kernel."""
+        outputs, assigned = self.results, self.assigned
+        self.taken, self.save = set(self.known), self.spec.save if save is None else save
         if not assigned:
             raise Mistake("no output varies with an input that has a derivative")
         saved = self.saved(assigned)
         ways = {"rows": self.statistics, "columns": self.column_statistics}
-        more_saved = ways[statistics](assigned, saved) if statistics and not self.spec.save else {}
+        more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
         saved |= more_saved
         leaves = {id(node): name for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
@@ -283,6 +287,8 @@ class _Reverse:
         inputs += self.spec.inputs_for(used, inputs, {axis for _, output, _ in outputs for axis in output.axes})
         calls = {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and not self.holds(n, leaves)}
         text = unparse(assigned, calls, self.named, leaves, self.taken)
+        if text.count("\n") > MAX_STATEMENTS:
+            raise Mistake(f"the backward has more than {MAX_STATEMENTS} statements")
         spec = self.spec.with_chain(
             f"{self.spec.path} (backward)", text,
             op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
@@ -356,21 +362,26 @@ class _Reverse:
         compared = {id(a) for a in _compared(topological(s.value for s in assigned))}
         values = {s.name: s.value for s in self.statements if s.part is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
-        chosen = {name: v for name, v in values.items() if name in self.spec.save}
+        chosen = {name: v for name, v in values.items() if name in self.save}
         for name, value in chosen.items():
             if id(value) in compared and value.op in ("max", "min") and not self.exact(name, value):
                 what = f"elements that are computed again are compared with {name!r}, and may differ in the last bit"
                 raise Mistake(f"it cannot be saved: {what}")
         most = max(len(a.axes) for a in self.spec.inputs)
+        now = self.cost(assigned, chosen)
         for name, value in values.items():
             if self.kept != "float32" and len(value.dims) < most:
                 continue
             if name not in self.cotangents or (id(value) in compared and not self.exact(name, value)):
                 continue
+            own = list(topological([value]))
+            arrays = {n.attr.name for n in own if isinstance(n.attr, Leaf)}
+            if len(arrays) < 2 and not any(n.op in REDUCTIONS for n in own):
+                continue  # it would be read instead of one array, or of none
             more = {**chosen, name: value}
-            now, then = self.cost(assigned, chosen), self.cost(assigned, more)
+            then = self.cost(assigned, more)
             if then < now and not self.coarse(name, value, assigned, then[0] < now[0]):
-                chosen = more
+                chosen, now = more, then
         return chosen
 
     def statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
@@ -490,6 +501,12 @@ class _Reverse:
         arrays |= {(name, len(v.dims)) for name, v in saved.items() if any(n is v for n in nodes)}
         large = sum(size == most for _, size in arrays)
         return large, sum(n.op in REDUCTIONS for n in nodes if id(n) not in leaves)
+
+
+@functools.cache
+def _parsed(rule: str) -> ast.expr:
+    """A derivative of the tables of operations."""
+    return parse_expression(rule)
 
 
 def _compared(nodes: Iterable[Node]) -> Iterable[Node]:

@@ -73,10 +73,7 @@ def emit_values(
     emitter = _Emitter(statements, names, dialect, values)
     lines, results = emitter.lines(), [emitter.result(value) for value in values]
     # A second name of what is there already, which nothing here asks for
-    idle = {
-        name for name in emitter.aliases if not any(re.search(rf"\b{name}\b", t.partition(" = ")[2]) for t in lines)
-    }
-    idle -= set(re.findall(r"\w+", " ".join(results)))
+    idle = emitter.aliases - set(re.findall(r"\w+", " ".join([*(t.partition(" = ")[2] for t in lines), *results])))
     return [line for line in lines if line.partition(" = ")[0] not in idle], results
 
 

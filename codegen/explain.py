@@ -86,12 +86,19 @@ def graph(op: Op) -> Graph:
             names.setdefault(id(statement.value), statement.target)
     operations: list[Operation] = []
     results: list[tuple[str, str]] = []
+    numbers = itertools.count()
+    met: set[int] = set()
     for statement in op.statements:
-        for node in topological([statement.value]):
+        for node in topological([statement.value], lambda n: id(n) in met):
+            if id(node) in met:
+                continue
+            met.add(id(node))
             if node.op in NOT_COMPUTED:
                 names[id(node)] = names[id(node.args[0])] if node.op == "float" else _leaf(node)
-            elif not any(o.node is node for o in operations):
-                name = names.setdefault(id(node), f"%{sum(o.name.startswith('%') for o in operations)}")
+            else:
+                name = names.get(id(node))
+                if name is None:
+                    name = names[id(node)] = f"%{next(numbers)}"
                 args = tuple(names[id(a)] for a in node.args)
                 if node.op in REDUCTIONS:
                     args += (f"axis={axes_text(lost_axes(node))}",)
@@ -128,9 +135,12 @@ class Binding:
 
     def width(self, kind: str) -> int:
         """The bytes of a computed value: what the runtime computes a kind in."""
-        if kind == "float":
-            return 8 if any(self.dtype(a) == "float64" for a in self.spec.inputs) else 4
-        return 1 if kind == "bool" else DTYPES[self.spec.integer].size
+        return self._widths[kind]
+
+    @functools.cached_property
+    def _widths(self) -> dict[str, int]:
+        wide = any(self.dtype(a) == "float64" for a in self.spec.inputs)
+        return {"float": 8 if wide else 4, "bool": 1, "int": DTYPES[self.spec.integer].size}
 
 
 def bindings(spec: Spec) -> Iterator[Binding]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from codegen.arch import Types
-from codegen.autodiff import Backward, differentiate
+from codegen.autodiff import Backward, Reverse
 from codegen.chain import line_with, read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, WIDE, Leaf, Node, Statement, topological
@@ -25,6 +25,8 @@ from codegen.unparse import unparse
 
 if TYPE_CHECKING:
     from codegen.pipeline import Op
+
+MOST_TILES = 8  # of the chain's names, the first ones, that a backward may take rather than the product
 
 
 @dataclass(frozen=True)
@@ -255,11 +257,16 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
         if s.part is None and s.value.dims == axes and s.value.kind == "float" and s.value.args
         and s.name not in {o.name for o in spec.outputs}
     ]  # fmt: skip
-    found = [_differentiated(own, (), dtype), *(_differentiated(own, (name,), dtype) for name in tiles)]
-    how = min((h for h in found if h is not None), key=_reads, default=None)
-    if how is None:
-        differentiate(own, dtype)
-        raise AssertionError("no backward, and no reason")
+    reverse = Reverse(own, dtype)
+    found, reasons = [], []
+    for save in ((), *((name,) for name in tiles[:MOST_TILES])):
+        try:
+            found.append(reverse.backward(save=save))
+        except Mistake as reason:
+            reasons.append(reason)
+    if not found:
+        raise reasons[0]
+    how = min(found, key=_reads)
     inner = {dacc for acc, dacc in how.gradients if acc in accs}
     if inner:
         type_of = gradient_dtype(spec, products)
@@ -284,13 +291,6 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
         outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)), grad="none",
     )  # fmt: skip
     return Pulled(how, forward, (*shared, *names.items()))
-
-
-def _differentiated(spec: Spec, save: tuple[str, ...], dtype: str) -> Backward | None:
-    try:
-        return differentiate(replace(spec, save=save), dtype)
-    except Mistake:
-        return None
 
 
 def _reads(how: Backward) -> tuple[int, int]:

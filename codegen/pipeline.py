@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codegen import gemms, plan, reducing
-from codegen.autodiff import Backward, differentiate
+from codegen.autodiff import Backward, Reverse
 from codegen.chain import read_chain
 from codegen.check import check
 from codegen.errors import Diagnostic, Mistake, SpecError
@@ -222,12 +222,21 @@ def row_backward(spec: Spec) -> Derived:
     takes = any(n.op == "take" for n in topological(s.value for s in read_chain(spec, whole=False)))
     reasons: dict[str | None, SpecError | Mistake] = {}
     for by_index in (False, True) if takes else (False,):
+        try:
+            reverse = Reverse(spec, by_index=by_index)
+        except (SpecError, Mistake) as reason:
+            reasons.setdefault(None, reason)
+            continue
+        tried: set[str] = set()
         for statistics in ("rows", None, "columns"):
             try:
-                return _row_backward(differentiate(spec, statistics=statistics, by_index=by_index))
+                how = reverse.backward(statistics)
+                if how.spec.chain.value not in tried:  # else it saves what one before it does
+                    tried.add(how.spec.chain.value)
+                    return _row_backward(how)
             except (SpecError, Mistake) as reason:
                 reasons.setdefault(statistics, reason)
-    raise reasons[None]
+    raise reasons.get(None) or reasons["rows"]
 
 
 def _row_backward(how: Backward) -> Derived:

@@ -308,7 +308,7 @@ class Reduction:
         narrow = inner & -inner
         return narrow if inner % vec and (narrow * self.widest(dtypes) >= LEAST_VECTOR or inner < 2 * vec) else vec
 
-    @property
+    @functools.cached_property
     def whole_rows(self) -> bool:
         """Whether neighbouring rows can be read and written together: all that is written, and what is read along a row, has
         the rows' every axis, in order."""

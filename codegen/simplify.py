@@ -126,7 +126,7 @@ class Algebra:
             return self.sum_over(value.args[0], self.graph.order((*axes, *lost_axes(value))))
         if value.op == "div" and not set(axes) & set(value.args[1].dims):
             return self.div(self.sum_over(value.args[0], axes), value.args[1])
-        factors = list(_factors(value))
+        factors = _factors(value)
         outside = [f for f in factors if not set(axes) & set(f.dims)]
         inside = [f for f in factors if set(axes) & set(f.dims)]
         if outside and set(axes) <= {d for f in inside for d in f.dims}:
@@ -143,12 +143,16 @@ class Algebra:
         return self.graph.node("sum", (value,), self.graph.order(axes), kind="float", dims=dims)
 
 
-def _factors(value: Node) -> Iterable[Node]:
-    if value.op == "mul":
-        for argument in value.args:
-            yield from _factors(argument)
-    else:
-        yield value
+def _factors(value: Node) -> list[Node]:
+    """The factors of a product, in order: at most about `MOST_FACTORS`, the outermost ones first. A power of a power has as
+    many as the exponents' product, so the rest of a longer product stays whole."""
+    factors = [value]
+    while len(factors) < MOST_FACTORS:
+        split = [f for factor in factors for f in (factor.args if factor.op == "mul" else (factor,))]
+        if len(split) == len(factors):
+            break
+        factors = split
+    return factors
 
 
 def _plain(node: Node) -> Node:

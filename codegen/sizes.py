@@ -43,7 +43,8 @@ def default_shape(spec: Spec) -> dict[str, int]:
     """The first shape of the spec's `bench`, else powers of two: 8192 rows of 4096, or as many elements in other axes."""
     if spec.bench:
         return bench_shapes(spec)[0]
-    *outer, last = [a for a in spec.axes if a not in spec.extents and a not in _tables(spec)] or [""]
+    given = {*spec.extents, *_tables(spec)}
+    *outer, last = [a for a in spec.axes if a not in given] or [""]
     left = DEFAULT_BITS - math.ceil(math.log2(math.prod(spec.extents.values())))
     bits = {last: left if not outer else 12 if len(outer) == 1 else 7}
     left -= bits[last]

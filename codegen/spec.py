@@ -45,12 +45,12 @@ class Array:
     default: float | int | bool | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
 
-    @property
+    @functools.cached_property
     def axes(self) -> tuple[str, ...]:
         """The named axes (and `...`) it has, parts left out."""
         return tuple(name for dim in self.dims for name in dim.names)
 
-    @property
+    @functools.cached_property
     def parts(self) -> int | None:
         return next((dim.parts for dim in self.dims if dim.parts is not None), None)
 
@@ -136,7 +136,11 @@ class Spec:
         return self.inputs + self.outputs
 
     def array(self, name: str) -> Array:
-        return next(a for a in self.arrays if a.name == name)
+        return self._by_name[name]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Array]:
+        return {a.name: a for a in reversed(self.arrays)}
 
     @property
     def free_types(self) -> tuple[str, ...]:
@@ -175,12 +179,12 @@ class Spec:
         wanted = other.doubles - {COMPUTE} | deciding
         return self.compute == "float64" or COMPUTE in self.doubles or self.doubles >= wanted
 
-    @property
+    @functools.cached_property
     def extents(self) -> dict[str, int]:
         """Axes whose extent the spec fixes, such as G in `(B G=128)`."""
         return {n: e for a in self.arrays for d in a.dims for n, e in zip(d.names, d.extents, strict=False) if e}
 
-    @property
+    @functools.cached_property
     def axes(self) -> tuple[str, ...]:
         """Every axis, in the order in which the spec orders them: `...` first, then outputs', then inputs'."""
         return axis_order(tuple(a.axes for a in (*self.outputs, *self.inputs)))

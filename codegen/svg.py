@@ -6,8 +6,12 @@ each, layers are ordered by barycenters to avoid crossings, and nodes are then d
 
 from __future__ import annotations
 
+import bisect
 import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 from xml.sax.saxutils import escape
 
 from codegen.explain import Operation, graph
@@ -15,8 +19,14 @@ from codegen.ir import axes_text, lost_axes
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Op
 
+Item, Key = TypeVar("Item"), TypeVar("Key")
+
 CHARACTER, LINE = 7.8, 17  # of the labels: a monospaced font at 13 px
 SMALL = 6.6  # a character at 11 px
+MOST_WAYPOINTS = 1000  # of a drawing: edges that cross more layers than these allow go straight
+# Sweeps over the layers, at most, and over how many links in all: a large drawing gets fewer
+ORDERING, ORDERED = 24, 60_000
+PLACING, PLACED = 200, 200_000
 HEIGHT, GAP, SPACE, MARGIN = 46, 36, 26, 24
 
 # How an operation reads; "·" stands for an operand without a name
@@ -63,13 +73,35 @@ class Edge:
     count: int
 
 
+@dataclass(frozen=True)
+class Links:
+    """The links of a drawing: all of them, and those that end at a box from above and from below."""
+
+    every: list[Link]
+    above: dict[Box, list[Link]]
+    below: dict[Box, list[Link]]
+
+    def sweeps(self, most: int, links: int) -> range:
+        """As many as visit this number of links, at least 2 and at most so many."""
+        return range(max(2, min(most, links // max(1, len(self.every)))))
+
+
 def draw(op: Op) -> str:
     """The drawing as an SVG file's text."""
     edges = _edges(op)
-    layers, links = _layers(edges)
+    layers, found = _layers(edges)
+    links = Links(found, _grouped(found, lambda link: link.below), _grouped(found, lambda link: link.above))
     layers = _ordered(layers, links)
     _place(layers, links)
-    return _svg(op.spec.op, op.spec.summary, layers, links)
+    return _svg(op.spec.op, op.spec.summary, layers, found)
+
+
+def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items that have the same key, in order."""
+    found: dict[Key, list[Item]] = defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return found
 
 
 def _edges(op: Op) -> list[Edge]:
@@ -134,27 +166,37 @@ def _layers(edges: list[Edge]) -> tuple[list[list[Box]], list[Link]]:
         if before == [box.layer for box in boxes]:
             break
     bottom = max(box.layer for box in boxes)
+    readers = _grouped(edges, lambda edge: edge.above)
     for box in boxes:
         if box.kind == "input":  # close to its first reader
-            box.layer = min(edge.below.layer for edge in edges if edge.above is box) - 1
+            box.layer = min(edge.below.layer for edge in readers[box]) - 1
         elif box.kind == "output":
             box.layer = bottom
-    links = []
+    links, longest = [], _longest(edges)
     for edge in edges:
         above, end = edge.above, ((edge.place + 1) / (edge.count + 1) - 0.5) * edge.below.width
-        for layer in range(edge.above.layer + 1, edge.below.layer):
+        crossed = range(edge.above.layer + 1, edge.below.layer)
+        for layer in crossed if len(crossed) <= longest else ():
             waypoint = Box("waypoint", (), layer)
             boxes.append(waypoint)
             links.append(Link(above, waypoint))
             above = waypoint
         links.append(Link(above, edge.below, end=end))
-    return [[box for box in boxes if box.layer == layer] for layer in range(bottom + 1)], links
+    placed = _grouped(boxes, lambda box: box.layer)
+    return [placed[layer] for layer in range(bottom + 1)], links
 
 
-def _ordered(layers: list[list[Box]], links: list[Link]) -> list[list[Box]]:
+def _longest(edges: list[Edge]) -> int:
+    """How many layers an edge may cross that gets a waypoint in each, so that there are no more than `MOST_WAYPOINTS`."""
+    counts = sorted(max(0, edge.below.layer - edge.above.layer - 1) for edge in edges)
+    totals = itertools.accumulate(counts)
+    return next((count - 1 for count, total in zip(counts, totals, strict=True) if total > MOST_WAYPOINTS), counts[-1])
+
+
+def _ordered(layers: list[list[Box]], links: Links) -> list[list[Box]]:
     """Sweeps down and up, each layer sorted by where its neighbours stand; the order with the fewest crossings."""
-    best, fewest = layers, _crossings(layers, links)
-    for sweep in range(24):
+    best, fewest = layers, _crossings(layers, links.every)
+    for sweep in links.sweeps(ORDERING, ORDERED):
         down = sweep % 2 == 0
         place = {box: float(i) for layer in layers for i, box in enumerate(layer)}
         fresh = [list(layer) for layer in layers]
@@ -163,13 +205,12 @@ def _ordered(layers: list[list[Box]], links: list[Link]) -> list[list[Box]]:
             for box in layer:
                 near = [
                     place[link.above] if down else place[link.below] + link.end / (link.below.width + 1)
-                    for link in links
-                    if (link.below if down else link.above) is box
+                    for link in (links.above if down else links.below)[box]
                 ]
                 wanted[box] = sum(near) / len(near) if near else place[box]
             layer.sort(key=wanted.__getitem__)
             place.update({box: float(i) for i, box in enumerate(layer)})
-        layers, count = fresh, _crossings(fresh, links)
+        layers, count = fresh, _crossings(fresh, links.every)
         if count < fewest:
             best, fewest = layers, count
     return best
@@ -177,32 +218,35 @@ def _ordered(layers: list[list[Box]], links: list[Link]) -> list[list[Box]]:
 
 def _crossings(layers: list[list[Box]], links: list[Link]) -> int:
     place = {box: i for layer in layers for i, box in enumerate(layer)}
-    ends = [
-        (link.above.layer, place[link.above], place[link.below] + link.end / (link.below.width + 1)) for link in links
-    ]
-    return sum(
-        a[0] == b[0] and (a[1] - b[1]) * (a[2] - b[2]) < 0 for i, a in enumerate(ends) for b in ends[:i]
-    )  # fmt: skip
+    count = 0
+    for between in _grouped(links, lambda link: link.above.layer).values():
+        ends = sorted((place[n.above], place[n.below] + n.end / (n.below.width + 1)) for n in between)
+        below: list[float] = []  # of those further to the left above: each that ends further to the right is crossed
+        for _, end in ends:
+            at = bisect.bisect_right(below, end)
+            count += len(below) - at
+            below.insert(at, end)
+    return count
 
 
-def _place(layers: list[list[Box]], links: list[Link]) -> None:
+def _place(layers: list[list[Box]], links: Links) -> None:
     """Middles of the boxes: each drawn to its neighbours, as far as the order and the space between them allow."""
     for layer in layers:
         _spread(layer, [0.0] * len(layer))
-    for sweep in range(200):
+    for sweep in links.sweeps(PLACING, PLACED):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
             wanted = []
             for box in layer:
-                near = [(link.above.x - link.end, _pull(link)) for link in links if link.below is box]
-                near += [(link.below.x + link.end, _pull(link)) for link in links if link.above is box]
+                near = [(link.above.x - link.end, _pull(link)) for link in links.above[box]]
+                near += [(link.below.x + link.end, _pull(link)) for link in links.below[box]]
                 wanted.append(sum(x * pull for x, pull in near) / sum(pull for _, pull in near))
             _spread(layer, wanted)
     left = min(box.x - box.width / 2 for layer in layers for box in layer)
     for layer in layers:
         for box in layer:
             box.x += MARGIN - left
-    for box in {link.above for link in links}:
-        out = sorted((link for link in links if link.above is box), key=lambda link: link.below.x + link.end)
+    for box, readers in links.below.items():
+        out = sorted(readers, key=lambda link: link.below.x + link.end)
         step = min(14.0, box.width / (len(out) + 1))
         for i, link in enumerate(out):
             link.start = (i - (len(out) - 1) / 2) * step

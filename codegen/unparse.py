@@ -49,9 +49,13 @@ class _Writer:
     def reached(self, roots: Iterable[Node]) -> Iterable[Node]:
         return topological(roots, lambda node: id(node) in self.leaves, self.arguments)
 
+    def is_met(self, node: Node) -> bool:
+        """Whether nothing that is still to be written lies behind a node."""
+        return id(node) in self.written or id(node) in self.leaves
+
     def text(self) -> str:
         for statement in self.statements:
-            for node in self.reached([statement.value]):
+            for node in topological([statement.value], self.is_met, self.arguments):
                 if id(node) not in self.written:
                     self.write(node)
             text = self.written[id(statement.value)][0]

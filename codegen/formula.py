@@ -26,8 +26,9 @@ CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 # What jnp has and the language has not, and what serves instead
 INSTEAD = {
     "std": "write sqrt(var(x, axis=N))",
-    "argmax": "write min(where(x == max(x, axis=N), index(N), size(N)), axis=N)",
-    "argmin": "write min(where(x == min(x, axis=N), index(N), size(N)), axis=N)",
+    # as jnp has it: the first of those that tie, the first NaN where there is one
+    "argmax": "write min(where((x == max(x, axis=N)) | isnan(x), index(N), size(N)), axis=N)",
+    "argmin": "write min(where((x == min(x, axis=N)) | isnan(x), index(N), size(N)), axis=N)",
     "sort": "nothing sorts: pass what is sorted as an input",
     "cumsum": "nothing scans an axis: pass running sums as an input",
     "cumprod": "nothing scans an axis: pass running products as an input",
@@ -266,7 +267,9 @@ class Reader:
         names = [*self.scope.types, *DTYPES]
         if not isinstance(dtype, ast.Name) or dtype.id not in names:
             text = str(dtype.value) if isinstance(dtype, ast.Constant) else ast.unparse(dtype)
-            raise self.fail(dtype, f"{shown(text)} is no type", known(text.rpartition(".")[2], names, "types"))
+            plain = text.rpartition(".")[2]
+            hint = f"write {plain}" if plain in names else known(plain, names, "types")
+            raise self.fail(dtype, f"{shown(ast.unparse(dtype))} is no type", hint)
         value = self.read(given["e"])
         kind = DTYPES[dtypes_of(dtype.id, self.scope.types)[0]].kind
         if kind == "bool" and value.kind != "bool":

@@ -162,10 +162,12 @@ class _Reductions(Planner):
             once = lacks == list(columns) and not node.dims  # a total of one value a row
             if lacks and not once:
                 what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {', '.join(lacks)}"
-                wider = " & ".join(f"(index({a}) >= 0)" for a in lacks) if lacks[1:] else f"index({lacks[0]}) >= 0"
-                own_op = "make it an op of its own"
-                hint = own_op if set(lacks) & set(rows) else f"write where({wider}, value, 0), or {own_op}"
-                return node, f"no kernel reduces {what}", hint
+                alone = "this reduction" if set(lacks) & set(rows) else f"what varies along {', '.join(lacks)}"
+                return (
+                    node,
+                    f"no kernel reduces {what}",
+                    f"make {alone} an op of its own, and take its result as an input",
+                )
         most = WARP * self.least_vector(columns)
         for node in self.along:
             axes = lost_axes(node)

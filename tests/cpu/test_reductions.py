@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codegen.formula import INSTEAD
 from codegen.pipeline import read_op
 from codegen.runtime import arguments, draw, testing
 from codegen.runtime.errorbound import Analysis, depth
@@ -423,3 +424,18 @@ def test_a_reference_that_raises_is_told_at_once():
     with pytest.raises(testing.BrokenReference, match="no reference"):
         testing._draw(make_jnp_op(SOFTMAX), 60, None, check)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_the_hint_for_a_place_follows_jnp(name, dtype):
+    """The first of those that tie; the first NaN, where there is one; infinities and zeros of both signs."""
+    formula = INSTEAD[name].removeprefix("write ")
+    op = made(f"x: {dtype}[..., N]", "y: int32[...]", f"y = {formula}")
+    nan, inf = np.nan, np.inf
+    values = [
+        [1, 3, 3, 1], [nan, 1, 2, nan], [1, inf, nan, nan], [nan] * 4, [inf, inf, 0, 0], [-inf] * 4, [0, -0.0, 0, -0.0], [-inf, 1, inf, -inf],
+    ]  # fmt: skip
+    x = np.array(values, "float32")
+    x = jnp.asarray(np.nan_to_num(x).clip(-9, 9).astype(dtype) if dtype == "int32" else x)
+    np.testing.assert_array_equal(op(x, implementation="xla"), getattr(jnp, name)(x, axis=-1))

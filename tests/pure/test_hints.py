@@ -1,0 +1,308 @@
+"""A hint that proposes a text can be followed: what it proposes, put where it says, is no mistake."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from codegen.errors import Diagnostic, SpecError
+from codegen.formula import INSTEAD
+from codegen.pipeline import Op, read_op
+
+FOLDER = Path(__file__).parent / "bad_specs"
+BAD = {path.stem: path.read_bytes() for path in sorted(FOLDER.glob("*.yaml"))}
+
+# What stands in a line of a bad spec once its hint is followed; None where the line is deleted
+FOLLOWED: dict[str, dict[int, str | None]] = {
+    "aliases_empty": {10: "  y: x"},
+    "array_forms": {4: "  a: float32[]", 5: "  b: float32[N]", 8: "  e: float32[N]", 9: "  f: float32[..., N]"},
+    "axes_of_index": {8: "  a = index(N)", 12: "  y = x + index(N)"},
+    "axis_order": {4: "  x: float32[..., N]"},
+    "bench": {11: "  - {...: 8192, N: 4096}", 12: "  - {...: 8192, N: 4096}", 13: "  - {...: 8192, N: 4096}"},
+    "bench_forms": {9: "bench:\n  - {...: 8192, N: 4096}"},
+    "bools": {
+        10: "  a = where(m, 1, 0) + 1", 11: "  b = (x > 0) & m", 12: "  c = ~((i > 0) & (i < 1))", 13: "  d = -where(m, 1, 0)",
+        14: "  e = relu(where(m, 1, 0))", 15: "  f = exp(where(m, 1, 0))", 16: "  g = where(x > 0, 1, 0)",
+        17: "  h = where(m, where(m, 1, 0), x)", 18: "  k = where(m, 1, 0) < where(m, 1, 0)", 19: "  l = where(m, 1, 0) / x",
+    },
+    "calls": {
+        8: "  a = tanh(x)", 9: "  b = x * (2)", 10: "  c = exp(x)", 12: "  f = exp(x)", 13: "  g = atan2(x, x)", 14: "  h = gelu(x)",
+        15: "  k = clip(x, lo=0, hi=1)", 16: f"  m = {INSTEAD['argmax'].removeprefix('write ')}",
+    },
+    "casts": {9: "  b = cast(x, int8)", 10: "  c = cast(x, int8)", 11: "  d = x != 0", 12: "  e = cast(x, float32)"},
+    "colon_in_text": {2: 'summary: "Two steps: scale, then shift."'},
+    "continued_lines": {12: "                x + 1)", 20: "    x)"},
+    "contractions": {14: "  g = where(m, 1, 0) @ b"},
+    "defaults": {7: "  a: float32[N] = 1.0", 8: "  b: I[N] = 255", 9: "  c: int32[N] = 0", 10: "  d: bool[N] = true", 11: "  e: float32[N] = 0"},
+    "file_name": {1: "op: file_name"},
+    "grad_cotangent": {5: "  w: float32[N]", 8: "chain: y = x * w", 9: "reference: x * w"},
+    "grad_forms": {11: "  x: sum(dy * (y > 0), axis=...)"},
+    "grad_formulas": {14: "  p[1]: sum(dy * (y > 0), axis=...)", 17: None, 18: "  bias: sum(where(y > 0, dy, 0), axis=...)", 19: None},
+    "grad_integer": {9: "grad: none"},
+    "grad_list": {9: "grad:\n  x: dy * (y > 0)"},
+    "grad_of_integers": {11: None},
+    "integers": {
+        9: "  a = i + 3000000000.0", 10: "  b = 1e20 * i", 11: "  c = 1e20 * i", 12: "  y = 2147483648.0", 13: "  z = cast(3000000000.0, int8)",
+    },
+    "literals": {7: "chain: y = x + 1 + 2 + 3 + 4"},
+    "literals_too_large": {8: "  z = x + inf", 9: "  y = z * -inf", 10: "reference: x + jnp.inf - jnp.inf"},
+    "logic": {8: "  a = (x > 0) & (x < 1)", 9: "  b = (0 < x) & (x < 1)", 10: "  c = x == x", 11: "  e = x == x", 12: "  y = where(x > 0, x, 0)"},
+    "many_mistakes": {1: "op: many_mistakes"},
+    "never_assigned": {6: None, 7: None, 8: None},
+    "never_used": {5: None, 9: None, 11: None, 13: None},
+    "no_arrays": {3: "inputs:\n  x: T[..., N]", 4: "outputs:\n  y: T[..., N]"},
+    "no_values": {7: "chain: y = relu(x) + index(N) + size(N) + x"},
+    "not_text": {2: "summary: |\n  A list.", 8: "  y = x", 9: "reference: |\n  x"},
+    "numbers_too_large": {5: "  b: float32[N] = -.inf", 10: "  alpha: .inf", 11: "  beta: {type: float, default: -.inf}", 17: "  x: [0, .inf]"},
+    "operators": {
+        8: "  a = rem(x, 2) + rem(rem(x, 2) + 2, 2)", 9: "  b = floor(x / 2)", 10: "  c = (x > 0) != (x > 2)", 11: "  d = x * 2 ** 2",
+        12: "  y = where(~(x > 0), 1, 0)",
+    },
+    "param_defaults": {8: "  a: {default: 1.0}", 9: "  b: {type: int, default: 1}", 10: "  c: {type: bool, default: true}"},
+    "param_forms": {
+        8: "  a: 1.0", 9: "  b: 1.0", 10: "  c: {type: float, default: 1.0, static: true, doc: Something.}", 11: "  d: {type: bool, default: true}",
+    },
+    "params_as_list": {9: "params:\n  alpha: 1.0\n  beta: 1.0"},
+    "part_of_input": {10: "  a = x[0] + b", 11: "  c = b", 12: "  d = x[1]", 13: "  e = x[1]", 14: "  f = x[0]", 15: "  g = w[0]"},
+    "powers": {
+        9: "  a = exp(x * log(x))", 10: "  b = exp(65 * log(x))", 11: "  c = exp(nan * log(x))", 12: "  d = 1", 13: "  e = where(m, 1, 0) ** 2",
+        14: "  f = exp(9 ** 9 * log(x))", 15: "  y = exp2(x)",
+    },
+    "products_in_float64": {4: "  T: [float32]", 11: None},
+    "products_with_formulas": {11: None, 12: None, 13: None, 14: None},
+    "reductions": {
+        10: "  a = sum(x, axis=N)", 11: "  b1 = mean(x, axis=N)", 13: "  d = maximum(x, 0)", 15: "  f = any(x > 0, axis=N)",
+        16: "  g = sum(where(m, 1, 0), axis=N)", 19: "  l = sum(x, axis=N)",
+    },
+    "reference_expression": {10: "  z = jnp.exp(x)"},
+    "reference_forms": {8: "reference: y = jnp.stack(x) + jnp.logical_and(x, x) + 1 + 2 + jnp.exp(x)"},
+    "reference_lambda": {9: "  f = lambda a, b: a + b", 10: "  g = lambda a, b: a + b", 12: "  k = jnp.exp(x)"},
+    "reference_modules": {8: "reference: y = jnp.exp(x) + jax.nn.relu(x) + jax.lax.rsqrt(x)"},
+    "reference_names": {8: "reference: jnp.maximum(x, 0) + jnp.exp(x)"},
+    "reference_of_itself": {8: "reference: jnp.where(x > 0, x, x + 1)"},
+    "reference_outputs": {11: "reference: |\n  y = x\n  z = x"},
+    "reference_starred": {8: "reference: x * jnp.ones(x.sum(-1, keepdims=True).shape) * 2"},
+    "reference_statements": {9: "  z = jnp.exp(x)", 13: "  z = jnp.exp(x)"},
+    "save_forms": {10: "  - rstd", 11: "  - rstd"},
+    "schedule": {10: "  threads: 1024", 11: "  vector_bytes: 16", 13: "  sm_90a: {threads: 256}", 14: "  sm_80: {threads: 1024}"},
+    "schedule_list": {9: "schedule:\n  threads: 128"},
+    "size_of_a_contracted_axis": {5: "params: {d: 64}\ninputs:", 12: "  y = s / sqrt(d)"},
+    "size_of_a_table": {3: "params: {p: 64}\ninputs:", 10: "  rows = p"},
+    "statement_forms": dict.fromkeys((8, 9, 10, 11, 12, 13, 15), "  z = x + bias") | {14: "  y = x\n  z = x"},
+    "size_of_another_axis": {3: "params: {p: 64}\ninputs:", 9: "chain: y = x + take(t, i, axis=P) * p"},
+    "stored_kinds": {10: "  y = x > 0", 11: "  z = where(m, 1, 0)"},
+    "takes": {
+        8: "  u: float32[P, N]", 9: "  j: int32[...]", 13: "  a = take(t, i, axis=P)", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
+        19: "  g = take(u, i, axis=P)", 20: "  h = take(t, j, axis=P)",
+    },
+    "target_parts": {8: None, 11: "  h = x", 12: None},
+    "tolerance": {10: "  rtol: 1e-3", 11: "  atol: 1e-3"},
+    "tolerance_empty": {10: "  rtol: 1e-3"},
+    "type_dtypes": {4: "  T: [float32, float16]"},
+    "type_kinds": {4: "  T: [float32, float16]"},
+    "type_lists": {4: "  T: [float32, bfloat16]", 5: "  U: [float32, bfloat16]", 6: "  V: [float32, bfloat16]"},
+    "type_unused": {5: None},
+    "types_as_list": {3: "types:\n  T: [float32]", 4: "inputs:\n  x: T[N]"},
+    "unicode_before": {9: "  z = x + 1"},
+}  # fmt: skip
+
+# What is changed stands in other lines than the mistake
+ELSEWHERE = {"grad_cotangent", "products_in_float64", "products_with_formulas", "size_of_another_axis"}
+
+# The ops that a spec becomes where its hint is to make several: inputs, outputs, chain of each
+SPLIT: dict[str, list[tuple[str, str, str]]] = {
+    "outputs_differ": [("x: float32[..., N]", "y: float32[..., N]", "y = x"), ("r: float32[...]", "z: float32[...]", "z = r")],
+    "product_of_all_rows": [
+        ("a: bfloat16[..., K]; b: bfloat16[K, N]", "z: float32[..., N]; top: float32[N]", "z = a @ b; top = max(z, axis=...)"),
+        ("z: float32[..., N]; top: float32[N]", "y: bfloat16[..., N]", "y = z - top"),
+    ],
+    "products_of_values": [
+        ("a: bfloat16[..., K]; s: bfloat16[K]", "u: bfloat16[..., K]", "u = a * s"),
+        ("u: bfloat16[..., K]; a: bfloat16[..., K]; b: bfloat16[K, N]; c: bfloat16[K, N]", "y: bfloat16[..., N]", "z = u @ b; y = z + a @ c"),
+    ],
+    "products_of_parts": [
+        ("a: bfloat16[..., K]; b: bfloat16[..., K]; c: bfloat16[K, N]", "y: bfloat16[..., N]", "u = a @ c; y = u + b @ c"),
+    ],
+    "product_over_parts": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: bfloat16[..., N]", "y = a @ b")],
+    "reduced_all_waiting": [
+        ("x: float32[..., N]", "scale: float32[]", "scale = max(abs(x), axis=(..., N)) / 448"),
+        ("x: float32[..., N]; scale: float32[]", "q: float8_e4m3fn[..., N]", "q = x / scale"),
+    ],
+    "reduced_apart": [
+        ("x: float32[..., C, S]", "m: float32[C]; s: float32[C, S]", "m = mean(x, axis=(..., S)); s = sum(x, axis=...)"),
+        ("m: float32[C]; s: float32[C, S]", "y: float32[C, S]", "y = s - m"),
+    ],
+    "reduced_groups": [
+        ("x: T[..., (B G=64)]", "q: T[..., (B G=64)]", "y = x / max(abs(x), axis=(B, G)); q = y - max(y, axis=G)"),
+        ("x: T[..., (B G=32)]", "q: T[..., (B G=32)]", "y = x / max(abs(x), axis=(B, G)); q = y - max(y, axis=G)"),
+    ],
+    "reduced_lacking": [
+        ("a: float32[..., C]", "y: float32[C]", "y = sum(a, axis=...)"),
+        ("x: float32[..., C, S]", "z: float32[C, S]", "z = sum(x, axis=...)"),
+    ],
+    "reduced_late": [
+        ("w: float32[C, S]", "v: float32[C]", "v = sum(w, axis=S)"),
+        ("x: float32[..., C, S]; v: float32[C]", "y: float32[C]", "y = sum(x, axis=(..., S)) + v"),
+    ],
+    "reduced_middle": [
+        ("x: float32[B, C, S]", "m: float32[B, S]", "m = max(x, axis=C)"),
+        ("x: float32[B, C, S]; m: float32[B, S]", "y: float32[B, C, S]", "y = x - m"),
+    ],
+    "reduced_outputs": [("x: float32[..., N]", "m: float32[...]", "m = max(x, axis=N)"), ("w: float32[N]", "v: float32[N]", "v = w * 2")],
+    "reduced_overlapping": [
+        ("x: float32[B, C, S]", "y: float32[B, S]", "y = sum(x, axis=C)"),
+        ("x: float32[B, C, S]", "z: float32[B, C, S]", "z = x - max(x, axis=(C, S))"),
+    ],
+    "reduced_too_often": [("x: T[..., N]", "y: T[..., N]", "y = softmax(softmax(softmax(x, axis=N), axis=N), axis=N)")],
+    "reduced_two_ways": [("x: float32[..., (C S=32)]", "y: float32[..., C]", "m = max(x, axis=(C, S)); y = sum(x - m, axis=S)")],
+    "reduced_waiting": [
+        ("x: float32[..., N]", "m: float32[N]", "m = mean(x, axis=...)"),
+        ("x: float32[..., N]; m: float32[N]", "y: float32[..., N]", "y = x - m"),
+    ],
+    "take_after_rows": [
+        ("x: float32[..., N]; table: float32[P, N]; i: int32[]", "y: float32[N]", "y = sum(x * take(table, i, axis=P), axis=...)"),
+        ("s: float32[N]; table: float32[P, N]; i: int32[]", "y: float32[N]", "y = s * take(table, i, axis=P)"),
+    ],
+    "waiting_reduction": [
+        ("x: float32[M, N]", "y: float32[M]; top: float32[N]", "y = logsumexp(x, axis=N); top = max(x * 2, axis=M)"),
+        ("x: float32[M, N]; top: float32[N]", "z: float32[N]", "z = log(sum(exp(x * 2 - top), axis=M))"),
+    ],
+}  # fmt: skip
+
+# Hints that say what a text must be like, or name what there is, and propose none
+FORMS = re.compile(
+    r"write (the value out|`key: value`|it with functions of jnp|every argument out|a statement `name|each `name|it of the inputs)"
+    r"|delete it$|delete its escape$|delete one$|^it has at most|give every axis|give it no default"
+)
+PROPOSALS = re.compile(
+    r"\bwrite\b|\bas in\b|\bit is \w+\(|\bassign it whole\b|\bcall it\b|\bdelete\b|\bmake\b|\bpass it\b|\btake (an array|before)\b"
+)
+MEANT = re.compile(r"Did you mean '([^']*)'\?")
+
+
+def mistakes(stem: str, data: bytes) -> list[Diagnostic]:
+    try:
+        read_op(f"specs/{stem}.yaml", data)
+    except SpecError as error:
+        return list(error.diagnostics)
+    return []
+
+
+@pytest.mark.parametrize("stem", BAD)
+def test_every_hint_that_proposes_a_text_is_followed(stem):
+    for mistake in mistakes(stem, BAD[stem]):
+        hint = MEANT.sub("", mistake.hint)
+        if PROPOSALS.search(hint) and not FORMS.search(hint):
+            lines = FOLLOWED.get(stem, {})
+            assert stem in SPLIT or mistake.span.line in lines or (stem in ELSEWHERE and lines), mistake
+
+
+@pytest.mark.parametrize("stem", FOLLOWED)
+def test_following(stem):
+    """Lines whose hint was followed have no mistake but that nothing uses what they assign."""
+    rows: list[str] = []
+    changed = set()
+    for number, row in enumerate(BAD[stem].decode().split("\n"), 1):
+        new = FOLLOWED[stem].get(number, row)
+        if new is not None:
+            first = len(rows) + 1
+            rows += new.split("\n")
+            if number in FOLLOWED[stem]:
+                changed |= set(range(first, len(rows) + 1))
+    found = [d for d in mistakes(stem, "\n".join(rows).encode()) if d.span.line in changed or stem in ELSEWHERE]
+    allowed = (
+        "never used",
+        "not used by any",
+        "never assigns",
+        "unknown type 'T'",
+        "unknown name 'bias'",
+        "is assigned twice",
+        "repeated key",
+        "already names",
+    )
+    assert not [d for d in found if not any(words in d.message for words in allowed)]
+
+
+def test_following_finds_mistakes():
+    """The test above would prove little if lines were not those of the mistakes."""
+    for stem, lines in FOLLOWED.items():
+        wrong = {d.span.line for d in mistakes(stem, BAD[stem])}
+        assert len(wrong & set(lines)) >= len(lines) / 2 or stem in ELSEWHERE, stem
+
+
+@pytest.mark.parametrize("stem", BAD)
+def test_names_that_were_meant(stem):
+    """The nearest name, put in the place of the one that is unknown, is known there."""
+    for mistake in mistakes(stem, BAD[stem]):
+        meant = MEANT.search(mistake.hint)
+        if meant is None or "\\" in mistake.source:  # of an escape, the place is the escape's
+            continue
+        rows, span = BAD[stem].decode().split("\n"), mistake.span
+        row, start, end = rows[span.line - 1], span.column - 1, span.column - 1 + span.length
+        wrong = row[start:end].rpartition(".")[2]
+        rows[span.line - 1] = row[: end - len(wrong)] + meant[1] + row[end:]
+        found = [
+            d
+            for d in mistakes(stem, "\n".join(rows).encode())
+            if d.span.line == span.line and d.span.column == span.column
+        ]
+        assert not [d for d in found if d.hint == mistake.hint]
+
+
+@pytest.mark.parametrize(("stem", "place"), [(stem, i) for stem, ops in SPLIT.items() for i in range(len(ops))])
+def test_ops_that_a_hint_says_to_make(stem, place):
+    inputs, outputs, chain = SPLIT[stem][place]
+    assert isinstance(made(inputs, outputs, chain), Op)
+
+
+def made(inputs: str, outputs: str, chain: str) -> Op:
+    types = "types:\n  T: [float32, float64]\n" if "T[" in inputs else ""
+    parts = [
+        f"{key}:\n" + "".join(f"  {part}\n" for part in text.split("; "))
+        for key, text in (("inputs", inputs), ("outputs", outputs))
+    ]
+    reference = "".join(f"  {name.partition(':')[0]} = 0\n" for name in outputs.split("; "))
+    lines = "".join(f"  {line}\n" for line in chain.split("; "))
+    return read_op("f.yaml", f"op: f\nsummary: s\n{types}{''.join(parts)}chain: |\n{lines}reference: |\n{reference}")
+
+
+# Hints of statistics beside others, which no bad spec shows
+
+STATISTICS = [
+    # a statistic of the contracted axis beside a product
+    ("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]", "p = x @ w; y = p * sum(x, axis=K) - max(p, axis=N)",
+     [("x: float32[..., K]", "s: float32[...]", "s = sum(x, axis=K)"),
+      ("x: float32[..., K]; w: float32[K, N]; s: float32[...]", "y: float32[..., N]", "p = x @ w; y = p * s - max(p, axis=N)")]),
+    ("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]; c: float32[N]", "p = x @ w; y = p * sum(x, axis=K); c = max(p, axis=...)",
+     [("x: float32[..., K]", "s: float32[...]", "s = sum(x, axis=K)"),
+      ("x: float32[..., K]; w: float32[K, N]; s: float32[...]", "y: float32[..., N]; c: float32[N]", "p = x @ w; y = p * s; c = max(p, axis=...)")]),
+    ("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]", "y = (x @ w) * sum(w, axis=K)",
+     [("w: float32[K, N]", "s: float32[N]", "s = sum(w, axis=K)"),
+      ("x: float32[..., K]; w: float32[K, N]; s: float32[N]", "y: float32[..., N]", "y = (x @ w) * s")]),
+    # a statistic of rows, reduced over some of the rows' axes
+    ("x: float32[A, B, N]", "y: float32[B]", "s = sum(x, axis=N); y = max(s, axis=A)",
+     [("x: float32[A, B, N]", "s: float32[A, B]", "s = sum(x, axis=N)"), ("s: float32[A, B]", "y: float32[B]", "y = max(s, axis=A)")]),
+    ("x: float32[..., C, S]", "y: float32[C]", "s = max(x, axis=S); y = sum(s, axis=...)",
+     [("x: float32[..., C, S]", "s: float32[..., C]", "s = max(x, axis=S)"), ("s: float32[..., C]", "y: float32[C]", "y = sum(s, axis=...)")]),
+    ("x: float32[..., K]; n: float32[..., N]", "y: float32[...]; r: float32[...]", "y = max(n, axis=N); r = sum(x, axis=K)",
+     [("n: float32[..., N]", "y: float32[...]", "y = max(n, axis=N)"), ("x: float32[..., K]", "r: float32[...]", "r = sum(x, axis=K)")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "chain", "ops"), STATISTICS)
+def test_statistics_that_no_kernel_reduces_make_ops_of_their_own(inputs, outputs, chain, ops):
+    with pytest.raises(
+        SpecError, match=r"(?s)no kernel reduces over .*\n  make .* an op of its own, and take its result"
+    ):
+        made(inputs, outputs, chain)
+    for op in ops:
+        made(*op)
+
+
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_what_serves_instead(name):
+    """The formulas that stand for a function of jnp read, and are an op."""
+    if INSTEAD[name].startswith("write "):
+        formula = INSTEAD[name].removeprefix("write ")
+        dtype = "int32" if "index" in formula else "float32"
+        made("x: float32[..., N]", f"y: {dtype}[...]", f"y = {formula}")

@@ -242,7 +242,8 @@ def show_cache(
     """Show the compiled kernels that are kept on disk: where, how many, how large. Or remove them.
 
     They lie in CODEGEN_CACHE_DIR, else in cutefuse in XDG_CACHE_HOME or ~/.cache, and take no more than
-    CODEGEN_CACHE_LIMIT (1G if not given; 0 keeps none): those used last stay.
+    CODEGEN_CACHE_LIMIT (1G if not given; 0 keeps none): those used last stay. They are machine code that is run: a folder
+    that other users may write to is not used, but with CODEGEN_CACHE_TRUSTED=1, which lets them run code as you.
 
     \b
     Example: codegen cache

@@ -3,6 +3,9 @@
 Any number of processes may use the folder at once: an entry is written under another name and then renamed. It holds a
 checksum, and one that is truncated, damaged or unreadable is as good as none. `load` and `store` never raise because of
 the disk.
+
+An entry is machine code that is run. A folder that other users may write to is not used, nor an entry that they wrote: a
+warning says so once (`refusal`). CODEGEN_CACHE_TRUSTED=1 lifts that.
 """
 
 from __future__ import annotations
@@ -12,19 +15,25 @@ import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
 import time
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import Mistake, shown
+from codegen.errors import Mistake, named, printable, shown
 
 LIMIT = "1G"  # what entries may take together, unless CODEGEN_CACHE_LIMIT says otherwise
 _MAGIC = b"cutefuse kernel\n"
 _SUFFIX, _UNFINISHED = ".kernel", ".part"
+# Names of the cache's own files: whatever else lies in the folder is not looked at, and stays
+_ENTRIES = re.compile(rf".+-[0-9a-f]{{64}}\{_SUFFIX}", re.DOTALL)
+_REMAINS = re.compile(rf"tmp[a-z0-9_]{{8}}\{_UNFINISHED}")
+_LARGEST = 1 << 26  # bytes of an entry, packed or not
 _ABANDONED = 3600  # seconds after which nobody is still writing an unfinished entry
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -65,14 +74,49 @@ def limit() -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
+def refusal(folder: Path) -> str:
+    """Why the entries of a folder are neither used nor added to, or "". A folder that is not there yet is made private."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return ""
+    if _trusted(status):
+        return ""
+    owned = status.st_uid in (os.geteuid(), _ROOT)
+    why = "other users may write to it" if owned else f"it belongs to user {status.st_uid}"
+    mend = "`chmod go-w` it or name" if owned else "name"
+    return (
+        f"no compiled kernel is kept in {named(folder)}: {why}, and what lies there is run. To mend it, {mend} another "
+        f"folder in CODEGEN_CACHE_DIR. CODEGEN_CACHE_TRUSTED=1 uses this one; whoever can write to it runs code as you"
+    )
+
+
+_ROOT = 0
+
+
+def _trusted(status: os.stat_result) -> bool:
+    """Whether nobody but this user and root can have changed a file or a folder, or the user says that it does not matter."""
+    if os.environ.get("CODEGEN_CACHE_TRUSTED") == "1":
+        return True
+    return status.st_uid in (os.geteuid(), _ROOT) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _refused(folder: Path) -> bool:
+    """Whether a folder is not used, which a warning says."""
+    why = refusal(folder)
+    if why:
+        warnings.warn(why, RuntimeWarning, stacklevel=1)  # one place, so that Python shows it once
+    return bool(why)
+
+
 def load(kernel: str, key: str) -> dict[str, bytes] | None:
     """What was stored under this name and key, if it is there and sound. `key` is text of any length."""
     folder = location()
-    if folder is None:
+    if folder is None or _refused(folder):
         return None
     path = folder / _file(kernel, key)
     try:
-        parts = _unpack(path.read_bytes(), key)
+        parts = _unpack(_read(path), key)
     except OSError:
         return None
     with contextlib.suppress(OSError):
@@ -83,13 +127,25 @@ def load(kernel: str, key: str) -> dict[str, bytes] | None:
     return parts
 
 
+def _read(path: Path) -> bytes:
+    """The bytes of a file that nobody else can have written; none of anything else that lies there. Raises OSError."""
+    # Not to wait for whoever writes to a pipe, and not to follow links to elsewhere
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(file, "rb", closefd=True) as opened:
+        status = os.fstat(file)
+        whole = stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST
+        return opened.read() if whole and _trusted(status) else b""
+
+
 def store(kernel: str, key: str, parts: Mapping[str, bytes]) -> None:
     """Keep `parts` under this name and key, and let go of what was not used for longest where there is too much."""
     folder, most = location(), limit()
-    if folder is None or not most:
+    if folder is None or not most or sum(map(len, parts.values())) > _LARGEST // 2:
         return
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies there is run: it is nobody else's to write
+        if _refused(folder):
+            return
         handle, name = tempfile.mkstemp(_UNFINISHED, dir=folder)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -103,13 +159,13 @@ def store(kernel: str, key: str, parts: Mapping[str, bytes]) -> None:
 
 def entries(folder: Path) -> list[Entry]:
     """The cache's entries, the one used last first."""
-    return sorted(_files(folder, _SUFFIX), key=lambda entry: entry.used, reverse=True)
+    return sorted(_files(folder, _ENTRIES), key=lambda entry: entry.used, reverse=True)
 
 
 def clear(folder: Path) -> list[Entry]:
     """Remove every entry, and what was left unfinished; returns the entries removed. Raises OSError."""
     found = entries(folder)
-    for entry in (*found, *_files(folder, _UNFINISHED)):
+    for entry in (*found, *_files(folder, _REMAINS)):
         entry.path.unlink(missing_ok=True)
     return found
 
@@ -122,20 +178,31 @@ def report(folder: Path, most: int, found: list[Entry]) -> dict[str, Any]:
         kernel["entries"] += 1
         kernel["bytes"] += entry.size
     total = sum(entry.size for entry in found)
-    return {"location": str(folder), "limit": most, "entries": len(found), "bytes": total, "kernels": kernels}
+    return {
+        "location": str(folder), "limit": most, "entries": len(found), "bytes": total, "refused": refusal(folder),
+        "kernels": kernels,
+    }  # fmt: skip
 
 
 def as_text(report: Mapping[str, Any], cleared: bool) -> str:
     """A report as a person reads it."""
     total = f"{report['entries']} entries, {_size(report['bytes'])}"
     if cleared:
-        return f"removed {total} from {report['location']}"
-    lines = [f"{report['location']}: {total} of at most {_size(report['limit'])}"]
-    width = max(map(len, report["kernels"]), default=0)
-    for name, kernel in report["kernels"].items():
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(kernel["used"]))
-        lines.append(f"  {name:{width}}  {kernel['entries']:4}  {_size(kernel['bytes']):>8}  last used {used}")
-    return "\n".join(lines)
+        return f"removed {total} from {named(report['location'])}"
+    lines = [f"{named(report['location'])}: {total} of at most {_size(report['limit'])}"]
+    kernels = {printable(name): kernel for name, kernel in report["kernels"].items()}
+    width = max(map(len, kernels), default=0)
+    for name, kernel in kernels.items():
+        when = _date(kernel["used"])
+        lines.append(f"  {name:{width}}  {kernel['entries']:4}  {_size(kernel['bytes']):>8}  last used {when}")
+    return "\n".join([*lines, *filter(None, (report["refused"],))])
+
+
+def _date(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "at no date"
 
 
 def _size(count: int) -> str:
@@ -149,17 +216,18 @@ def _trim(folder: Path, most: int) -> None:
         oldest = found.pop()
         left -= oldest.size
         oldest.path.unlink(missing_ok=True)  # another process may have been faster
-    for unfinished in _files(folder, _UNFINISHED):
+    for unfinished in _files(folder, _REMAINS):
         if unfinished.used < time.time() - _ABANDONED:
             unfinished.path.unlink(missing_ok=True)
 
 
-def _files(folder: Path, suffix: str) -> Iterator[Entry]:
+def _files(folder: Path, names: re.Pattern[str]) -> Iterator[Entry]:
+    """Those of such names. A folder of such a name is not the cache's."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
         for file in found:
-            if file.name.endswith(suffix):
+            if names.fullmatch(file.name) and not file.is_dir(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
-                    status = file.stat()
+                    status = file.stat(follow_symlinks=False)
                     yield Entry(Path(file.path), status.st_size, status.st_mtime)
 
 
@@ -178,9 +246,18 @@ def _unpack(data: bytes, key: str) -> dict[str, bytes] | None:
     body = data[start:]
     if data[:start] != _MAGIC + _checksum(body, key):
         return None
-    sizes, _, rest = zlib.decompress(body).partition(b"\n")
+    inflate = zlib.decompressobj()
+    try:
+        head, _, rest = inflate.decompress(body, _LARGEST).partition(b"\n")
+        sizes = json.loads(head)
+    except (zlib.error, ValueError, RecursionError):  # whole, but no entry
+        return None
+    if not isinstance(sizes, dict) or not all(type(n) is int and n >= 0 for n in sizes.values()):
+        return None
+    if not inflate.eof or inflate.unused_data or sum(sizes.values()) != len(rest):
+        return None
     parts, at = {}, 0
-    for name, size in json.loads(sizes).items():
+    for name, size in sizes.items():
         parts[name] = rest[at : at + size]
         at += size
     return parts

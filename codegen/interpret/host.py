@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -124,8 +125,7 @@ class Launcher:
             held = llvm.ObjectFileRef.from_data(module)
             self.engine.add_object_file(held)
             self.engine.finalize_object()
-            names = _symbols(module)
-            self.entry = next(n for n in names if n.startswith(_PREFIX + "cutlass_jit_wrapper"))
+            self.entry = next(filter(_is_entry, _symbols(module)))
             self.kernels: list[str] = []
             self.load()
 
@@ -168,10 +168,25 @@ class Launcher:
             return list(self.runtime.found)
 
 
+def is_launcher(module: bytes) -> bool:
+    """Whether bytes are a whole object file with a launcher in it."""
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        file = ELFFile(io.BytesIO(module))
+        filled = [s for s in file.iter_sections() if s["sh_type"] not in ("SHT_NULL", "SHT_NOBITS")]
+        whole = all(s["sh_offset"] + s["sh_size"] <= len(module) for s in filled)
+        return whole and file["e_type"] == "ET_REL" and any(map(_is_entry, _symbols(module)))
+    except Exception:  # the library's own kinds of errors for what is no object file are many
+        return False
+
+
+def _is_entry(name: str) -> bool:
+    return name.startswith(_PREFIX + "cutlass_jit_wrapper")
+
+
 def _symbols(module: bytes) -> list[str]:
     """The names an object file defines."""
-    import io
-
     from elftools.elf.elffile import ELFFile
 
     table = ELFFile(io.BytesIO(module)).get_section_by_name(".symtab")

@@ -11,6 +11,7 @@ process alone.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -29,6 +30,7 @@ import jax
 from codegen import cache
 from codegen.arch import ARCHITECTURES
 from codegen.errors import Mistake, known
+from codegen.interpret import host
 from codegen.parsing import PARSER
 from codegen.runtime.arguments import negative_zeros
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
@@ -98,7 +100,7 @@ def _binary(call: Call, kept: Kept) -> Binary:
     key = _key(call, kept)
     name = _launcher(call.launch).__name__.removesuffix("_launch")
     found = None if key is None else cache.load(name, key)
-    if found is None:
+    if found is None or not _is_compiled(found, kept):
         found = _compile(call, kept)
         if key is not None:
             try:
@@ -106,6 +108,16 @@ def _binary(call: Call, kept: Kept) -> Binary:
             except Mistake as mistake:
                 raise ValueError(f"{mistake.message}; {mistake.hint}") from None
     return Binary(found["module"], found["ptx"].decode())
+
+
+def _is_compiled(found: Mapping[str, bytes], kept: Kept) -> bool:
+    """Whether an entry of the cache holds what `_compile` gives: it is run as it is."""
+    if found.keys() != {"module", "ptx"} or not host.is_launcher(found["module"]):
+        return False
+    with contextlib.suppress(UnicodeDecodeError):
+        text = found["ptx"].decode()
+        return not text if kept == "binary" else ".entry" in text
+    return False
 
 
 def forget() -> None:

@@ -249,6 +249,50 @@ def test_a_damaged_entry_is_compiled_again(counted, cold_cache):
     assert len(list(cold_cache.glob("*"))) == 1
 
 
+def test_what_is_whole_and_nothing_that_was_compiled_is_compiled_again(counted, monkeypatch):
+    x, stored = jnp.arange(-4.0, 4.0), []
+    monkeypatch.setattr(kernels.cache, "store", lambda *entry: stored.append(entry))
+    monkeypatch.setattr(kernels.cache, "load", lambda *_: found)
+
+    def cold(interpret):
+        """Whether a first call compiles, given what was `found`."""
+        before = len(counted)
+        forget()
+        if interpret:
+            np.testing.assert_array_equal(generated.relu(x, implementation="interpret"), jnp.maximum(x, 0))
+        else:
+            exported(generated.relu, (8,), dtype=jnp.float32)
+        return len(counted) > before
+
+    for interpret in (False, True):
+        found = None
+        assert cold(interpret)
+        found = good = dict(stored[-1][2])
+        assert not cold(interpret)
+        module, ptx = good["module"], good["ptx"]
+        found = {"module": b"no object" * 99, "ptx": ptx}
+        assert cold(interpret)
+        for bad in (
+            {}, {"module": module}, {"module": b"", "ptx": ptx}, {"module": b"\x7fELF", "ptx": ptx},
+            {"module": module[:-100], "ptx": ptx}, {"module": module[:64], "ptx": ptx},
+            {"module": module.replace(b"cutlass_jit_wrapper", b"another_jit_wrapper"), "ptx": ptx},
+            {"module": Path(sys.executable).read_bytes(), "ptx": ptx}, {"module": module, "ptx": b"\xff" + ptx},
+            {"module": module, "ptx": b"" if interpret else b".entry"},
+        ):  # fmt: skip
+            assert not kernels._is_compiled(bad, "ptx" if interpret else "binary"), bad.keys()
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(counted, cold_cache):
+    cold_cache.mkdir()
+    cold_cache.chmod(0o777)
+    for _ in range(2):
+        forget()
+        with pytest.warns(RuntimeWarning, match="no compiled kernel is kept in .*: other users may write to it"):
+            exported(generated.relu, (8,))
+    assert len(counted) == 2
+    assert not [*cold_cache.iterdir()]
+
+
 def test_a_bad_limit_is_one_error(cold_cache, monkeypatch):
     monkeypatch.setenv("CODEGEN_CACHE_LIMIT", "lots")
     with pytest.raises(ValueError, match=r"^CODEGEN_CACHE_LIMIT is 'lots'; it is a number of bytes, as in 512M or 2G"):

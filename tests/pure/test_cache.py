@@ -1,10 +1,14 @@
 """The store behind the cache of compiled kernels: what is kept, what is not believed, what has to go."""
 
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
+import warnings
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import pytest
 from codegen import __main__ as command_line
 from codegen import cache
 from codegen.errors import Mistake
+from tests.turns import EVERY
 
 PARTS = {"module": bytes(range(256)) * 40, "ptx": b".version 8.8\n" * 50, "nothing": b""}
 
@@ -149,18 +154,118 @@ def test_those_used_last_stay(folder, monkeypatch):
 
 def test_what_nobody_finished_goes_after_a_while(folder):
     cache.store("relu", "0", PARTS)
-    old, young = folder / "old.part", folder / "young.part"
+    old, young = folder / "tmp01234567.part", folder / "tmp_abcdefg.part"
     for path in (old, young):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 7200,) * 2)
-    foreign = folder / "notes.txt"
-    foreign.write_text("mine")
+    foreign = [folder / name for name in ("notes.txt", "download.part", "boot.kernel")]
+    for path in foreign:
+        path.write_text("mine")
+        os.utime(path, (time.time() - 7200,) * 2)
     cache.store("relu", "1", PARTS)
     assert not old.exists()
     assert young.exists()
-    assert foreign.exists()
     cache.clear(folder)
-    assert [p.name for p in folder.iterdir()] == ["notes.txt"]
+    assert {*folder.iterdir()} == {*foreign}
+
+
+# What lies there is run
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        (0o700, ""), (0o755, ""), (0o770, "other users may write to it"), (0o702, "other users may write to it"),
+        (0o777, "other users may write to it"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_others_may_write_to_is_refused(mode, why, folder, monkeypatch, capsys):
+    cache.store("relu", "key", PARTS)
+    folder.chmod(mode)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert cache.load("relu", "key") == (None if why else PARTS)
+        cache.store("gelu", "key", PARTS)
+    assert [why in str(w.message) and "`chmod go-w` it" in str(w.message) for w in found] == [True] * (2 if why else 0)
+    assert len(cache.entries(folder)) == (1 if why else 2)
+    run(monkeypatch)
+    assert capsys.readouterr().out.splitlines()[-1] == cache.refusal(folder) or not why
+    monkeypatch.setenv("CODEGEN_CACHE_TRUSTED", "1")
+    assert cache.load("relu", "key") == PARTS
+
+
+def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
+    cache.store("relu", "key", PARTS)
+    owner = folder.stat().st_uid
+    monkeypatch.setattr(cache.os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(cache, "_ROOT", owner + 2)
+    with pytest.warns(RuntimeWarning, match=f"it belongs to user {owner}, and what lies there is run"):
+        assert cache.load("relu", "key") is None
+    monkeypatch.setattr(cache, "_ROOT", owner)  # who may change everything as it is
+    assert cache.load("relu", "key") == PARTS
+
+
+def test_an_entry_that_others_may_have_written_is_none(folder):
+    cache.store("relu", "key", PARTS)
+    (path,) = folder.iterdir()
+    path.chmod(0o666)
+    assert cache.load("relu", "key") is None
+    cache.store("relu", "key", PARTS)
+    assert cache.load("relu", "key") == PARTS
+
+
+def a_link(path):
+    path.with_name("elsewhere").write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to("elsewhere")
+
+
+def made(make):
+    """Something else in an entry's place."""
+
+    def replace(path):
+        path.unlink()
+        make(path)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        made(os.mkfifo), made(os.mkdir), made(lambda path: path.symlink_to("nowhere")), a_link,
+        made(lambda path: path.symlink_to("/dev/zero")), lambda path: os.truncate(path, 1 << 40),
+    ],
+    ids=["a pipe", "a folder", "a dead link", "a link", "a device", "very large"],
+)  # fmt: skip
+def test_what_is_no_file_of_the_cache_is_none_and_never_waited_for(replace, folder, monkeypatch, capsys):
+    cache.store("relu", "key", PARTS)
+    (path,) = folder.iterdir()
+    replace(path)
+    assert cache.load("relu", "key") is None
+    run(monkeypatch)
+    cache.store("relu", "key", PARTS)
+    assert cache.load("relu", "key") == (None if path.is_dir() else PARTS)
+    run(monkeypatch, "--clear")
+    assert capsys.readouterr().err == ""
+    assert path.is_dir() or not path.exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"no zlib", zlib.compress(b""), zlib.compress(b"no json\n"), zlib.compress(b"[3]\nabc"),
+        zlib.compress(b'{"module": 4}\nabc'), zlib.compress(b'{"module": -1, "ptx": 4}\nabc'),
+        zlib.compress(b'{"module": "3"}\nabc'), zlib.compress(b'{"module": 3}\nabc') + b"more",
+        zlib.compress(b'{"module": 3}\nabc')[:-2], zlib.compress(b"[" * 100_000), zlib.compress(bytes(1 << 27)),
+    ],
+    ids=itertools.count(),
+)  # fmt: skip
+def test_a_right_checksum_makes_no_entry(body, folder):
+    cache.store("relu", "key", PARTS)
+    (path,) = folder.iterdir()
+    path.write_bytes(cache._MAGIC + cache._checksum(body, "key") + body)
+    assert cache.load("relu", "key") is None
 
 
 @pytest.mark.parametrize(("text", "expected"), [("", 10**9), ("0", 0), ("12", 12), ("3k", 3000), (" 512M", 512 * 10**6), ("2GB", 2 * 10**9)])  # fmt: skip
@@ -190,6 +295,63 @@ for i in range(60):
         assert found["module"] == found["mark"] * 5000
         print("whole")
 """
+
+
+def start_writer(name, environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER.replace("range(60)", "range(10**9)"), name],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_killed_writers_leave_whole_entries(folder):
+    """And what they had begun, which goes later."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    chance = random.Random(0)
+    for kill in range(200 if EVERY else 10):
+        writer = start_writer(str(kill), environment)
+        assert writer.stdout.readline() == "whole\n"
+        time.sleep(chance.random() / 20)
+        writer.kill()
+        assert writer.communicate()[1] == ""
+        found = [cache.load("relu", str(key)) for key in range(3)]
+        assert all(parts is None or parts["module"] == parts["mark"] * 5000 for parts in found)
+        assert any(found)
+    cache.clear(folder)
+    assert not [*folder.iterdir()]
+
+
+def test_thousands_of_damages(folder):
+    """An entry is whole, or none."""
+    cache.store("relu", "key", PARTS)
+    (path,) = folder.iterdir()
+    good, chance = path.read_bytes(), random.Random(0)
+    for _ in range(20_000 if EVERY else 500):
+        bad = damage(good, chance)
+        path.write_bytes(bad)
+        assert (cache.load("relu", "key") is None) == (bad != good)
+
+
+def damage(good, chance):
+    """Bytes with something changed, lost, doubled, moved or added."""
+    bad = bytearray(good)
+    for _ in range(chance.choice((1, 1, 2, 10))):
+        first, last = sorted(chance.choices(range(len(bad) + 1), k=2))
+        place = chance.randrange(len(bad) + 1)
+        match chance.randrange(6):
+            case 0:
+                bad[first : first + 1] = chance.randbytes(1)
+            case 1:
+                del bad[first:last]
+            case 2:
+                bad[place:place] = bad[first:last]
+            case 3:
+                bad[first:last] = bytes(last - first)
+            case 4:
+                bad[first:last] = chance.randbytes(last - first)
+            case 5:
+                del bad[first:]
+    return bytes(bad)
 
 
 def test_many_writers_never_show_each_other_half_an_entry(folder):
@@ -234,6 +396,26 @@ def test_the_command_shows_and_clears(folder, monkeypatch, capsys):
     assert cache.load("relu", "1") is None
     run(monkeypatch)
     assert capsys.readouterr().out == f"{folder}: 0 entries, 0.0 kB of at most 1000.0 MB\n"
+
+
+def test_the_command_shows_names_escaped(folder, monkeypatch, capsys):
+    """And dates that are none."""
+    folder = folder.with_name("ker\x1b[31mnels")
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(folder))
+    cache.store("relu", "key", PARTS)
+    (path,) = folder.iterdir()
+    for name in (b"\x1b]0;title\x07", b"two\nlines", b"\xff", "\u202eulerg".encode()):
+        os.link(path, os.fsencode(folder) + b"/" + name + b"-" + b"0" * 64 + b".kernel")
+    monkeypatch.setattr(cache.time, "localtime", lambda _: int("no date"))
+    run(monkeypatch)
+    lines = capsys.readouterr().out.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert lines[0].startswith(str(folder.parent) + r"/ker\x1b[31mnels: 5 entries")
+    assert {line.split()[0] for line in lines[1:-1]} == {
+        r"\x1b]0;title\x07", r"two\nlines", r"\udcff", r"\u202eulerg", "relu"
+    }  # fmt: skip
+    run(monkeypatch, "--clear")
+    assert capsys.readouterr().out.split("\n")[0].isprintable()
 
 
 def test_the_command_needs_neither_jax_nor_cutlass(folder):

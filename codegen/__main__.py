@@ -358,12 +358,13 @@ def _kernels(out: Path, names: list[str] | None) -> list:
 
 def _package(out: Path) -> Any:
     """The package of generated ops in a folder."""
-    from codegen.outputs import is_generated
+    from codegen.placing import is_generated, settle
+
+    settle([out])
+    if not is_generated(out / "__init__.py"):
+        raise UsageError(f"no ops in {named(out)}: run `codegen build`, or name their package with --package")
     from codegen.runtime.compile import load_package
 
-    init = out / "__init__.py"
-    if not init.is_file() or not is_generated(init):
-        raise UsageError(f"no ops in {named(out)}: run `codegen build`, or name their package with --package")
     _check_environment()
     with _importing(out):
         return load_package(out)

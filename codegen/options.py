@@ -9,7 +9,10 @@ import typer
 
 Specs = Annotated[Path, typer.Option("--specs", help="The folder of specs.")]
 Out = Annotated[Path, typer.Option("--out", help="The package to write; its parent must be importable.")]
-TestsOut = Annotated[Path, typer.Option("--tests", help="Where the property-test modules go; '' writes none.")]
+TestsOut = Annotated[
+    Path | None,
+    typer.Option("--tests", help="Where the property-test modules go: tests/NAME next to --out NAME; '' writes none."),
+]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.")]
 OutRead = Annotated[Path, typer.Option("--package", help="The package of generated ops.")]
 Archs = Annotated[str, typer.Option("--arch", help="Architectures, separated by commas.")]
@@ -17,7 +20,7 @@ TypesWanted = Annotated[str, typer.Option("--types", help="Only these dtypes, as
 ShapeWanted = Annotated[str, typer.Option("--shape", help='The extents, as in "...=8192,N=4096".')]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
-SPECS, OUT, TESTS = Path("specs"), Path("generated"), Path("tests/generated")
+SPECS, OUT = Path("specs"), Path("generated")
 
 
 class UsageError(Exception):

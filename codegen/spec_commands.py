@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codegen.errors import named, printable
-from codegen.options import OUT, SPECS, TESTS, AsJson, Out, Specs, TestsOut, UsageError
+from codegen.options import OUT, SPECS, AsJson, Out, Specs, TestsOut, UsageError
 
 if TYPE_CHECKING:
     from codegen.pipeline import Op
@@ -45,31 +45,31 @@ def build(
     files: Annotated[list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; all of --specs.")] = None,
     specs: Specs = SPECS,
     out: Out = OUT,
-    tests: TestsOut = TESTS,
+    tests: TestsOut = None,
 ) -> None:
     """Turn specs into kernels, JAX functions and tests: all of them, or nothing.
 
-    Naming spec files rebuilds only their ops, and removes nothing. Files whose bytes agree are not touched.
+    Naming spec files rebuilds only their ops, and removes nothing. Files whose bytes agree are not touched, nor are files
+    that no build wrote.
 
     \b
     Example: codegen build
     Example: codegen build specs/bias_relu.yaml
-    Example: codegen build --specs my/specs --out my_package/ops --tests my_package/tests
+    Example: codegen build --specs my/specs --out my_package/ops
     """
-    from codegen import outputs
+    from codegen import outputs, placing
     from codegen.build import find_specs, read_ops
 
-    found = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(specs)
-    _no_repeats(found)
-    ops, package = read_ops(found), _package(out)
-    with outputs.locked(_folders([], specs, out, tests)):
+    paths = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(specs)
+    _no_repeats(paths)
+    ops, package = read_ops(paths), _package(out)
+    with placing.locked(_folders([], specs, out, tests)) as held:
         folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
-        for folder, contents in folders.items():
-            foreign = outputs.foreign(folder, contents, package)
-            if foreign:
-                message = f"{named(foreign[0])} was not generated for this package and would be overwritten"
-                raise UsageError(f"{message}; move it, or choose another folder")
-        changed = outputs.write(folders, package, remove=not files)
+        found = {folder: outputs.compare(folder, contents, package) for folder, contents in folders.items()}
+        for path in (d.path for differences in found.values() for d in differences if d.in_the_way):
+            message = f"{named(path)} was not generated for this package and would be overwritten"
+            raise UsageError(f"{message}; {_way_out(outputs.tested_package(path))}")
+        changed = outputs.write(found, held, remove=not files)
     total, removed = sum(len(contents) for contents in folders.values()), sum(not path.exists() for path in changed)
     print(
         f"{len(ops)} ops: {len(changed) - removed} of {total} files changed{f', {removed} removed' if removed else ''}"
@@ -78,16 +78,17 @@ def build(
         print(f"  {named(path)}")
 
 
-def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = TESTS) -> None:
+def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = None) -> None:
     """Say whether the generated files are what a build would write: exit 1 with the difference if not.
 
     Example: codegen check
     """
-    from codegen import outputs
+    from codegen import outputs, placing
     from codegen.build import find_specs, read_ops
 
     ops, package = read_ops(find_specs(specs)), _package(out)
     folders = _folders(ops, specs, out, tests)
+    placing.settle(folders)
     differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents, package)]
     for difference in differences:
         print(f"{named(difference.path)}: {difference.state}")
@@ -148,12 +149,13 @@ def schema() -> None:
 
 
 def _folders(
-    ops: list[Op], specs: Path, out: Path, tests: Path, also: Iterable[str] = ()
+    ops: list[Op], specs: Path, out: Path, tests: Path | None, also: Iterable[str] = ()
 ) -> dict[Path, dict[str, str]]:
     """What a build writes, by folder."""
     from codegen.build import generated_files, test_files
 
     package = _package(out)
+    tests = _tests_of(out) if tests is None else tests
     folders = {out: generated_files(ops, package, specs.resolve().name, also)}
     if _word(tests):
         if tests.resolve() == out.resolve():
@@ -162,9 +164,22 @@ def _folders(
     return folders
 
 
-def _build_command(specs: Path, out: Path = OUT, tests: Path = TESTS) -> str:
+def _tests_of(out: Path) -> Path:
+    """Where a package's tests go unless the command says: tests/NAME, next to the package."""
+    return out.parent / "tests" / out.name
+
+
+def _way_out(other: str | None) -> str:
+    """What to do about a file in the way: a test of another package, or a file that no build wrote."""
+    if other is None:
+        return "move it, or choose another folder"
+    return f"it tests the package {other}: choose another folder with --tests ('' writes no tests)"
+
+
+def _build_command(specs: Path, out: Path = OUT, tests: Path | None = None) -> str:
     """The command that builds these folders."""
-    options = zip(("--specs", "--out", "--tests"), (specs, out, tests), (SPECS, OUT, TESTS), strict=True)
+    usual = _tests_of(out)
+    options = (("--specs", specs, SPECS), ("--out", out, OUT), ("--tests", usual if tests is None else tests, usual))
     words = [word for name, path, default in options if path != default for word in (name, _word(path))]
     return printable(shlex.join(["codegen", "build", *words]))
 

@@ -5,76 +5,19 @@ import importlib.util
 import json
 import os
 import resource
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jsonschema
 import pytest
 
 from codegen import __main__ as command
-from codegen import outputs
 from codegen.scaffold import json_schema
 from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml
+from tests.pure.building import HERE, ROOT, SPEC, contents, process, write_specs
 
-ROOT = Path(__file__).parent.parent.parent
 LIBRARY = sorted((ROOT / "specs").glob("*.yaml"))
-
-SPEC = """\
-op: {op}
-summary: Scales.
-inputs:
-  x: float32[..., N]
-outputs:
-  y: float32[..., N]
-chain: y = {factor} * x
-reference: {factor} * x
-"""
-
-
-class Result(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys) -> Callable[..., Result]:
-    """Runs `codegen` in an empty folder, as `main` does in a process of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["codegen", *args])
-        try:
-            command.main()
-            status = 0
-        except SystemExit as error:
-            status = int(error.code or 0)
-        return Result(status, *capsys.readouterr())
-
-    return run
-
-
-def write_specs(folder: Path, **factors: float) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for op, factor in factors.items():
-        (folder / f"{op}.yaml").write_text(SPEC.format(op=op, factor=factor))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its path."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-HERE = os.environ | {"PYTHONPATH": str(ROOT)}  # this tree, whatever is installed
-
-
-def process(*args: str, cwd: Path, env: dict[str, str] = HERE, **options) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, **options)
-
 
 # What a build loads, and how long it takes
 
@@ -228,133 +171,7 @@ def test_usage_errors_end_in_status_2(run, arguments):
     assert "Traceback" not in result.err
 
 
-def test_a_folder_that_cannot_be_written(run, tmp_path, monkeypatch):
-    write_specs(tmp_path / "specs", a=1.0)
-
-    def fail(*_args, **_options):
-        raise PermissionError(13, "Permission denied", "generated")
-
-    monkeypatch.setattr(outputs.tempfile, "TemporaryDirectory", fail)
-    result = run("build")
-    assert result == (2, "", "error: [Errno 13] Permission denied: 'generated'\n")
-    assert not (tmp_path / "generated").exists()
-
-
-# All or nothing
-
-
-@pytest.fixture
-def two_builds(run, tmp_path) -> tuple[Callable[..., Result], Path, dict[str, bytes]]:
-    """A finished build of a, b and c, and specs that change a, drop b, add d and leave c."""
-    write_specs(tmp_path / "specs", a=1.0, b=1.0, c=1.0)
-    run("build")
-    before = contents(tmp_path / "generated") | contents(tmp_path / "tests")
-    write_specs(tmp_path / "specs", a=2.0, d=1.0)
-    (tmp_path / "specs/b.yaml").unlink()
-    return run, tmp_path, before
-
-
-@pytest.mark.parametrize("failing", ["a.py", "d.py", "__init__.py", "test_d.py"])
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_a_failing_rename_changes_nothing(two_builds, monkeypatch, failing, error):
-    run, folder, before = two_builds
-    errors, replace = iter([error]), os.replace
-
-    def fail_once(source, target):
-        if Path(target).name == failing:
-            for problem in errors:
-                raise problem
-        replace(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(outputs.os, "replace", fail_once)
-        with contextlib.suppress(KeyboardInterrupt):
-            assert run("build").status != 0
-    assert not list(errors)
-    assert contents(folder / "generated") | contents(folder / "tests") == before
-    assert not list(folder.rglob(".codegen*"))
-    assert run("build").status == 0
-    assert run("check").status == 0
-
-
-def test_a_failing_removal_changes_nothing(two_builds, monkeypatch):
-    run, folder, before = two_builds
-    unlink = Path.unlink
-
-    def fail(path, **options):
-        if path.name == "b.py":
-            raise PermissionError(13, "Permission denied", str(path))
-        unlink(path, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", fail)
-        assert run("build").status == 2
-    assert contents(folder / "generated") | contents(folder / "tests") == before
-
-
-def test_what_a_killed_build_left_is_swept(run, tmp_path):
-    write_specs(tmp_path / "specs", a=1.0)
-    (tmp_path / "generated/.codegen-dead").mkdir(parents=True)
-    (tmp_path / "generated/.codegen-dead/new a.py").write_text("half")
-    (tmp_path / "generated/.codegen.lock").write_text("")
-    assert run("build").status == 0
-    assert sorted(p.name for p in (tmp_path / "generated").iterdir()) == ["__init__.py", "a.py"]
-
-
-BUILDER = """
-import contextlib, io, sys
-from codegen.__main__ import app
-
-for _ in range(40):
-    with contextlib.redirect_stdout(io.StringIO()):
-        app(["build", "--specs", sys.argv[1], "--out", "../ops", "--tests", "../checks"], standalone_mode=False)
-"""
-
-
-def test_two_builds_at_once_never_mix(tmp_path):
-    """Two processes build different specs to one folder, again and again: what is there is one's or the other's."""
-    write_specs(tmp_path / "one/specs", a=1.0, b=1.0, c=1.0, d=1.0)
-    write_specs(tmp_path / "two/specs", a=2.0, b=2.0, e=2.0, f=2.0)
-    expected = []
-    for name in ("one", "two"):
-        result = process("-m", "codegen", "build", "--out", "ops", "--tests", "checks", cwd=tmp_path / name)
-        assert result.returncode == 0, result.stderr
-        expected.append(contents(tmp_path / name / "ops") | contents(tmp_path / name / "checks"))
-    assert expected[0] != expected[1]
-    (tmp_path / "cwd").mkdir()
-    builders = [
-        subprocess.Popen(
-            [sys.executable, "-c", BUILDER, str(tmp_path / name / "specs")],
-            cwd=tmp_path / "cwd",
-            env=HERE,
-            stderr=subprocess.PIPE,
-        )
-        for name in ("one", "two")
-    ]
-    folders, found = (tmp_path / "ops", tmp_path / "checks"), set()
-    while any(builder.poll() is None for builder in builders):
-        time.sleep(0.005)
-        if not all(folder.is_dir() for folder in folders):
-            continue
-        with outputs.locked(folders):
-            files = contents(folders[0]) | contents(folders[1])
-            files.pop(".codegen.lock", None)
-            assert files in [*expected, {}]
-            found.add(expected.index(files) if files else None)
-    errors = [builder.communicate()[1].decode() for builder in builders]
-    assert [builder.returncode for builder in builders] == [0, 0], errors
-    assert {0, 1} <= found
-    assert contents(folders[0]) | contents(folders[1]) in expected
-
-
 # What check finds
-
-
-@pytest.fixture
-def built(run, tmp_path) -> Callable[..., Result]:
-    write_specs(tmp_path / "specs", a=1.0, b=1.0)
-    assert run("build").status == 0
-    return run
 
 
 def test_check_finds_a_stale_file(built, tmp_path):
@@ -526,58 +343,6 @@ def test_names_of_folders_are_escaped(run, tmp_path):
         assert result.err == ""
         assert "red" in result.out
         assert all(line.isprintable() for line in result.out.split("\n")), result.out
-
-
-# Files that are not ours
-
-
-@pytest.mark.parametrize("path", ["generated/a.py", "generated/__init__.py", "tests/generated/test_a.py"])
-def test_a_file_of_yours_is_not_overwritten(run, tmp_path, path):
-    write_specs(tmp_path / "specs", a=1.0)
-    (tmp_path / path).parent.mkdir(parents=True)
-    (tmp_path / path).write_text("mine = True\n")
-    before = contents(tmp_path)
-    result = run("build")
-    assert result.status == 2
-    assert (
-        result.err
-        == f"error: {path} was not generated for this package and would be overwritten; move it, or choose another folder\n"
-    )
-    assert contents(tmp_path) == before
-
-
-def test_two_packages_with_tests_in_one_folder(run, tmp_path):
-    write_specs(tmp_path / "specs", a=1.0, b=2.0)
-    write_specs(tmp_path / "mine", c=3.0)
-    assert run("build").status == 0
-    more = ("--specs", "mine", "--out", "ops")
-    assert run("build", *more).out.startswith("1 ops: 3 of 3 files changed\n")
-    assert run("check").status == run("check", *more).status == 0
-    (tmp_path / "specs/b.yaml").unlink()
-    assert run("build").out.startswith("1 ops: 1 of 3 files changed, 2 removed\n")
-    assert sorted(p.name for p in (tmp_path / "tests/generated").iterdir()) == ["test_a.py", "test_c.py"]
-    write_specs(tmp_path / "mine", a=3.0)
-    result = run("build", *more)
-    assert result.status == 2
-    assert "tests/generated/test_a.py was not generated for this package" in result.err
-
-
-def test_a_folder_in_the_place_of_a_file(run, tmp_path):
-    write_specs(tmp_path / "specs", a=1.0)
-    (tmp_path / "generated/a.py").mkdir(parents=True)
-    assert run("build").status == 2
-
-
-def test_files_of_yours_are_not_removed(built, tmp_path):
-    mine = {"notes.py": "mine\n", "empty.py": "", "data.json": "{}", "sub/a.py": "# Generated by codegen from a.\n"}
-    for name, text in mine.items():
-        (tmp_path / "generated" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "generated" / name).write_text(text)
-    assert built("check").status == 0
-    write_specs(tmp_path / "specs", a=2.0)
-    assert built("build").status == 0
-    for name, text in mine.items():
-        assert (tmp_path / "generated" / name).read_text() == text
 
 
 # Building some

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.errors import Diagnostic, Mistake, known, shown
-from codegen.formula import reader
+from codegen.formula import reader, with_article
 from codegen.ir import ROWS
 from codegen.scope import make_scope
 from codegen.spec import Spec
@@ -71,6 +71,10 @@ def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
         if name not in inputs:
             hint = known(name, inputs, "inputs and dynamic parameters")
             yield spec.source.diagnostic(spec.place("grad", name), f"no input is named {shown(name)}", hint)
+        param = next((p for p in spec.params if p.name == name), None)
+        if param is not None and param.kind != "float":
+            message = f"{name!r} is {with_article(param.kind)}: it has no gradient"
+            yield spec.source.diagnostic(spec.place("grad", name), message, "delete its formula")
         array = next((a for a in spec.inputs if a.name == name.partition("[")[0]), None)
         if array is not None and spec.kind(array) != "float":
             message = f"{array.name!r} is {array}: it has no gradient"

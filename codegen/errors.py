@@ -43,16 +43,17 @@ class Mistake(Exception):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One mistake with its place and the source line it stands on."""
+    """One mistake, or warning, with its place and the source line it stands on."""
 
     span: Span
     message: str
     hint: str = ""
     source: str = ""
+    severity: str = "error"
 
     def __str__(self) -> str:
         span = self.span
-        lines = [f"{printable(span.path)}:{span.line}:{span.column}: error: {printable(self.message)}"]
+        lines = [f"{printable(span.path)}:{span.line}:{span.column}: {self.severity}: {printable(self.message)}"]
         if self.source.strip():
             start = span.column - 1
             lead = min(start, len(self.source) - len(self.source.lstrip()))

@@ -133,6 +133,11 @@ def _default(array: Array, text: str, types: dict[str, tuple[str, ...]]) -> floa
     return value
 
 
+def kind_of(value: object) -> str:
+    """The kind of a scalar's value: a whole number is an int; what is no number counts as a float."""
+    return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
+
+
 def as_kind(value: object, kind: str) -> float | int | bool | None:
     """A value as one of this kind, or None where it is none."""
     if isinstance(value, bool) or kind == "bool":

@@ -16,6 +16,7 @@ from codegen.check import check
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.gemms import Gemm
 from codegen.ir import Leaf, Statement, topological
+from codegen.notices import notices
 from codegen.ops import REDUCTIONS
 from codegen.plan import Elementwise
 from codegen.reducing import waited_for
@@ -37,6 +38,11 @@ class Op:
     statements: tuple[Statement, ...]
     reference: Reference
     plan: Elementwise | Reduction | Gemm
+
+    @property
+    def notices(self) -> list[Diagnostic]:
+        """What a build says of the spec, though it is right."""
+        return list(notices(self.spec, self.statements))
 
     @functools.cached_property
     def backward(self) -> Derived | Mistake:

@@ -53,12 +53,18 @@ def json_schema() -> dict:
     arrays = {"type": "object", "minProperties": 1, "additionalProperties": array}
     param = {
         "oneOf": [
-            {"type": "number", "description": "a static float with this default"},
+            {
+                "type": "number",
+                "description": "a static parameter with this default: an int where it is whole, else a float",
+            },
             {
                 "type": "object",
                 "additionalProperties": False,
                 "properties": {
-                    "type": {"enum": ["float", "int", "bool"], "default": "float"},
+                    "type": {
+                        "enum": ["float", "int", "bool"],
+                        "description": "that of the default if not given, else float",
+                    },
                     "default": {"type": ["number", "boolean", "null"]},
                     "static": {"type": "boolean", "default": True},
                     "doc": {"type": "string"},

@@ -72,6 +72,7 @@ class Param:
     default: float | int | bool | None
     static: bool
     doc: str = ""
+    whole: bool = False  # an int only because its default is a whole number, which the spec gives no type
 
     @property
     def constant(self) -> str:

@@ -63,6 +63,7 @@ def build(
     paths = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(specs)
     _no_repeats(paths)
     ops, package = read_ops(paths), _package(out)
+    _print_notices(ops)
     with placing.locked(_folders([], specs, out, tests)) as held:
         folders = _folders(ops, specs, out, tests, also=outputs.modules(out) if files else [])
         found = {folder: outputs.compare(folder, contents, package) for folder, contents in folders.items()}
@@ -87,6 +88,7 @@ def check(specs: Specs = SPECS, out: Out = OUT, tests: TestsOut = None) -> None:
     from codegen.build import find_specs, read_ops
 
     ops, package = read_ops(find_specs(specs)), _package(out)
+    _print_notices(ops)
     folders = _folders(ops, specs, out, tests)
     placing.settle(folders)
     differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents, package)]
@@ -146,6 +148,12 @@ def schema() -> None:
     from codegen.scaffold import json_schema
 
     print(json.dumps(json_schema(), indent=2))
+
+
+def _print_notices(ops: Iterable[Op]) -> None:
+    for op in ops:
+        for notice in op.notices:
+            print(notice, file=sys.stderr)
 
 
 def _folders(

@@ -12,7 +12,7 @@ from codegen.arch import ARCHITECTURES
 from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, nearest, shown
 from codegen.ir import DTYPES, dtypes_of
 from codegen.names import IMPORTED_NAMES, KERNEL_NAMES, NAME, RESERVED, name_mistake, op_name_mistake
-from codegen.notation import as_kind, parse_array
+from codegen.notation import as_kind, kind_of, parse_array
 from codegen.spec import Array, Axis, Param, Spec, fits
 from codegen.text import LARGEST, Mapping, Scalar, Sequence, Tree, parse_yaml
 
@@ -269,14 +269,22 @@ class _Reader:
         return tuple(found)
 
     def short_param(self, name: Scalar, value: Scalar) -> Param | None:
-        number = as_kind(self.resolved(value, infinite=True), "float")
-        if number is None:
+        number = self.resolved(value, infinite=True)
+        if isinstance(number, bool) or not isinstance(number, int | float):
             hint = "write `alpha: 1.0`, or {type: float|int|bool, default: ..., static: true|false, doc: ...}"
             self.mistake(
                 value.span if value.value else name.span, f"the parameter {name.value!r} must be a number", hint
             )
             return None
-        return Param(name.value, "float", number, static=True)
+        kind = kind_of(number)
+        self.fits_param(name, kind, number, value, typed=False)
+        return Param(name.value, kind, number, static=True, whole=kind == "int")
+
+    def fits_param(self, name: Scalar, kind: str, default: float, place: Scalar, typed: bool) -> None:
+        """Says where a default is out of a parameter's range."""
+        if not fits(kind, default):
+            hint = f"it is from {-(2**31)} to {2**31 - 1}" + ("" if typed else f"; write {place.value}.0 for a float")
+            self.mistake(place.span, f"the default {shown(place.value)} of {name.value!r} does not fit 32 bits", hint)
 
     def long_param(self, name: Scalar, value: Tree) -> Param | None:
         if not isinstance(value, Mapping):
@@ -292,7 +300,7 @@ class _Reader:
                 self.mistake(item.span, f"{key.value!r} must be a single value", "not a list or a mapping")
             else:
                 fields[key.value] = item
-        kind, static, default, doc = "float", True, None, ""
+        kind, static, default, doc = "", True, None, ""
         if "type" in fields:
             kind = fields["type"].value
             if kind not in ("float", "int", "bool"):
@@ -307,18 +315,19 @@ class _Reader:
                 self.mistake(
                     fields["static"].span, f"'static' is {shown(fields['static'].value)}", "it is true or false"
                 )
-        if "default" in fields and (number := self.resolved(fields["default"], kind == "float")) is not None:
+        if "default" in fields and (number := self.resolved(fields["default"], kind in ("", "float"))) is not None:
             item = fields["default"]
+            kind = kind or kind_of(number)
             default = as_kind(number, kind)
             if default is None:
                 hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it is true or false"}[kind]
                 self.mistake(item.span, f"the default {shown(item.value)} of {name.value!r} is no {kind}", hint)
-            elif not fits(kind, default):
-                hint = f"it is from {-(2**31)} to {2**31 - 1}"
-                self.mistake(item.span, f"the default {default} of {name.value!r} does not fit 32 bits", hint)
+            else:
+                self.fits_param(name, kind, default, item, "type" in fields)
         if "doc" in fields:
             doc = self.sentence("doc", fields["doc"])
-        return Param(name.value, kind, default, static, doc)
+        whole = kind == "int" and "type" not in fields
+        return Param(name.value, kind or "float", default, static, doc, whole)
 
     def grad(self, inputs: tuple[Array, ...], params: tuple[Param, ...]) -> str | tuple[tuple[str, Scalar], ...]:
         value = self.values.get("grad")

@@ -39,9 +39,9 @@ class Source:
     text: str
     lines: tuple[str, ...] = field(repr=False)
 
-    def diagnostic(self, span: Span, message: str, hint: str = "") -> Diagnostic:
+    def diagnostic(self, span: Span, message: str, hint: str = "", severity: str = "error") -> Diagnostic:
         line = self.lines[span.line - 1] if 0 < span.line <= len(self.lines) else ""
-        return Diagnostic(span, message, hint, line)
+        return Diagnostic(span, message, hint, line, severity)
 
     @functools.cached_property
     def starts(self) -> tuple[int, ...]:

@@ -226,6 +226,7 @@ def static_value(spec: Spec, param: Param, value: Any) -> Any:
     value = (
         value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0) else value
     )
+    value = _whole(spec, param, value)
     good = {"float": (int, float), "int": (int,), "bool": (bool,)}[param.kind]
     if not isinstance(value, good) or (param.kind != "bool" and isinstance(value, bool)):
         got = type(value).__name__
@@ -237,6 +238,17 @@ def static_value(spec: Spec, param: Param, value: Any) -> Any:
     return math.nan if math.isnan(value) else value  # one NaN, which is found again where calls are kept
 
 
+def _whole(spec: Spec, param: Param, value: Any) -> Any:
+    """A float that is a whole number as the int that an int param takes; raises TypeError for another. What is no float
+    stays as it is."""
+    if param.kind != "int" or not isinstance(value, float | np.floating):
+        return value
+    if not float(value).is_integer():
+        hint = "a default such as 1.0 in its spec, or `type: float`, makes it a float"
+        raise TypeError(f"{spec.op}: {param.name!r} is an int, not {float(value)!r}; {hint}")
+    return int(value)
+
+
 def _refuse_wide(spec: Spec, param: Param, value: float) -> None:
     if not fits(param.kind, value):
         raise ValueError(f"{spec.op}: {param.name!r} is an int of 32 bits, which {value} is out of")
@@ -244,6 +256,7 @@ def _refuse_wide(spec: Spec, param: Param, value: float) -> None:
 
 def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
     """A dynamic param's value as a scalar array of `dtype`."""
+    value = _whole(spec, param, value)
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         _refuse_wide(spec, param, int(value))
         value = _as_float(spec, param.name, value) if param.kind == "float" else value

@@ -1,5 +1,7 @@
 """Parameters in every place where a chain may have one: the jnp form, the interpreted kernel and plain NumPy agree."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,6 +45,9 @@ CASES = [
     ("n: {type: int, default: 4}", "x + sqrt(n)", "float32", {}, X + 2),
     ("n: {type: int, default: 2}", "x > n", "bool", {}, X > 2),
     ("n: {type: int, default: 2000000000}", "where(x > 0, n + n, 0)", "int32", {}, np.where(X > 0, -294967296, 0)),
+    ("n: 1", "(x + n) * sqrt(n + 3) / n", "float32", {}, (X + 1) * 2),
+    ("n: 3, m: {default: 2, static: false}", "x * n + m ** 2", "float32", {"m": 3.0, "n": 2.0}, X * 2 + 9),
+    ("n: {default: 3, static: false}", "elu(x + 100, n) - 100", "float32", {"n": 7}, X),
     ("a: 1.00390625", "x * cast(a, bfloat16)", "float32", {}, X),
     ("a: 1.0, b: 0.0", "x + a / b", "float32", {}, np.full_like(X, np.inf)),
     ("fill: -1.0e+30", "where(x > 0, x, fill)", "float32", {}, np.where(X > 0, X, np.float32(-1e30))),
@@ -167,6 +172,53 @@ def test_a_python_integer_is_a_float_where_one_is_wanted():
     x = jnp.ones(4)
     found = generated.axpby(x, x, alpha=2**31, beta=0.0)
     np.testing.assert_array_equal(np.asarray(found), np.full(4, np.float32(2**31)))
+
+
+COUNTS = """
+op: of_counts
+summary: An op with parameters that are whole numbers.
+inputs: {x: 'float32[..., N]', label: 'int32[..., N]'}
+outputs: {y: 'float32[..., N]'}
+params: {ignore: 16777217, first: 2, step: {default: 1, static: false}, scale: 1.0}
+chain: y = where((label == ignore) | (index(N) < first), x + step, x) * scale
+reference: |
+  seen = jnp.concatenate([jnp.full_like(label[..., :first], ignore), label[..., first:]], axis=-1) == ignore
+  y = jnp.where(seen, x + step, x) * scale
+"""
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_whole_number_is_an_int(tmp_path, implementation):
+    """It equals an int32 input where that has its value, not where both round to one float; a reference slices with it."""
+    op = make_op(tmp_path, COUNTS)
+    label = np.int32([[16777216, 0, 16777216, 16777217], [16777217, 16777218, 16777218, 16777215]])
+    x = np.zeros((2, 4), "float32")
+    expected = [[1, 1, 0, 1], [1, 1, 0, 0]]
+    np.testing.assert_array_equal(np.asarray(op(x, label, implementation=implementation)), expected)
+    np.testing.assert_array_equal(np.asarray(op.reference(x, label)), expected)
+    found = op(x, label, ignore=16777216.0, first=0, step=np.int32(3), scale=2, implementation=implementation)
+    np.testing.assert_array_equal(np.asarray(found), [[6, 0, 6, 0], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(
+        np.asarray(op.reference(x, label, ignore=16777216.0, first=0, step=3, scale=2)), found
+    )
+
+
+def test_an_int_parameter_takes_whole_numbers_only(tmp_path):
+    op = make_op(tmp_path, COUNTS)
+    x, label = np.zeros((2, 4), "float32"), np.zeros((2, 4), "int32")
+    words = (
+        r"^of_counts: '{}' is an int, not {}; a default such as 1\.0 in its spec, or `type: float`, makes it a float$"
+    )
+    for name in ("ignore", "step"):
+        for value in (2.5, np.float32(0.5), np.nan, np.inf):
+            with pytest.raises(TypeError, match=words.format(name, re.escape(repr(float(value))))):
+                op(x, label, **{name: value}, implementation="xla")
+        with pytest.raises(TypeError, match=f"^of_counts: '{name}' "):
+            op(x, label, **{name: "2"}, implementation="xla")
+    with pytest.raises(TypeError, match=r"^of_counts: 'step' must be a scalar int, but has dtype float32"):
+        op(x, label, step=jnp.float32(2), implementation="xla")
+    with pytest.raises(ValueError, match=r"^of_counts: 'first' is an int of 32 bits, which 4294967296 is out of"):
+        op(x, label, first=2.0**32, implementation="xla")
 
 
 SCALARS = """

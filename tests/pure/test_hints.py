@@ -36,6 +36,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "defaults": {7: "  a: float32[N] = 1.0", 8: "  b: I[N] = 255", 9: "  c: int32[N] = 0", 10: "  d: bool[N] = true", 11: "  e: float32[N] = 0"},
     "file_name": {1: "op: file_name"},
     "grad_cotangent": {5: "  w: float32[N]", 8: "chain: y = x * w", 9: "reference: x * w"},
+    "grad_of_a_count": {11: None, 12: None},
     "grad_forms": {11: "  x: sum(dy * (y > 0), axis=...)"},
     "grad_formulas": {14: "  p[1]: sum(dy * (y > 0), axis=...)", 17: None, 18: "  bias: sum(where(y > 0, dy, 0), axis=...)", 19: None},
     "grad_integer": {9: "grad: none"},
@@ -58,7 +59,10 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
         8: "  a = rem(x, 2) + rem(rem(x, 2) + 2, 2)", 9: "  b = floor(x / 2)", 10: "  c = (x > 0) != (x > 2)", 11: "  d = x * 2 ** 2",
         12: "  y = where(~(x > 0), 1, 0)",
     },
-    "param_defaults": {8: "  a: {default: 1.0}", 9: "  b: {type: int, default: 1}", 10: "  c: {type: bool, default: true}"},
+    "param_defaults": {
+        8: "  a: {default: 1.0}", 9: "  b: {type: int, default: 1}", 10: "  c: {type: bool, default: true}", 12: "  e: 10000000000.0",
+        13: "  f: {default: -3000000000.0, static: false}", 14: "  g: {type: float, default: 1.0}",
+    },
     "param_forms": {
         8: "  a: 1.0", 9: "  b: 1.0", 10: "  c: {type: float, default: 1.0, static: true, doc: Something.}", 11: "  d: {type: bool, default: true}",
     },

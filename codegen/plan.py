@@ -280,6 +280,14 @@ class Planner:
             found = [n for n in found if _axes_named(n) == {*node.attr}]
         return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, Mistake(message, hint)))
 
+    def refuse_sizes(self, why: str) -> Diagnostic | None:
+        """The size of an axis that the kernel does not run over, which none of its coordinates counts."""
+        for node in self.nodes:
+            if node.op == "size" and node.attr not in self.axes:
+                message = f"no kernel for the size of {node.attr} yet, an axis that {why}"
+                return self.mistake_in_chain(node, message, "pass it as a parameter")
+        return None
+
     def leaves(self) -> Iterable[Node]:
         """What the chain reads, in the order of the inputs, indices last."""
         order = {a.name: i for i, a in enumerate(self.spec.inputs)}
@@ -373,10 +381,8 @@ class _Elementwise(Planner):
                 return [
                     self.mistake(message, "an element-wise kernel does not transpose: give all the same order", array)
                 ]
-        for node in self.nodes:
-            if node.op == "size" and node.attr not in self.axes:
-                message = f"no kernel for the size of {node.attr} yet, an axis that no output has"
-                return [self.mistake_in_chain(node, message, "pass it as a parameter")]
+        if unknown := self.refuse_sizes("no output has"):
+            return [unknown]
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
         for output in self.spec.outputs:
             for axis in output.axes:

@@ -67,6 +67,7 @@ class _Reductions(Planner):
         checks = (
             self.refuse_stages,
             self.refuse_names,
+            lambda: self.refuse_sizes("no value of the chain has"),
             self.refuse_axes,
             self.refuse_orders,
             self.refuse_waiting,

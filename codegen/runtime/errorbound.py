@@ -203,10 +203,11 @@ class Analysis:
         return bound
 
     def divided(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
-        """XLA divides by a value that it broadcasts by way of its reciprocal, which the CPU flushes where it is subnormal."""
+        """XLA divides by a value that it broadcasts by way of its reciprocal, which the CPU flushes where it is subnormal:
+        the quotient may be 0, that of an infinity NaN."""
         if node.op != "div" or bounds[id(node.args[1])].value.size >= bound.value.size:
             return bound
-        flushed = np.isfinite(bound.value) & (np.abs(bounds[id(node.args[1])].value) * self.tiny > 1)
+        flushed = np.abs(bounds[id(node.args[1])].value) * self.tiny > 1
         return Bound(bound.value, np.where(flushed, bound.error + np.abs(bound.value), bound.error), bound.overflow)
 
     def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,6 @@
 """Kernels that fold over several sets of axes, interpreted: each against a reference of its own."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -163,6 +164,17 @@ def test_a_divisor_whose_reciprocal_is_subnormal(tmp_path):
     assert (op(x, w, implementation="interpret").q == 1).all()
     case = draw.Case(Types((("T", "float32"),)), (), (("G", 32), ("B", 127)), (), (), True, 1.0, 421)
     testing.check_case(op, "xla", case)
+
+
+def test_an_infinity_divided_by_what_has_a_subnormal_reciprocal(tmp_path):
+    """XLA may multiply it with 0."""
+    op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", "y: float32[..., N]", "y = x / w"))
+    x, w = np.full((4, 3), -np.inf, "float32"), np.asarray([3e38, 2.0, np.inf], "float32")
+    case = draw.Case(Types(()), (4,), (("N", 3),), (), (), True, 1.0, 0)
+    with jax.enable_x64(True):
+        ((value, error, _),) = testing.error_bounds(op, case, [x, w], {})
+    np.testing.assert_array_equal(value[0], [-np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(error[0] == np.inf, [True, False, False])
 
 
 def test_results_that_keep_different_axes_have_kernels_of_their_own(tmp_path):

@@ -110,6 +110,23 @@ def test_good_specs(stem):
     assert isinstance(outcome, Op) or any(words in str(outcome) for words in refusals)
 
 
+# What random specs found: inputs, output, chain
+FOUND = {
+    "the number of rows in a gradient": (
+        "x: float32[..., N]\n  a: float32[]",
+        "float32[N]",
+        "y = sum(x - a, axis=...)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_chains_that_random_specs_found(case):
+    inputs, output, chain = FOUND[case]
+    outcome = read(spec(chain, inputs=f"\n  {inputs}", outputs=f"\n  y: {output}", types="{}"))
+    assert isinstance(outcome, Op), outcome
+
+
 # Random ones
 
 

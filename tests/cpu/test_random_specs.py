@@ -1,0 +1,17 @@
+"""Random specs, a fixed few of them: `python -m tests.random_specs` tries others for as long as it is given."""
+
+import pytest
+
+from tests.random_specs.generate import random_spec
+from tests.random_specs.trial import Effort, try_spec
+
+SEEDS = range(12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_spec(seed, tmp_path):
+    """It builds, its kernels compile, its values and its gradients agree with its reference."""
+    spec = random_spec(seed)
+    outcome = try_spec(spec, tmp_path, Effort(variants=1, calls=1, gradients=1))
+    assert not outcome.failure, f"{outcome.failure}\n{outcome.message}\n{spec.text}"
+    assert not outcome.refused, f"{outcome.refused}\n{spec.text}"

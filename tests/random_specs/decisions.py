@@ -1,0 +1,84 @@
+"""What is drawn of a random spec, and how often: the kinds of kernel, the dtypes, the forms of an expression."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.random_specs.tree import OPS, ROWS
+
+
+class Family(NamedTuple):
+    """A kind of kernel: its axes, those that reductions along a row may lose, those that reductions over rows do, and how
+    often it is drawn. `width` is the extent of the last axis, an inner one of a split, where it is fixed."""
+
+    axes: tuple[str, ...]
+    along: tuple[tuple[str, ...], ...] = ()
+    over: tuple[tuple[str, ...], ...] = ()
+    often: int = 2
+    split: bool = False
+    contracts: bool = False
+
+
+LAST = (("N",),)
+FAMILIES = {
+    "elementwise": Family((ROWS, "N"), often=6),
+    "elementwise of one axis": Family(("N",)),
+    "elementwise of rows": Family((ROWS,), often=1),
+    "elementwise of named axes": Family(("B", "S", "N"), often=4),
+    "elementwise of rows and named axes": Family((ROWS, "S", "N"), often=3),
+    "elementwise of blocks": Family((ROWS, "B", "G"), often=3, split=True),
+    "row": Family((ROWS, "N"), LAST, often=9),
+    "row of one": Family(("N",), LAST, often=2),
+    "row of several axes": Family(("B", "S", "N"), (("S", "N"),), often=3),
+    "row of named axes": Family(("B", "S", "N"), LAST, often=3),
+    "row of blocks": Family((ROWS, "B", "G"), (("G",), ("G",), ("B", "G")), often=5, split=True),
+    "column": Family((ROWS, "N"), over=((ROWS,),), often=6),
+    "column of named axes": Family(("B", "N"), over=(("B",),), often=2),
+    "column of several axes": Family(("B", "S", "N"), over=(("B",), ("B", "S"), ("B", "N")), often=3),
+    "all": Family((ROWS, "N"), over=((ROWS, "N"),), often=3),
+    "row and column": Family((ROWS, "N"), LAST, ((ROWS,),), often=7),
+    "row and column of named axes": Family(("B", "S", "N"), LAST, (("B", "S"),), often=3),
+    "row and column of blocks": Family((ROWS, "B", "G"), (("G",),), ((ROWS,),), often=2, split=True),
+    "product": Family((ROWS, "N"), contracts=True, often=5),
+    "product of batches": Family(("B", "S", "N"), contracts=True, often=2),
+    "product and folds": Family((ROWS, "N"), LAST, ((ROWS,),), contracts=True, often=3),
+}
+
+# Dtypes of a float array or variable, with how often each is drawn
+FLOATS = {("float32",): 8, ("bfloat16",): 4, ("float16",): 3, ("float32", "bfloat16"): 5, ("bfloat16", "float16"): 1,
+          ("float8_e4m3fn",): 1, ("float8_e5m2",): 1}  # fmt: skip
+DOUBLES = {("float64",): 3, ("float32", "float64"): 1, ("float32",): 2}
+INTS = {("int32",): 5, ("int8",): 3, ("uint8",): 2, ("int16",): 2, ("uint16",): 1, ("int8", "int32"): 1}
+WIDE_INTS = {("int64",): 2, ("int32",): 2}
+FACTORS = {
+    ("float32",): 3,
+    ("bfloat16",): 4,
+    ("float16",): 3,
+    ("float32", "bfloat16"): 2,
+    ("int8",): 1,
+    ("float8_e4m3fn",): 1,
+}
+
+UNARY = [name for name, row in OPS.items() if row.takes in ("f", "n") and row.gives in ("f", "n") and name != "pow"]
+PREDICATES = ["isnan", "isinf", "isfinite"]
+COMPARISONS = ["lt", "le", "gt", "ge", "eq", "ne"]
+# Forms of a float, of an integer and of a bool, with how often each is drawn
+FORMS = {
+    "float": {"add": 6, "sub": 4, "mul": 8, "unary": 12, "div": 2, "minimum": 1, "maximum": 1, "where": 3, "gate": 1, "clip": 1,
+              "pow": 1, "rem": 1, "atan2": 1, "cast": 1, "square": 1, "leaf": 3, "of_bool": 1},
+    "int": {"add": 3, "sub": 2, "mul": 2, "minimum": 1, "maximum": 1, "where": 1, "abs": 1, "square": 1, "neg": 1, "rem": 1,
+            "clip": 1, "cast": 1, "leaf": 4, "of_bool": 1, "of_float": 1},
+    "bool": {"compare": 6, "predicate": 1, "both": 2, "either": 2, "not": 1, "leaf": 2},
+}  # fmt: skip
+EXPONENTS = [2, 3, 4, 0.5, -1, -2, 1.5, -0.5]
+CONSTANTS = {
+    "float": [0.5, 2.0, -1.5, 0.25, 3.0, 1.0, -1.0, 1e-3, 0.7],
+    "int": [1, 2, 3, -1, 7, 0],
+    "bool": [True, False],
+}
+SPECIAL = ["inf", "-inf", "nan", 0.0, -0.0, 1e-40, 3e38]
+CASTS = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32"]
+FLOAT_FOLDS = {"sum": 5, "mean": 5, "max": 4, "min": 3, "prod": 1, "var": 2, "norm": 2, "logsumexp": 2}
+TWICE = {"var", "logsumexp"}  # reductions of what needs one itself
+EXTREMES = {"max", "min", "logsumexp"}
+NAMES = "abcdefghijklmnopqrstuvwxyz"

@@ -1,0 +1,194 @@
+"""What becomes of one random spec: it builds, its kernels compile, its values and gradients agree with its reference."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import re
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+
+from codegen.arch import lacks
+from codegen.errors import Mistake, SpecError
+from codegen.pipeline import Derived
+from codegen.runtime import draw, testing
+from codegen.runtime.compile import compile_kernel, variants
+from codegen.runtime.draw import Case
+from codegen.runtime.op import Op
+from tests.making import make_op
+from tests.random_specs.tree import RandomSpec
+
+ARCH = "sm_90a"
+IMPLEMENTATIONS = ("xla", "interpret")
+SLOW = 3.0  # seconds that a build may take, on a machine that others use too
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done with a spec: variants compiled of each kernel, calls of each implementation, calls whose gradients are
+    compared."""
+
+    variants: int = 2
+    calls: int = 2
+    gradients: int = 1
+
+
+@dataclass
+class Outcome:
+    """What a spec showed: `failure` is the stage and the kind of what went wrong, "" where nothing did."""
+
+    name: str
+    failure: str = ""
+    message: str = ""
+    refused: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def alike(self, other: Outcome) -> bool:
+        return bool(self.failure) and self.failure == other.failure
+
+
+class Failed(Exception):
+    """A failure and its message."""
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """What is raised inside is a failure of this stage; those of numbers are alike, whatever the numbers."""
+    try:
+        yield
+    except Failed:
+        raise
+    except testing.BrokenReference as error:
+        raise Failed(f"{name}: broken reference", str(error)) from error
+    except testing.Disagreement as error:
+        raise Failed(f"{name}: disagreement", str(error)) from error
+    except (Exception, RecursionError) as error:
+        text = "".join(traceback.format_exception(error, limit=-6))[-6000:]
+        raise Failed(f"{name}: {type(error).__name__} {_shape(str(error))}", text) from error
+
+
+@contextlib.contextmanager
+def timed(name: str, outcome: Outcome) -> Iterator[None]:
+    start = time.process_time()
+    try:
+        yield
+    finally:
+        outcome.counts[f"seconds: {name}"] += time.process_time() - start  # type: ignore[assignment]
+
+
+def _shape(message: str) -> str:
+    """A message without what differs between calls."""
+    first = message.strip().partition("\n")[0][:120]
+    return re.sub(r"0x[0-9a-f]+|\d+|'[^']*'|%\w+", "_", first)
+
+
+def try_spec(spec: RandomSpec, folder: Path, effort: Effort = Effort()) -> Outcome:
+    """Runs everything; nothing is raised but what ends a process."""
+    outcome = Outcome(spec.name)
+    try:
+        with stage("build"):
+            start = time.process_time()
+            try:
+                op = make_op(folder, spec.text)
+            except SpecError as error:
+                outcome.refused = error.diagnostics[0].message
+                outcome.counts["refused"] += 1
+                return outcome
+            if time.process_time() - start > SLOW:
+                raise Failed("build: slow", f"{time.process_time() - start:.1f} s")
+        outcome.counts["built"] += 1
+        outcome.counts[f"kind: {op.plan.kind}"] += 1
+        with timed("compile", outcome):
+            _compile(op, effort, outcome)
+        with timed("values", outcome):
+            _values(op, effort, outcome)
+        if op.spec.grad != "none" and any(op.spec.kind(a) == "float" for a in op.spec.outputs):
+            with timed("gradients", outcome):
+                _gradients(op, spec, effort, outcome)
+    except Failed as failed:
+        outcome.failure, outcome.message = failed.args
+        outcome.counts["failed"] += 1
+    return outcome
+
+
+def _compile(op: Op, effort: Effort, outcome: Outcome) -> None:
+    """Some of the variants of every kernel."""
+    rng = random.Random(op.spec.op)
+    for kernel in op.kernels:
+        with stage(f"compile {kernel.spec.op.removeprefix(op.spec.op) or 'forward'}"):
+            found = [v for v in variants(kernel) if not lacks(kernel, v.types, ARCH)]
+            for variant in rng.sample(found, min(effort.variants, len(found))):
+                try:
+                    compile_kernel(kernel, variant, ARCH)
+                except Mistake:  # no tile: products by XLA
+                    outcome.counts["products without a kernel"] += 1
+                    continue
+                outcome.counts["kernels compiled"] += 1
+
+
+def cases(op: Op, count: int, salt: str, specials: bool | None = None) -> list[Case]:
+    """Calls of an op, the same every time: not Hypothesis's first, which is the simplest."""
+    found: list[Case] = []
+
+    @hypothesis.settings(max_examples=count + 1, deadline=None, database=None, phases=[hypothesis.Phase.generate],
+                         suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
+    @hypothesis.seed(int(hashlib.sha256(f"{op.spec.op} {salt}".encode()).hexdigest(), 16) % 2**32)
+    @hypothesis.given(draw.cases(op, specials=specials))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return [case for case in found[1:] if not lacks(op, case.types, ARCH)]
+
+
+def _values(op: Op, effort: Effort, outcome: Outcome) -> None:
+    for case in cases(op, effort.calls, "values"):
+        for implementation in IMPLEMENTATIONS:
+            with stage(f"values {implementation}"):
+                testing.check_case(op, implementation, case)
+            outcome.counts["calls compared"] += 1
+        bounds = testing._expected(op, case)[-1]
+        outcome.counts["elements"] += sum(np.size(error) for _, error, _ in bounds)
+        outcome.counts["elements with no bound"] += sum(
+            int(np.count_nonzero(np.isinf(error))) for _, error, _ in bounds
+        )
+
+
+def _gradients(op: Op, spec: RandomSpec, effort: Effort, outcome: Outcome) -> None:
+    kernel = isinstance(op.backward, Derived)
+    outcome.counts["backwards that are kernels" if kernel else "backwards by jnp"] += 1
+    for case in cases(op, effort.gradients, "gradients", specials=False):
+        if not any(op.spec.kind(a) == "float" and a.name not in case.absent for a in op.spec.inputs):
+            if not any(p.kind == "float" and not p.static for p in op.spec.params):
+                continue
+        for implementation in IMPLEMENTATIONS:
+            try:
+                with stage(f"gradient {implementation}"):
+                    testing.check_gradient_case(op, implementation, case)
+            except Failed as failed:
+                reason = unjudged(spec) if failed.args[0].endswith("disagreement") else ""
+                if not reason:
+                    raise
+                outcome.counts[f"gradients that differ, unjudged: {reason}"] += 1
+                continue
+            outcome.counts["gradients compared"] += 1
+
+
+def unjudged(spec: RandomSpec) -> str:
+    """Why the tolerance of gradients says nothing of a spec: it is for float32 over moderate values, and for functions
+    that are accurate to float32."""
+    if spec.wild:
+        return "values are not moderate"
+    if ("math", "fast") in spec.keys:
+        return "math: fast"
+    if any(n.op == "cast" and n.kind == "float" and n.attr != "float32" for n in spec.values):
+        return "a cast rounds cotangents"
+    return ""

@@ -1,5 +1,8 @@
 """Barriers of a warp, of a block or some of its warps, and of a cluster: who waits, and when they go on.
 
+At an instruction of several lanes (shfl.sync, mma.sync, ...) those of its mask wait for each other, as they do on GPUs since
+Volta; that orders nothing either.
+
 At wgmma.fence the warps of a warpgroup wait for each other too, for what follows is one instruction of them all: they may
 not part before that. It orders nothing.
 
@@ -17,7 +20,8 @@ import numpy as np
 from codegen.interpret.decoding import Unknown, only
 from codegen.interpret.memory import Fault
 from codegen.interpret.ordering import Ordering
-from codegen.interpret.ptx import Imm, Instruction, Operand
+from codegen.interpret.ptx import MASKED, Imm, Instruction, Operand
+from codegen.interpret.warps import absent, ballot, highest, inside
 
 if TYPE_CHECKING:
     from codegen.interpret.machine import Machine
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
 # Places of lanes that have exited; WAIT + a block of instructions: at its barrier; ASIDE + one: until an mbarrier's phase
 # is over
 DONE, WAIT, ASIDE = 1 << 30, 1 << 29, 1 << 28
-WARP, CLUSTER, WARPGROUP = -1, -2, -3  # instead of the number of a block's barrier
+# Instead of the number of a block's barrier; TOGETHER: at an instruction of several lanes, which begins a block of instructions
+WARP, CLUSTER, WARPGROUP, TOGETHER = -1, -2, -3, -4
 GROUP = 128  # threads of a warpgroup
 
 
@@ -76,7 +81,7 @@ class Barriers:
     def __init__(self, ordering: Ordering):
         self.ordering = ordering
         lanes = ordering.arrived.shape
-        self.at = np.zeros(lanes, np.int64)  # the number of a block's barrier, WARP or CLUSTER
+        self.at = np.zeros(lanes, np.int64)  # the number of a block's barrier, or WARP, ...
         self.takes = np.zeros(lanes, np.int64)
         self.arrived: dict[int, Arrived] = {}  # by 16 times the block, and the barrier's number
 
@@ -114,6 +119,23 @@ class Barriers:
             self.arrive(m, ordering.row[lanes] * 16 + number, takes, lanes)
             return
         self.at[lanes], self.takes[lanes] = number, takes
+
+    def meet(self, m: Machine, here: int, instruction: Instruction) -> np.ndarray:
+        """The active lanes come to an instruction of several lanes. Returns those that may execute it, or skip it: all of
+        their mask are here. The others wait; so may have done some of those returned."""
+        came = m.active()
+        waiting = np.flatnonzero(m.at == WAIT + here)
+        waiting = waiting[self.at[waiting] == TOGETHER]
+        lanes = m.select = np.union1d(came, waiting) if len(waiting) else came
+        takes_part = np.ones(lanes.shape, bool)
+        if instruction.guard is not None:
+            takes_part = np.broadcast_to(m.predicate(instruction), lanes.shape)
+        mask = np.broadcast_to(m.read(mask_of(instruction), "u32"), lanes.shape)
+        early = takes_part & (absent(m, lanes, mask, ballot(m, lanes, takes_part)) != 0)
+        held = lanes[early]
+        m.at[held], m.idle[held] = WAIT + here, False
+        self.at[held], self.takes[held] = TOGETHER, mask[early]
+        return lanes[~early]
 
     def arrive(self, m: Machine, key: np.ndarray, takes: np.ndarray, lanes: np.ndarray) -> None:
         """Whole warps come to a block's barrier and go on. Where all that it takes only do that, it begins anew."""
@@ -221,7 +243,11 @@ class Barriers:
         return free
 
     def stuck(self, m: Machine, lanes: np.ndarray) -> Fault:
-        """Why no lane can go on: for the first that waits at a block's barrier, else at a warp's or a cluster's."""
+        """Why no lane can go on: for one at an instruction of several lanes, if nobody waits at an earlier one; else for the
+        first that waits at a block's barrier, at a warp's or a cluster's."""
+        first = int(lanes[np.argmin(m.at[lanes])])
+        if self.at[first] == TOGETHER:
+            return self.alone(m, first)
         at = self.at[lanes]
         levels = (at >= 0, at == WARP, at == WARPGROUP, at == CLUSTER)
         lane = int(next(lanes[chosen][0] for chosen in levels if chosen.any()))
@@ -248,3 +274,25 @@ class Barriers:
         gone = (late & exited).any()
         what = f"other threads of its {of} have exited" if gone else "other threads wait at another barrier"
         return Fault(lane, f"divergent {kind}: {what} ({m.where(int(fellows[late][0]))})")
+
+    def alone(self, m: Machine, lane: int) -> Fault:
+        """What a lane waits for in vain at an instruction of several lanes."""
+        here = np.flatnonzero((m.at == m.at[lane]) & (self.at[: m.lanes] == TOGETHER))
+        there = ballot(m, here)[here == lane]
+        instruction = m.instruction_at(lane)
+        assert instruction is not None
+        if instruction.words[0] not in MASKED:
+            return Fault(
+                lane, f"{instruction.words[0]} takes all 32 lanes of a warp, and {int(there[0]).bit_count()} are here"
+            )
+        one = np.array([lane])
+        missing = highest(absent(m, one, self.takes[one].astype(np.uint32), there)[0])
+        fellow = lane - int(inside(m, one)[0]) + missing
+        where = m.instruction_at(fellow)
+        what = "it has exited" if where is None else f"it waits at `{where.text}`"
+        return Fault(lane, f"lane {missing} of its warp is in the mask but not here: {what}")
+
+
+def mask_of(instruction: Instruction) -> Operand:
+    """Which lanes of a warp take part in an instruction of several lanes."""
+    return instruction.operands[-1] if instruction.words[0] in MASKED else Imm(0xFFFFFFFF)

@@ -1,7 +1,8 @@
 """A SIMT machine: all threads of a batch of blocks step together as NumPy lanes.
 
 Each lane is at a basic block; the lowest one any lane is at runs next, for the lanes that are there, so diverged lanes
-meet again as early as they can. A barrier holds lanes back until all that it takes are at it. Blocks come cluster after
+meet again as early as they can. A barrier holds lanes back until all that it takes are at it; so does an instruction of
+several lanes, as `shfl.sync`, until all of its mask are. Blocks come cluster after
 cluster, in the order of their ranks, and the blocks of a cluster are always in one batch.
 """
 
@@ -13,13 +14,25 @@ import numpy as np
 
 from codegen.interpret import barriers
 from codegen.interpret.approximations import bounds_of, noise_of
-from codegen.interpret.barriers import ASIDE, DONE, WAIT, Barrier, Barriers
+from codegen.interpret.barriers import ASIDE, DONE, TOGETHER, WAIT, Barrier, Barriers
 from codegen.interpret.decoding import DTYPES, Execute, Unknown
 from codegen.interpret.instructions import decode, refuse_converted_stores
 from codegen.interpret.memory import Array, Fault, Global
 from codegen.interpret.onchip import Rows, Shared
 from codegen.interpret.ordering import Ordering
-from codegen.interpret.ptx import Imm, Instruction, Operand, Program, PtxError, Reg, Special, Symbol, Vector, ends_block
+from codegen.interpret.ptx import (
+    Imm,
+    Instruction,
+    Operand,
+    Program,
+    PtxError,
+    Reg,
+    Special,
+    Symbol,
+    Vector,
+    begins_block,
+    ends_block,
+)  # fmt: skip
 from codegen.interpret.report import Report
 from codegen.interpret.spaces import Spaces
 from codegen.interpret.wgmma import Products, accumulators
@@ -55,6 +68,8 @@ class Decoded:
     body: tuple[tuple[Execute, Instruction], ...]
     end: Instruction | None
     barrier: Barrier | None  # where that is one
+    meeting: Instruction | None  # its first, where lanes of a warp wait for each other
+    goes_on: bool  # to the next one, which nobody reaches in another way
 
 
 class Kernel:
@@ -64,11 +79,14 @@ class Kernel:
         self.program = program
         refuse_converted_stores(program)
         self.blocks: list[Decoded] = []
-        for block in program.blocks:
+        meetings = [block[0] if block and begins_block(block[0].words) else None for block in program.blocks]
+        for i, block in enumerate(program.blocks):
             end = block[-1] if block and ends_block(block[-1].words) else None
             body = block[:-1] if end is not None else block
             barrier = None if end is None else self.control(end)
-            self.blocks.append(Decoded(tuple((decode(i, program.name), i) for i in body), end, barrier))
+            joined = i + 1 < len(meetings) and meetings[i + 1] is not None and i + 1 not in program.labels.values()
+            decoded = tuple((decode(instruction, program.name), instruction) for instruction in body)
+            self.blocks.append(Decoded(decoded, end, barrier, meetings[i], end is None and joined))
         self.accumulators = accumulators(program)
         made = sum(i.words[:2] == ("mbarrier", "init") for block in program.blocks for i in block)
         self.mbarriers = min(made, MBARRIERS)
@@ -195,9 +213,24 @@ class Machine:
         self.idle[:] = False
 
     def step(self, here: int, select: np.ndarray | None) -> None:
-        """Run a basic block for the lanes that are at it."""
+        """Run a basic block for the lanes that are at it, and those that nothing but it leads to."""
+        while True:
+            block = self.kernel.blocks[here]
+            if block.meeting is not None and select is not None:
+                self.select = select
+                select = self.barriers.meet(self, here, block.meeting)
+                if not len(select):
+                    return
+            self.body(block, select)
+            if not block.goes_on:
+                break
+            here += 1
         self.select = select
-        block = self.kernel.blocks[here]
+        self.checked(block.end, self.leave, here, block)
+
+    def body(self, block: Decoded, select: np.ndarray | None) -> None:
+        """A basic block's instructions but for what ends it."""
+        self.select = select
         count = self.lanes if select is None else len(select)
         self.report.issue(len(block.body) + (block.end is not None), count, self.warps(select))
         for execute, instruction in block.body:
@@ -211,8 +244,6 @@ class Machine:
                     self.guarded(execute, instruction)
             except Fault as fault:
                 raise self.error(fault.lane, instruction, fault.message) from None
-        self.select = select
-        self.checked(block.end, self.leave, here, block)
 
     def checked(self, instruction: Instruction | None, action, *arguments) -> None:
         """An action whose faults get their thread's place; with no instruction given, that is the thread's own."""
@@ -220,8 +251,16 @@ class Machine:
             action(*arguments)
         except Fault as fault:
             if instruction is None:
-                instruction = self.kernel.blocks[int(self.at[fault.lane]) % ASIDE].end
+                instruction = self.instruction_at(fault.lane)
             raise self.error(fault.lane, instruction, fault.message) from None
+
+    def instruction_at(self, lane: int) -> Instruction | None:
+        """What a lane waits at that cannot go on; None where it has exited."""
+        if self.at[lane] == DONE:
+            return None
+        block = self.kernel.blocks[int(self.at[lane]) % ASIDE]
+        meets = self.at[lane] >= WAIT and self.barriers.at[lane] == TOGETHER
+        return block.meeting if meets else block.end
 
     def warps(self, select: np.ndarray | None) -> int:
         if select is None:

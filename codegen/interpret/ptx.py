@@ -125,6 +125,16 @@ def ends_block(words: tuple[str, ...]) -> bool:
     return words[0] in _TERMINATORS or words[:2] == ("wgmma", "fence")
 
 
+# Instructions of a warp's lanes together. Those of shfl, vote, redux and elect have a mask of lanes as their last operand
+MASKED, WHOLE = ("shfl", "vote", "redux", "elect"), ("ldmatrix", "stmatrix", "mma")
+
+
+def begins_block(words: tuple[str, ...]) -> bool:
+    """Whether lanes of a warp wait for each other before an instruction."""
+    whole = words[0] in WHOLE or words[:2] in (("wgmma", "commit_group"), ("wgmma", "wait_group"))
+    return whole or (words[0] in MASKED and words[1:2] == ("sync",))
+
+
 _CLASSES = {"pred": "pred", "8": "b16", "16": "b16", "32": "b32", "64": "b64"}
 
 
@@ -253,6 +263,8 @@ class _Parser:
             if calls and instruction.words[0] == "ret":
                 back = Symbol(scope.find(_RETURN))
                 instruction = Instruction("bra", (back,), instruction.guard, line, place)
+            if begins_block(instruction.words) and program.blocks[-1]:
+                program.blocks.append([])
             program.blocks[-1].append(instruction)
             if ends_block(instruction.words):
                 program.blocks.append([])

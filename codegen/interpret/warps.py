@@ -33,18 +33,26 @@ def ballot(m: Machine, lanes: np.ndarray, holds: np.ndarray | None = None) -> np
 def members(m: Machine, lanes: np.ndarray, mask: Operand) -> np.ndarray:
     """The mask of a warp's lanes, which must all be there, and whoever executes must be in it."""
     named = np.broadcast_to(m.read(mask, "u32"), lanes.shape)
-    place = inside(m, lanes)
-    left = np.minimum(m.per_block - (lanes - place) % m.per_block, 32)
-    exists = ((np.int64(1) << left) - 1).astype(np.uint32)
-    missing = named & exists & ~ballot(m, lanes)
+    missing = absent(m, lanes, named, ballot(m, lanes))
     if missing.any():
         first = int(np.flatnonzero(missing)[0])
-        absent = int(missing[first]).bit_length() - 1
-        raise Fault(int(lanes[first]), f"lane {absent} of its warp is in the mask but not here")
+        raise Fault(int(lanes[first]), f"lane {highest(missing[first])} of its warp is in the mask but not here")
+    place = inside(m, lanes)
     outside = (named >> place.astype(np.uint32)) & np.uint32(1) == 0
     if outside.any():
         raise Fault(int(lanes[outside][0]), "a lane executes this that is not in its mask")
     return named
+
+
+def absent(m: Machine, lanes: np.ndarray, named: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """For each of the lanes, the bits of its warp's lanes that are named, exist and are not there."""
+    left = np.minimum(m.per_block - (lanes - inside(m, lanes)) % m.per_block, 32)
+    return named & ((np.int64(1) << left) - 1).astype(np.uint32) & ~there
+
+
+def highest(bits: int) -> int:
+    """The place of the highest bit."""
+    return int(bits).bit_length() - 1
 
 
 def shuffle(words, operands) -> Execute:

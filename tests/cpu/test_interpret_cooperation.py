@@ -3,6 +3,7 @@
 import faulty_kernels
 import numpy as np
 import pytest
+from making import make_op
 from ptx_running import kernel_of, result, run, source, values, words
 
 from codegen.interpret.machine import InterpretError
@@ -96,6 +97,102 @@ def test_masks_that_lie():
     assert "a lane executes this that is not in its mask" in caught(
         "  shfl.sync.idx.b32 %r5, %r0, 0, 31, 1;\n" + OUT, 32
     )
+
+
+# Lanes of a warp wait for each other at an instruction of several lanes
+
+# Lane 3 (and 40) goes by way of code that stands behind the instruction, as a branch for NaN may
+DETOUR = """
+  mul.lo.u32 %r1, %r0, 3;
+  and.b32 %r2, %r0, 31;
+  setp.eq.u32 %p1, %r2, {lane};
+  @%p1 bra behind;
+back:
+{instruction}
+  bra end;
+behind:
+  add.u32 %r1, %r1, 1000;
+  bra back;
+end:
+"""
+MINE = [3 * i + (1000 if i % 32 == 3 else 0) for i in range(64)]
+
+
+def warp(i: int) -> list[int]:
+    return MINE[i // 32 * 32 : i // 32 * 32 + 32]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1;", lambda i: MINE[i ^ 1]),
+        ("shfl.sync.bfly.b32 %r4, %r1, 1, 31, -1; shfl.sync.idx.b32 %r5, %r4, 2, 31, -1;", lambda i: warp(i)[3]),
+        ("redux.sync.max.u32 %r5, %r1, -1;", lambda i: max(warp(i))),
+        ("setp.gt.u32 %p2, %r1, 1000; vote.sync.ballot.b32 %r5, %p2, -1;", lambda i: 8),
+        ("elect.sync %r5|%p2, -1;", lambda i: 0),
+        ("setp.lt.u32 %p2, %r2, 8; mov.u32 %r5, 5; @%p2 shfl.sync.bfly.b32 %r5, %r1, 1, 31, 255;",
+         lambda i: MINE[i ^ 1] if i % 32 < 8 else 5),
+        ("shr.u32 %r6, %r2, 3; shl.b32 %r6, %r6, 3; shl.b32 %r7, 255, %r6; shfl.sync.bfly.b32 %r5, %r1, 1, 31, %r7;",
+         lambda i: MINE[i ^ 1]),
+    ],
+)  # fmt: skip
+def test_lanes_wait_for_those_of_their_mask(instruction, expected):
+    body = DETOUR.format(lane=3, instruction="  " + instruction.replace("; ", ";\n  "))
+    assert words(64, 64, body + OUT) == [expected(i) for i in range(64)]
+
+
+def test_a_warp_waits_at_matrices():
+    """Each lane stores its number, and gets back one of an 8 x 8 matrix of 16-bit elements: as it lies, its own."""
+    shared = "  .shared .align 16 .b8 buffer[128];\n"
+    store = "  mov.u32 %r3, buffer;\n  mad.lo.u32 %r4, %r0, 4, %r3;\n  st.shared.b32 [%r4], %r0;\n  bar.warp.sync -1;\n"
+    load = "  mul.lo.u32 %r4, %r0, 16;\n  and.b32 %r4, %r4, 127;\n  add.u32 %r4, %r4, %r3;\n"
+    load += "  ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r4];"
+    assert words(32, 32, store + DETOUR.format(lane=3, instruction=load) + OUT, declarations=shared) == [*range(32)]
+    torn = DETOUR.format(lane=3, instruction=load).replace("  add.u32 %r1, %r1, 1000;\n  bra back;\n", "")
+    message = caught(store + torn + OUT, 32, declarations=shared)
+    assert "ldmatrix takes all 32 lanes of a warp, and 31 are here" in message
+
+
+@pytest.mark.parametrize(
+    ("detour", "what"),
+    [
+        ("  ret;\n", "it has exited"),
+        ("  bar.sync 0;\n", "it waits at `bar.sync 0`"),
+        ("  shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1;\n", ""),
+    ],
+)
+def test_lanes_that_wait_in_vain(detour, what):
+    """Also for a lane that comes to another instruction of the same kind."""
+    instruction = "  shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1;"
+    body = DETOUR.format(lane=31, instruction=instruction).replace("  add.u32 %r1, %r1, 1000;\n  bra back;\n", detour)
+    message = caught(body + OUT, 32)
+    assert f"lane 31 of its warp is in the mask but not here: {what}" in message
+    assert "thread (0, 0, 0)\n  shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1" in message
+
+
+CENTRED = """
+op: centred
+summary: S.
+inputs:
+  x: float32[..., N]
+outputs:
+  y: float32[..., N]
+chain: |
+  v = (abs(x) + 0.5) ** 1.5
+  y = v - max(v, axis=N)
+reference: |
+  v = (jnp.abs(x) + 0.5) ** 1.5
+  y = v - jnp.max(v, axis=-1, keepdims=True)
+"""
+
+
+def test_a_nan_whose_branch_stands_behind_a_shuffle(tmp_path):
+    op = make_op(tmp_path, CENTRED)
+    x = np.linspace(-3, 3, 192, dtype=np.float32).reshape(3, 64)
+    x[1, 5] = np.nan
+    got, expected = op(x, implementation="interpret"), op.reference(x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert np.isnan(got).sum() == 64
 
 
 @pytest.mark.parametrize(

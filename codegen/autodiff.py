@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from codegen.chain import output_parts, read_chain
+from codegen.contraction import is_definite, meetings
 from codegen.errors import Mistake
 from codegen.formula import Reader
 from codegen.ir import DTYPES, Leaf, Node, Statement, lost_axes, topological
@@ -286,7 +287,7 @@ class Reverse:
         inputs += kept
         inputs += self.spec.inputs_for(used, inputs, {axis for _, output, _ in outputs for axis in output.axes})
         calls = {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and not self.holds(n, leaves)}
-        text = unparse(assigned, calls, self.named, leaves, self.taken)
+        text = unparse(assigned, calls, self.named, leaves, self.taken, self.pinned(assigned, saved))
         if text.count("\n") > MAX_STATEMENTS:
             raise Mistake(f"the backward has more than {MAX_STATEMENTS} statements")
         spec = self.spec.with_chain(
@@ -315,6 +316,13 @@ class Reverse:
                 if taken is not None
             ),
         )
+
+    def pinned(self, assigned: list[Statement], saved: Mapping[str, Node]) -> set[int]:
+        """The values that meet a statistic of themselves which the forward saves, by identity: the backward computes them
+        as the forward did."""
+        behind = {id(n) for n in topological(saved.values())}
+        nodes = list(topological(s.value for s in (*self.statements, *assigned)))
+        return {id(value) for value, statistic in meetings(nodes) if id(statistic) in behind}
 
     def written_formulas(self) -> dict[tuple[str, int | None], Node]:
         """The gradients that the spec gives itself."""
@@ -474,13 +482,16 @@ class Reverse:
         return not fewer and any(n.op not in PROPORTIONAL for n in nodes if any(a is value for a in n.args))
 
     def exact(self, name: str, value: Node) -> bool:
-        """Whether an output holds one of an input's elements as it is: what is computed again may differ in its last bit."""
+        """Whether an output holds a maximum or minimum as it is, and the elements that it is compared with are the same to the
+        last bit where they are computed again: an input's, or values of arithmetic that is rounded the same everywhere."""
         kept = self.spec.array(name).dtype if name in self.made else self.saved_type
         if value.op not in ("max", "min"):
             return False
         (source,) = value.args
         while source.op in ("float", "abs", "neg"):  # which do not round
             (source,) = source.args
+        if not isinstance(source.attr, Leaf):
+            return kept == self.spec.compute and self.kept == "float32" and is_definite(source)
         return isinstance(source.attr, Leaf) and kept in (self.spec.compute, self.spec.array(source.attr.name).dtype)
 
     def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from codegen.contraction import Rounding
 from codegen.ir import ROWS, Node, Statement, lost_axes, topological
 from codegen.ops import OPS, REDUCTIONS
 
@@ -21,6 +22,7 @@ ATOM = 10
 BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, "pow": 9} | dict.fromkeys(
     ("lt", "le", "gt", "ge", "eq", "ne"), 1
 )
+SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded by themselves
 # Where text is Python's own operators: some that a kernel calls as functions, and `~`, which binds as a sign does
 PLAIN = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
 
@@ -48,6 +50,7 @@ class Dialect:
     written: Mapping[int, str] = field(default_factory=dict)  # how single nodes are written, by identity
     given: Mapping[int, str] = field(default_factory=dict)  # nodes that are there already, by identity
     widths: Mapping[int, int] = field(default_factory=dict)  # cute: the columns that a reduction within a row is over
+    rounding: Rounding = field(default_factory=Rounding)
 
 
 def leaf_key(node: Node) -> tuple:
@@ -175,7 +178,12 @@ class _Emitter:
         if node.op in REDUCTIONS:
             return self.reduction(node), ATOM
         op = OPS[node.op]
+        if op.cute == op.jnp == "{0}":
+            return self.text[id(node.args[0])], self.binding[id(node.args[0])]
         binding = BINDING.get(node.op, ATOM)
+        separate = dialect.rounding.products | dialect.rounding.sums
+        if dialect.name == "cute" and id(node) in separate and not all(a.is_const for a in node.args):
+            return f"{SEPARATE[node.op]}({', '.join(self.text[id(a)] for a in node.args)})", ATOM
         if dialect.name == "jnp":
             binding = PLAIN.get(node.op, binding)
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
@@ -198,7 +206,10 @@ class _Emitter:
             if alone or (node.op == "where" and node.args[0].is_const):
                 args[0] = self.constant_vector(node.args[0])
         approx = dialect.approx_of.get(id(node), dialect.approx)
-        return text.format(*args, approx=approx, exact=dialect.exact), binding
+        text = text.format(*args, approx=approx, exact=dialect.exact)
+        if dialect.name == "jnp" and id(node) in dialect.rounding.products | dialect.rounding.functions:
+            return f"runtime.settled({text})", ATOM
+        return (f"device.settled({text})", ATOM) if id(node) in dialect.rounding.functions else (text, binding)
 
     def reduction(self, node: Node) -> str:
         """A reduction in jnp, where the axes lost stay, of length 1, and sums and products of integers keep their type, which

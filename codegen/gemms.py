@@ -267,6 +267,8 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     if not found:
         raise reasons[0]
     how = min(found, key=_reads)
+    if dtype != "float32" and _compares_tiles(how.spec, axes):
+        return _pull(spec, products, epilogue, "float32")  # rounding makes ties of elements that are none
     inner = {dacc for acc, dacc in how.gradients if acc in accs}
     if inner:
         type_of = gradient_dtype(spec, products)
@@ -291,6 +293,14 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
         outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)), grad="none",
     )  # fmt: skip
     return Pulled(how, forward, (*shared, *names.items()))
+
+
+def _compares_tiles(spec: Spec, axes: tuple[str, ...]) -> bool:
+    """Whether a backward looks for ties of values with all the axes of a product."""
+    nodes = topological(s.value for s in read_chain(spec, whole=False))
+    return any(
+        n.op == "eq" and any(a.kind == "float" and a.dims == axes and not a.is_const for a in n.args) for n in nodes
+    )
 
 
 def _reads(how: Backward) -> tuple[int, int]:

@@ -48,6 +48,7 @@ def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Op:
 
 _TWO_OVER_SQRT_PI = "1.1283791670955126"
 _LN2, _LOG2E = "0.6931471805599453", "1.4426950408889634"
+PINNED = "_pinned"  # derived chains alone write it
 _FAST = "cute.math.{}({{0}}, fastmath=True)"
 
 OPS: dict[str, Op] = {
@@ -119,6 +120,8 @@ OPS: dict[str, Op] = {
         _unary("gelu", "g * dgelu(a)", jnp="jax.nn.gelu({0}, approximate=False)", cute="device.gelu({0}, {approx}, {exact})"),
         _unary("dgelu", "g * (2 - a * a) * exp(-0.5 * (a * a)) * 0.3989422804014327", jnp="runtime.dgelu({0})",
                cute="device.dgelu({0}, {approx}, {exact})"),
+        # `a`, computed by the same uncontracted operations wherever it is computed (`contraction.py`)
+        Op(PINNED, 1, "arith", "{0}", "{0}", ("g",)),
         # `a`, a product of the elements beside `b`, over the axes that `c` lacks: in jnp it is differentiated as that
         Op("_others", 3, "float", "{0}", "runtime.product_of_others({0}, {1}, {2})", ("", "", "")),
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from codegen.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.ir import Call, Leaf, Node, Statement, axes_text, lost_axes, topological
-from codegen.ops import OPERATORS, OPS, REDUCTIONS
+from codegen.ops import OPERATORS, OPS, PINNED, REDUCTIONS
 
 WIDTH = 100  # of an expression
 SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}"}  # where jnp's text is not the language's
@@ -15,19 +15,21 @@ SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}"}  # where jnp's 
 
 def unparse(
     statements: Iterable[Statement], calls: Mapping[int, Call], names: Mapping[int, str], leaves: Mapping[int, str],
-    taken: Collection[str],
+    taken: Collection[str], pinned: Collection[int] = (),
 ) -> str:  # fmt: skip
     """A line for each statement, and before it for each value it shares with others: `names` are what the values were
     called before. Composite functions (`calls`) are written as calls; the private ones of the prelude are written out.
-    `leaves` are there already, under these names; no new one is among those `taken`."""
-    return _Writer(list(statements), calls, names, leaves, taken).text()
+    `leaves` are there already, under these names; no new one is among those `taken`. `pinned` values are marked so, by
+    identity (`contraction.py`)."""
+    return _Writer(list(statements), calls, names, leaves, taken, pinned).text()
 
 
 class _Writer:
     def __init__(
         self, statements: list[Statement], calls: Mapping, names: Mapping[int, str], leaves: Mapping[int, str],
-        taken: Collection[str],
+        taken: Collection[str], pinned: Collection[int],
     ):  # fmt: skip
+        self.pinned = frozenset(pinned)
         self.statements, self.calls, self.names, self.leaves = statements, calls, names, leaves
         self.uses: Counter[int] = Counter(id(s.value) for s in statements)
         for node in self.reached(s.value for s in statements):
@@ -65,6 +67,8 @@ class _Writer:
 
     def write(self, node: Node) -> None:
         text, binding = self.expression(node)
+        if id(node) in self.pinned and id(node) not in self.leaves:
+            text, binding = f"{PINNED}({text})", ATOM
         leaf = id(node) in self.leaves or node.op in ("input", "param", "const", "index", "size", "float")
         if not leaf and (self.uses[id(node)] > 1 or len(text) > WIDTH):
             name = self.names.get(id(node)) or self.fresh()

@@ -3,9 +3,10 @@ gives. No kernel does both, since blocks that wait for all others would need all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from codegen.contraction import meetings
 from codegen.errors import Mistake
 from codegen.ir import Call, Leaf, Node, Statement, topological
 from codegen.spec import Array, Axis, Spec
@@ -23,15 +24,17 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
         taken.add(name)
         kept.append(Array(name, dtypes[node.kind], tuple(Axis((a,), extents=(None,)) for a in node.dims)))
     own = {a.name for a in spec.outputs}
+    # What one op reduces, the other computes again and uses with the result
+    pinned = {id(value) for value, _ in meetings(list(topological(s.value for s in statements)))}
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
-    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {})
+    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {}, pinned)
     if not first.computes_as(spec):
         raise Mistake("what all rows come to would be computed in float32, which float64 loses")
     leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
     # The parameters are all the other's too: who calls both takes their values from its
-    then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {})
+    then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {}, pinned)
     return first, replace(then, params=spec.params)
 
 
@@ -44,14 +47,16 @@ def restricted(
     names: dict[int, str],
     leaves: dict[int, str],
     calls: Mapping[int, Call],
+    pinned: Collection[int] = (),
 ) -> Spec:
-    """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`."""
+    """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`. `pinned` values
+    are marked so."""
     statements = list(statements)
     nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
     read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
     taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
-    text = unparse(statements, calls, names, leaves, taken)
+    text = unparse(statements, calls, names, leaves, taken, pinned)
     inputs = (*spec.inputs_for(read, more, axes), *more)
     return spec.with_chain(title, text, inputs=inputs, outputs=tuple(outputs), params=params)

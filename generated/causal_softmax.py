@@ -37,13 +37,13 @@ bench:
 def causal_softmax_keep_value(x, index_k, index_q, scale, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
-    return device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx)
+    return device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx)
 
 
 def causal_softmax_row_max(x, index_k, index_q, scale):
     """What is folded into row_max (max), on one vector of each operand."""
     seen = index_k <= index_q
-    return device.where(seen, x * scale, -float("inf"))
+    return device.where(seen, device.multiply(x, scale), -float("inf"))
 
 
 def causal_softmax_row_sum(value):
@@ -223,7 +223,7 @@ def causal_softmax_launch(
 def causal_softmax_xla(x, index_k, index_q, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     seen = index_k <= index_q
-    t0 = jnp.where(seen, x * scale, -float("inf"))
+    t0 = jnp.where(seen, runtime.settled(x * scale), -float("inf"))
     t1 = jnp.exp(t0 - jnp.max(t0, axis=-1, keepdims=True))
     y = jnp.where(seen, t1 / jnp.sum(t1, axis=-1, keepdims=True), 0.0)
     return y
@@ -239,7 +239,7 @@ def causal_softmax_reference(x, scale):
 def causal_softmax_forward_keep_value(x, index_k, index_q, scale, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
-    t0 = device.where(seen, x * scale, -float("inf"))
+    t0 = device.where(seen, device.multiply(x, scale), -float("inf"))
     row_max = row_max_
     return device.exp(t0 - row_max, approx)
 
@@ -247,7 +247,7 @@ def causal_softmax_forward_keep_value(x, index_k, index_q, scale, row_max_, appr
 def causal_softmax_forward_row_max_(x, index_k, index_q, scale):
     """What is folded into row_max_ (max), on one vector of each operand."""
     seen = index_k <= index_q
-    t0 = device.where(seen, x * scale, -float("inf"))
+    t0 = device.where(seen, device.multiply(x, scale), -float("inf"))
     return t0
 
 
@@ -455,7 +455,7 @@ def causal_softmax_forward_launch(
 def causal_softmax_forward_xla(x, index_k, index_q, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     seen = index_k <= index_q
-    t0 = jnp.where(seen, x * scale, -float("inf"))
+    t0 = jnp.where(seen, runtime.settled(x * scale), -float("inf"))
     row_max = jnp.max(t0, axis=-1, keepdims=True)
     t1 = jnp.exp(t0 - row_max)
     row_sum = jnp.sum(t1, axis=-1, keepdims=True)
@@ -466,7 +466,7 @@ def causal_softmax_forward_xla(x, index_k, index_q, scale):
 def causal_softmax_frozen_keep_t0(row_max, row_sum, x, index_k, index_q, scale, approx):
     """t0, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
-    t0 = device.divide_by_row(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, approx), row_sum, approx)
+    t0 = device.divide_by_row(device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, approx)
     return t0
 
 
@@ -653,7 +653,7 @@ def causal_softmax_frozen_launch(
 def causal_softmax_frozen_xla(dy, row_max, row_sum, x, index_k, index_q, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     seen = index_k <= index_q
-    t0 = jnp.exp(jnp.where(seen, x * scale, -float("inf")) - row_max) / row_sum
+    t0 = jnp.exp(jnp.where(seen, runtime.settled(x * scale), -float("inf")) - row_max) / row_sum
     t1 = jnp.where(seen, dy, 0.0)
     dx = scale * jnp.where(seen, t0 * (t1 - jnp.sum(t1 * t0, axis=-1, keepdims=True)), 0.0)
     return dx
@@ -662,7 +662,7 @@ def causal_softmax_frozen_xla(dy, row_max, row_sum, x, index_k, index_q, scale):
 def causal_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
     t0 = index_k <= index_q
-    t1 = device.divide_by_row(device.exp(device.where(t0, x * scale, -float("inf")) - row_max, False), row_sum, False)
+    t1 = device.divide_by_row(device.exp(device.where(t0, device.multiply(x, scale), -float("inf")) - row_max, False), row_sum, False)
     return device.where(t0, dy, 0.0) * t1
 
 
@@ -802,7 +802,7 @@ def causal_softmax_backward_rows_launch(
 def causal_softmax_backward_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
     seen = index_k <= index_q
-    t0 = device.divide_by_row(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, False), row_sum, False)
+    t0 = device.divide_by_row(device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, False), row_sum, False)
     t1 = device.where(seen, dy, 0.0)
     return t1 * t0
 
@@ -810,7 +810,7 @@ def causal_softmax_backward_row_sum_(dy, row_max, row_sum, x, index_k, index_q, 
 def causal_softmax_backward_chain(dy, row_max, row_sum, x, index_k, index_q, scale, row_sum_):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     seen = index_k <= index_q
-    t0 = device.divide_by_row(device.exp(device.where(seen, x * scale, -float("inf")) - row_max, False), row_sum, False)
+    t0 = device.divide_by_row(device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, False), row_sum, False)
     t1 = device.where(seen, dy, 0.0)
     t2 = device.where(seen, t0 * (t1 - row_sum_), 0.0)
     dx = scale * t2
@@ -1064,7 +1064,7 @@ def causal_softmax_backward_launch(
 def causal_softmax_backward_xla(dy, row_max, row_sum, x, index_k, index_q, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     seen = index_k <= index_q
-    t0 = jnp.exp(jnp.where(seen, x * scale, -float("inf")) - row_max) / row_sum
+    t0 = jnp.exp(jnp.where(seen, runtime.settled(x * scale), -float("inf")) - row_max) / row_sum
     t1 = jnp.where(seen, dy, 0.0)
     t2 = jnp.where(seen, t0 * (t1 - jnp.sum(t1 * t0, axis=-1, keepdims=True)), 0.0)
     dx = scale * t2

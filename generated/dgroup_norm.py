@@ -232,14 +232,14 @@ def dgroup_norm_rows_launch(
 
 def dgroup_norm_stage0(dy, x, weight):
     """What is folded into row_mean (mean), row_mean3 (mean), on one vector of each operand."""
-    g = dy * weight
+    g = device.multiply(dy, weight)
     return x, g
 
 
 def dgroup_norm_stage1(dy, x, weight, row_mean):
     """What is folded into row_mean2 (mean), row_mean4 (mean), on one vector of each operand."""
     centred = x - row_mean
-    g = dy * weight
+    g = device.multiply(dy, weight)
     return centred * centred, g * centred
 
 
@@ -247,7 +247,7 @@ def dgroup_norm_chain(dy, x, weight, eps, row_mean, row_mean3, row_mean2, row_me
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     rstd = device.rsqrt(row_mean2 + eps, approx)
     centred = x - row_mean
-    g = dy * weight
+    g = device.multiply(dy, weight)
     dx = rstd * (g - row_mean3 - centred * (rstd * rstd * row_mean4))
     return dx, dy * (centred * rstd), dy
 
@@ -566,7 +566,7 @@ def dgroup_norm_xla(dy, x, weight, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     centred = x - jnp.mean(x, axis=(-2, -1), keepdims=True)
     rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=(-2, -1), keepdims=True) + eps)
-    g = dy * weight
+    g = runtime.settled(dy * weight)
     t0 = g - jnp.mean(g, axis=(-2, -1), keepdims=True) - centred * (rstd * rstd * jnp.mean(g * centred, axis=(-2, -1), keepdims=True))
     dx = rstd * t0
     dweight = jnp.sum(dy * (centred * rstd), axis=(-4, -1), keepdims=True)

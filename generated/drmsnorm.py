@@ -187,14 +187,14 @@ def drmsnorm_rows_launch(
 
 def drmsnorm_stage0(dy, x, weight):
     """What is folded into row_mean (mean), row_mean2 (mean), on one vector of each operand."""
-    g = dy * weight
+    g = device.multiply(dy, weight)
     return x * x, g * x
 
 
 def drmsnorm_chain(dy, x, weight, eps, row_mean, row_mean2, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    g = dy * weight
+    g = device.multiply(dy, weight)
     dx = rstd * (g - x * (rstd * rstd * row_mean2))
     return dx, dy * (x * rstd)
 
@@ -453,7 +453,7 @@ class DrmsnormOutputs(NamedTuple):
 def drmsnorm_xla(dy, x, weight, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    g = dy * weight
+    g = runtime.settled(dy * weight)
     dx = rstd * (g - x * (rstd * rstd * jnp.mean(g * x, axis=-1, keepdims=True)))
     dweight = jnp.sum(dy * (x * rstd), axis=row_axes, keepdims=True)
     return dx, dweight

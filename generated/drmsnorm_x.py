@@ -48,7 +48,7 @@ def drmsnorm_x_row_mean2(dy, x, weight, eps, row_mean, approx):
     """What is folded into row_mean2 (mean), on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     normed = x * rstd
-    g = dy * weight
+    g = device.multiply(dy, weight)
     return g * normed
 
 
@@ -56,7 +56,7 @@ def drmsnorm_x_chain(dy, x, weight, eps, row_mean, row_mean2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
     normed = x * rstd
-    g = dy * weight
+    g = device.multiply(dy, weight)
     dx = rstd * (g - normed * row_mean2)
     return dx
 
@@ -232,7 +232,7 @@ def drmsnorm_x_xla(dy, x, weight, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     normed = x * rstd
-    g = dy * weight
+    g = runtime.settled(dy * weight)
     dx = rstd * (g - normed * jnp.mean(g * normed, axis=-1, keepdims=True))
     return dx
 

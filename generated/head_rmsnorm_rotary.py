@@ -228,16 +228,16 @@ def head_rmsnorm_rotary_reference(x, weight, cos, sin, eps):
 
 def head_rmsnorm_rotary_frozen_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
     """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
-    t0 = sin * dy1 + cos * dy0
-    t1 = cos * dy1 - sin * dy0
+    t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
+    t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
     return x0 * x0, x1 * x1, weight1 * t1 * x1 + weight0 * t0 * x0
 
 
 def head_rmsnorm_rotary_frozen_chain(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, approx)
-    t0 = sin * dy1 + cos * dy0
-    t1 = cos * dy1 - sin * dy0
+    t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
+    t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
     t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
     dx0 = weight0 * rstd * t0 - t2 * x0
     dx1 = weight1 * rstd * t1 - t2 * x1
@@ -420,8 +420,8 @@ def head_rmsnorm_rotary_frozen_xla(dy0, dy1, x0, x1, weight0, weight1, cos, sin,
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t3 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
     rstd = jax.lax.rsqrt(t3)
-    t0 = sin * dy1 + cos * dy0
-    t1 = cos * dy1 - sin * dy0
+    t0 = runtime.settled(sin * dy1) + runtime.settled(cos * dy0)
+    t1 = runtime.settled(cos * dy1) - runtime.settled(sin * dy0)
     t4 = jnp.sum(weight1 * t1 * x1 + weight0 * t0 * x0, axis=-1, keepdims=True) * rstd * rstd * rstd * 0.5
     t2 = t4 / size_d.astype(jnp.float32)
     dx0 = weight0 * rstd * t0 - t2 * x0
@@ -591,16 +591,16 @@ def head_rmsnorm_rotary_backward_rows_launch(
 
 def head_rmsnorm_rotary_backward_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
     """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
-    t0 = sin * dy1 + cos * dy0
-    t1 = cos * dy1 - sin * dy0
+    t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
+    t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
     return x0 * x0, x1 * x1, weight1 * t1 * x1 + weight0 * t0 * x0
 
 
 def head_rmsnorm_rotary_backward_chain(dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, approx):
     """The chain: dx0, dx1; what is folded into column_sum, column_sum2, column_sum3, column_sum4, on one vector of each operand."""
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
-    t0 = sin * dy1 + cos * dy0
-    t1 = cos * dy1 - sin * dy0
+    t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
+    t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
     t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
     dx0 = weight0 * rstd * t0 - t2 * x0
     dx1 = weight1 * rstd * t1 - t2 * x1
@@ -983,8 +983,8 @@ def head_rmsnorm_rotary_backward_xla(dy0, dy1, x0, x1, weight0, weight1, cos, si
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t5 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
     rstd = jax.lax.rsqrt(t5)
-    t0 = sin * dy1 + cos * dy0
-    t1 = cos * dy1 - sin * dy0
+    t0 = runtime.settled(sin * dy1) + runtime.settled(cos * dy0)
+    t1 = runtime.settled(cos * dy1) - runtime.settled(sin * dy0)
     t6 = jnp.sum(weight1 * t1 * x1 + weight0 * t0 * x0, axis=-1, keepdims=True) * rstd * rstd * rstd * 0.5
     t2 = t6 / size_d.astype(jnp.float32)
     dx0 = weight0 * rstd * t0 - t2 * x0

@@ -38,7 +38,7 @@ domain:
 
 def label_log_prob_keep_z(x, temperature):
     """z, on one vector of each operand: several passes need it."""
-    z = device.divide_by_row(x, temperature, False)
+    z = device.settled(device.divide_by_row(x, temperature, False))
     return z
 
 
@@ -49,7 +49,8 @@ def label_log_prob_stage0(label, index_n, z):
 
 def label_log_prob_row_sum2(z, row_max, approx_terms):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    return device.exp_term(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx_terms)
+    return t0
 
 
 def label_log_prob_row(row_sum, row_max, row_sum2):
@@ -206,7 +207,7 @@ def label_log_prob_launch(
 
 def label_log_prob_xla(x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = x / temperature
+    z = runtime.settled(x / temperature)
     t0 = jnp.max(z, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
     y = jnp.sum(jnp.where(index_n == label, z, 0.0), axis=-1, keepdims=True) - (jnp.log(jnp.sum(jnp.exp(z - t1), axis=-1, keepdims=True)) + t1)
@@ -222,7 +223,7 @@ def label_log_prob_reference(x, label, temperature):
 
 def label_log_prob_forward_keep_z(x, temperature):
     """z, on one vector of each operand: several passes need it."""
-    z = device.divide_by_row(x, temperature, False)
+    z = device.settled(device.divide_by_row(x, temperature, False))
     return z
 
 
@@ -233,7 +234,8 @@ def label_log_prob_forward_stage0(label, index_n, z):
 
 def label_log_prob_forward_row_sum2(z, row_max, approx_terms):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    return device.exp_term(z - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx_terms)
+    return t0
 
 
 def label_log_prob_forward_row(row_sum, row_max, row_sum2):
@@ -397,7 +399,7 @@ def label_log_prob_forward_launch(
 
 def label_log_prob_forward_xla(x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = x / temperature
+    z = runtime.settled(x / temperature)
     t0 = jnp.max(z, axis=-1, keepdims=True)
     t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
     row_logsumexp = jnp.log(jnp.sum(jnp.exp(z - t1), axis=-1, keepdims=True)) + t1
@@ -407,8 +409,8 @@ def label_log_prob_forward_xla(x, label, index_n, temperature):
 
 def label_log_prob_frozen_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(device.divide(x, temperature, approx) - row_logsumexp, approx)
-    dx = device.divide(t0, temperature, approx)
+    t0 = device.exp(device.subtract(device.settled(device.divide(x, temperature, approx)), row_logsumexp), approx)
+    dx = device.divide(device.where(index_n == label, dy, 0.0) - dy * t0, temperature, approx)
     return dx
 
 
@@ -509,14 +511,15 @@ def label_log_prob_frozen_launch(
 
 def label_log_prob_frozen_xla(dy, row_logsumexp, x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = (jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(x / temperature - row_logsumexp)) / temperature
+    t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(runtime.settled(x / temperature) - row_logsumexp)
+    dx = t0 / temperature
     return dx
 
 
 def label_log_prob_backward_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    z = device.divide_by_row(x, temperature, False)
-    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(z - row_logsumexp, False)
+    z = device.settled(device.divide_by_row(x, temperature, False))
+    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(device.subtract(z, row_logsumexp), False)
     dx = device.divide_by_row(t0, temperature, approx)
     return dx, t0 * z
 
@@ -672,7 +675,7 @@ def label_log_prob_backward_launch(
 
 def label_log_prob_backward_xla(dy, row_logsumexp, x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = x / temperature
+    z = runtime.settled(x / temperature)
     t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - row_logsumexp)
     dx = t0 / temperature
     dtemperature = -(jnp.sum(t0 * z, axis=None, keepdims=True) / temperature)

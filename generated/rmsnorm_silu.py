@@ -351,15 +351,15 @@ def rmsnorm_silu_forward_xla(x, weight, eps):
 
 def rmsnorm_silu_frozen_keep_t2(rstd, x, weight, approx):
     """t2, on one vector of each operand: several passes need it."""
-    t1 = x * rstd * weight
+    t1 = device.multiply(x * rstd, weight)
     t2 = device.sigmoid(t1, approx)
     return t2
 
 
 def rmsnorm_silu_frozen_keep_t3(rstd, x, weight, approx):
     """t3, on one vector of each operand: several passes need it."""
-    t1 = x * rstd * weight
-    t3 = 1.0 + t1 * device.sigmoid(-t1, approx)
+    t1 = device.multiply(x * rstd, weight)
+    t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
     return t3
 
 
@@ -556,9 +556,9 @@ def rmsnorm_silu_frozen_launch(
 
 def rmsnorm_silu_frozen_xla(dy, rstd, x, weight, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = x * rstd * weight
+    t1 = runtime.settled(x * rstd * weight)
     t2 = jax.lax.logistic(t1)
-    t3 = 1.0 + t1 * jax.lax.logistic(-t1)
+    t3 = 1.0 + runtime.settled(t1 * jax.lax.logistic(-t1))
     t0 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
     t4 = weight * rstd * dy * t2 * t3 - t0 * x
     dx = t4
@@ -700,18 +700,18 @@ def rmsnorm_silu_backward_rows_launch(
 def rmsnorm_silu_backward_row_sum(dy, rstd, x, weight, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
     t0 = x * rstd
-    t1 = t0 * weight
+    t1 = device.multiply(t0, weight)
     t2 = device.sigmoid(t1, approx)
-    t3 = 1.0 + t1 * device.sigmoid(-t1, approx)
+    t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
     return weight * dy * t2 * t3 * x
 
 
 def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, row_sum, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     t0 = x * rstd
-    t1 = t0 * weight
+    t1 = device.multiply(t0, weight)
     t2 = device.sigmoid(t1, approx)
-    t3 = 1.0 + t1 * device.sigmoid(-t1, approx)
+    t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
     t4 = weight * rstd * dy * t2 * t3 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     dx = t4
     return dx, dy * t2 * t3 * t0
@@ -960,9 +960,9 @@ def rmsnorm_silu_backward_launch(
 def rmsnorm_silu_backward_xla(dy, rstd, x, weight, size_n, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x * rstd
-    t1 = t0 * weight
+    t1 = runtime.settled(t0 * weight)
     t2 = jax.lax.logistic(t1)
-    t3 = 1.0 + t1 * jax.lax.logistic(-t1)
+    t3 = 1.0 + runtime.settled(t1 * jax.lax.logistic(-t1))
     t5 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
     t4 = weight * rstd * dy * t2 * t3 - t5 * x
     dx = t4

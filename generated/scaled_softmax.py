@@ -30,12 +30,12 @@ reference: jax.nn.softmax(scale * x, axis=-1)
 
 def scaled_softmax_keep_value(x, scale, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
-    return device.exp(x * scale - row_max, approx)
+    return device.exp(device.multiply(x, scale) - row_max, approx)
 
 
 def scaled_softmax_row_max(x, scale):
     """What is folded into row_max (max), on one vector of each operand."""
-    return x * scale
+    return device.multiply(x, scale)
 
 
 def scaled_softmax_row_sum(value):
@@ -203,7 +203,7 @@ def scaled_softmax_launch(
 
 def scaled_softmax_xla(x, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x * scale
+    t0 = runtime.settled(x * scale)
     t1 = jnp.exp(t0 - jnp.max(t0, axis=-1, keepdims=True))
     y = t1 / jnp.sum(t1, axis=-1, keepdims=True)
     return y
@@ -216,14 +216,14 @@ def scaled_softmax_reference(x, scale):
 
 def scaled_softmax_forward_keep_value(x, scale, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
-    t0 = x * scale
+    t0 = device.multiply(x, scale)
     row_max = row_max_
     return device.exp(t0 - row_max, approx)
 
 
 def scaled_softmax_forward_row_max_(x, scale):
     """What is folded into row_max_ (max), on one vector of each operand."""
-    t0 = x * scale
+    t0 = device.multiply(x, scale)
     return t0
 
 
@@ -419,7 +419,7 @@ def scaled_softmax_forward_launch(
 
 def scaled_softmax_forward_xla(x, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x * scale
+    t0 = runtime.settled(x * scale)
     row_max = jnp.max(t0, axis=-1, keepdims=True)
     t1 = jnp.exp(t0 - row_max)
     row_sum = jnp.sum(t1, axis=-1, keepdims=True)
@@ -429,7 +429,7 @@ def scaled_softmax_forward_xla(x, scale):
 
 def scaled_softmax_frozen_keep_t0(row_max, row_sum, x, scale, approx):
     """t0, on one vector of each operand: several passes need it."""
-    t0 = device.divide_by_row(device.exp(x * scale - row_max, approx), row_sum, approx)
+    t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, approx)
     return t0
 
 
@@ -601,14 +601,15 @@ def scaled_softmax_frozen_launch(
 
 def scaled_softmax_frozen_xla(dy, row_max, row_sum, x, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(x * scale - row_max) / row_sum
+    t0 = jnp.exp(runtime.settled(x * scale) - row_max) / row_sum
     dx = scale * t0 * (dy - jnp.sum(dy * t0, axis=-1, keepdims=True))
     return dx
 
 
 def scaled_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, scale):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    return dy * device.divide_by_row(device.exp(x * scale - row_max, False), row_sum, False)
+    t0 = dy * device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, False), row_sum, False)
+    return t0
 
 
 def scaled_softmax_backward_rows_row(row_sum_):
@@ -742,13 +743,13 @@ def scaled_softmax_backward_rows_launch(
 
 def scaled_softmax_backward_row_sum_(dy, row_max, row_sum, x, scale):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    t0 = device.divide_by_row(device.exp(x * scale - row_max, False), row_sum, False)
+    t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, False), row_sum, False)
     return dy * t0
 
 
 def scaled_softmax_backward_chain(dy, row_max, row_sum, x, scale, row_sum_):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    t0 = device.divide_by_row(device.exp(x * scale - row_max, False), row_sum, False)
+    t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, False), row_sum, False)
     t1 = dy - row_sum_
     dx = scale * t0 * t1
     return dx, t0 * t1 * x
@@ -990,7 +991,7 @@ def scaled_softmax_backward_launch(
 
 def scaled_softmax_backward_xla(dy, row_max, row_sum, x, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.exp(x * scale - row_max) / row_sum
+    t0 = jnp.exp(runtime.settled(x * scale) - row_max) / row_sum
     t1 = dy - jnp.sum(dy * t0, axis=-1, keepdims=True)
     dx = scale * t0 * t1
     dscale = jnp.sum(t0 * t1 * x, axis=None, keepdims=True)

@@ -33,12 +33,13 @@ domain:
 
 def softcap_softmax_keep_value(x, cap, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
-    return device.exp(cap * cute.math.tanh(device.divide_by_row(x, cap, approx)) - row_max, approx)
+    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx)))) - row_max
+    return device.exp(t0, approx)
 
 
 def softcap_softmax_row_max(x, cap, approx):
     """What is folded into row_max (max), on one vector of each operand."""
-    return cap * cute.math.tanh(device.divide_by_row(x, cap, approx))
+    return device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx))))
 
 
 def softcap_softmax_row_sum(value):
@@ -207,7 +208,7 @@ def softcap_softmax_launch(
 
 def softcap_softmax_xla(x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = cap * jnp.tanh(x / cap)
+    t0 = runtime.settled(cap * jnp.tanh(runtime.settled(x / cap)))
     t1 = jnp.exp(t0 - jnp.max(t0, axis=-1, keepdims=True))
     y = t1 / jnp.sum(t1, axis=-1, keepdims=True)
     return y
@@ -220,14 +221,14 @@ def softcap_softmax_reference(x, cap):
 
 def softcap_softmax_forward_keep_value(x, cap, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
-    t0 = cap * cute.math.tanh(device.divide_by_row(x, cap, approx))
+    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx))))
     row_max = row_max_
     return device.exp(t0 - row_max, approx)
 
 
 def softcap_softmax_forward_row_max_(x, cap, approx):
     """What is folded into row_max_ (max), on one vector of each operand."""
-    t0 = cap * cute.math.tanh(device.divide_by_row(x, cap, approx))
+    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx))))
     return t0
 
 
@@ -424,7 +425,7 @@ def softcap_softmax_forward_launch(
 
 def softcap_softmax_forward_xla(x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = cap * jnp.tanh(x / cap)
+    t0 = runtime.settled(cap * jnp.tanh(runtime.settled(x / cap)))
     row_max = jnp.max(t0, axis=-1, keepdims=True)
     t1 = jnp.exp(t0 - row_max)
     row_sum = jnp.sum(t1, axis=-1, keepdims=True)
@@ -434,8 +435,8 @@ def softcap_softmax_forward_xla(x, cap):
 
 def softcap_softmax_frozen_keep_t2(row_max, row_sum, x, cap, approx):
     """t2, on one vector of each operand: several passes need it."""
-    t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
-    t2 = device.divide_by_row(device.exp(cap * t1 - row_max, approx), row_sum, approx)
+    t1 = cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx)))
+    t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, approx)
     return t2
 
 
@@ -446,7 +447,7 @@ def softcap_softmax_frozen_row_sum_(dy, t2):
 
 def softcap_softmax_frozen_chain(dy, x, cap, t2, row_sum_, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t1 = cute.math.tanh(device.divide_by_row(x, cap, approx))
+    t1 = cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx)))
     dx = device.divide_by_row(cap * t2 * (dy - row_sum_) * (1.0 - t1 * t1), cap, approx)
     return dx
 
@@ -610,16 +611,16 @@ def softcap_softmax_frozen_launch(
 
 def softcap_softmax_frozen_xla(dy, row_max, row_sum, x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.tanh(x / cap)
-    t2 = jnp.exp(cap * t1 - row_max) / row_sum
+    t1 = jnp.tanh(runtime.settled(x / cap))
+    t2 = jnp.exp(runtime.settled(cap * t1) - row_max) / row_sum
     dx = cap * t2 * (dy - jnp.sum(dy * t2, axis=-1, keepdims=True)) * (1.0 - t1 * t1) / cap
     return dx
 
 
 def softcap_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, cap):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    t0 = device.divide_by_row(device.exp(cap * cute.math.tanh(device.divide_by_row(x, cap, False)) - row_max, False), row_sum, False)
-    return dy * t0
+    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, False)))) - row_max
+    return dy * device.divide_by_row(device.exp(t0, False), row_sum, False)
 
 
 def softcap_softmax_backward_rows_row(row_sum_):
@@ -753,17 +754,17 @@ def softcap_softmax_backward_rows_launch(
 
 def softcap_softmax_backward_row_sum_(dy, row_max, row_sum, x, cap):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    t0 = device.divide_by_row(x, cap, False)
+    t0 = device.settled(device.divide_by_row(x, cap, False))
     t1 = cute.math.tanh(t0)
-    t2 = device.divide_by_row(device.exp(cap * t1 - row_max, False), row_sum, False)
+    t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, False), row_sum, False)
     return dy * t2
 
 
 def softcap_softmax_backward_chain(dy, row_max, row_sum, x, cap, row_sum_, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    t0 = device.divide_by_row(x, cap, False)
+    t0 = device.settled(device.divide_by_row(x, cap, False))
     t1 = cute.math.tanh(t0)
-    t2 = device.divide_by_row(device.exp(cap * t1 - row_max, False), row_sum, False)
+    t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, False), row_sum, False)
     t3 = dy - row_sum_
     t4 = cap * t2 * t3 * (1.0 - t1 * t1)
     dx = device.divide_by_row(t4, cap, approx)
@@ -1008,9 +1009,9 @@ def softcap_softmax_backward_launch(
 
 def softcap_softmax_backward_xla(dy, row_max, row_sum, x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x / cap
+    t0 = runtime.settled(x / cap)
     t1 = jnp.tanh(t0)
-    t2 = jnp.exp(cap * t1 - row_max) / row_sum
+    t2 = jnp.exp(runtime.settled(cap * t1) - row_max) / row_sum
     t3 = dy - jnp.sum(dy * t2, axis=-1, keepdims=True)
     t4 = cap * t2 * t3 * (1.0 - t1 * t1)
     dx = t4 / cap

@@ -406,7 +406,7 @@ def softmax_entropy_backward_keep_t2(dentropy, row_max, row_log, x, approx):
     log_p = x - row_max - row_log
     t0 = device.where(log_p == -float("inf"), 0.0, -dentropy)
     t1 = device.exp(log_p, approx)
-    t2 = t0 * t1 + t0 * log_p * t1
+    t2 = device.multiply(t0, t1) + device.multiply(t0 * log_p, t1)
     return t2
 
 
@@ -578,7 +578,7 @@ def softmax_entropy_backward_xla(dentropy, row_max, row_log, x):
     log_p = x - row_max - row_log
     t0 = jnp.where(log_p == -float("inf"), 0.0, -dentropy)
     t1 = jnp.exp(log_p)
-    t2 = t0 * t1 + t0 * log_p * t1
+    t2 = runtime.settled(t0 * t1) + runtime.settled(t0 * log_p * t1)
     dx = t2 - jnp.sum(t2, axis=-1, keepdims=True) * t1
     return dx
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from codegen import emit, online, ranges
+from codegen.contraction import rounding
 from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, reaching, topological
 from codegen.names import fresh
@@ -44,6 +45,7 @@ class Context:
         self.plan = self.planned(op)
         self.statements = op.statements
         self.nodes = list(topological(s.value for s in op.statements))
+        self.rounding = rounding(self.nodes)
         dtypes = {d for a in self.spec.inputs for d in self.spec.dtypes(a)}
         self.wide = "float64" in dtypes
         integers = {d for a in self.spec.arrays for d in self.spec.dtypes(a)}
@@ -94,6 +96,7 @@ class Context:
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
             self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations()[0],
             written=self.cheaper() | dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
+            rounding=self.rounding,
         )  # fmt: skip
 
     # Approximations under `math: auto`
@@ -220,7 +223,9 @@ class Context:
         types |= {t: f"jnp.{d[0]}" if len(d) == 1 else t for t, d in self.spec.types}
         floating = "compute" if self.wide else "jnp.float32"
         integer = "jnp.int64" if self.integer == "Int64" else "jnp.int32"
-        dialect = emit.Dialect("jnp", self.leaves(), floating, integer, types, like=self.like(), order=self.plan.order)
+        dialect = emit.Dialect(
+            "jnp", self.leaves(), floating, integer, types, like=self.like(), order=self.plan.order, rounding=self.rounding
+        )  # fmt: skip
         lines = emit.emit(self.statements, self.target_names(), dialect)
         extra = [n for n in ("compute", "row_axes", *dict(self.spec.types)) if self.mentions(lines, n)]
         return {

@@ -7,3 +7,4 @@ from codegen.runtime.op import Implementation as Implementation
 from codegen.runtime.op import Op as Op
 from codegen.runtime.slopes import dgelu as dgelu
 from codegen.runtime.slopes import product_of_others as product_of_others
+from codegen.runtime.slopes import settled as settled

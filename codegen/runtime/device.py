@@ -261,6 +261,37 @@ def clip_index(index: Numeric, extent: cutlass.Int32) -> cutlass.Int32:
 # Arithmetic
 
 
+def add(a: Operand, b: Operand) -> Vector:
+    """a + b, never contracted with the product that an operand is."""
+    return _rounded("add", *_vectors(a, b))
+
+
+def subtract(a: Operand, b: Operand) -> Vector:
+    """a - b, never contracted with the product that an operand is."""
+    a, b = _vectors(a, b)
+    return _rounded("add", a, -b)
+
+
+def multiply(a: Operand, b: Operand) -> Vector:
+    """a * b, never contracted with a sum that takes it."""
+    return _rounded("mul", *_vectors(a, b))
+
+
+def settled(x: Vector) -> Vector:
+    """x, which no sum that takes it is contracted with: x + -0.0, rounded by itself."""
+    return _rounded("add", x, cute.full_like(x, negative_zero(x.dtype)))
+
+
+def _rounded(name: str, a: Vector, b: Vector) -> Vector:
+    """A float operation by the instruction that compilers leave as it is: `mul.rn` or `add.rn` in PTX."""
+    intrinsic = f"llvm.nvvm.{name}.rn.{'d' if a.dtype is Float64 else 'f'}"
+
+    def apply(p: Numeric, q: Numeric) -> Numeric:
+        return a.dtype(llvm.call_intrinsic(a.dtype.mlir_type, intrinsic, [p.ir_value(), q.ir_value()], [], []))
+
+    return _each(apply, a, b)
+
+
 def divide(a: Operand, b: Operand, approx: bool) -> Vector:
     """a / b, correctly rounded; approximately within 2 ulp over the whole range."""
     a, b = _vectors(a, b)

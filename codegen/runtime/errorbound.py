@@ -45,7 +45,9 @@ FUNCTION = 2.0**-20
 NARROW = 2.0**-16
 # `math: fast` may use the hardware's approximations, the coarsest of which (tanh, sin) has 2**-10.9.
 FAST = 2.0**-10
-EXACT = frozenset("where cast neg abs maximum minimum floor ceil round sign _others".split())  # which round nothing
+EXACT = frozenset(
+    "where cast neg abs maximum minimum floor ceil round sign _pinned _others".split()
+)  # which round nothing
 ROUNDED = frozenset(
     "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
 )

@@ -24,6 +24,12 @@ def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     return value, jax.jvp(others, (x,), (tangents[1],))[1]
 
 
+def settled(x: jax.Array) -> jax.Array:
+    """`x`, rounded before anything is added to it: XLA's compilers for CPUs may round a product and a sum once (a fused
+    multiply-add), but not through a selection. Same shape and dtype."""
+    return jnp.where(x == x, x, -x)
+
+
 def dgelu(x: jax.Array) -> jax.Array:
     """The derivative of GELU in its erf form, Phi(x) + x phi(x) of the normal distribution, element by element, in x's shape and
     dtype; NaN at the infinities, as jax.vjp of jax.nn.gelu."""

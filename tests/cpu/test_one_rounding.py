@@ -1,0 +1,197 @@
+"""A value that meets a statistic of itself is computed the same everywhere: `z == max(z)` finds its element, `z - max(z)` is 0 there.
+
+Whether a compiler rounds `x * a + b` once or twice differs from place to place, so these chains are sums of products. Rows are
+long enough that a kernel computes `z` again for each pass, or short; what is expected follows from float64, where the
+greatest of random elements is far enough from the others.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.making import make_op
+
+IMPLEMENTATIONS = ("interpret", "xla", *(["cute"] if jax.default_backend() == "gpu" else []))
+# Each over x (rows, N), a and b (N,), c (rows,): the chain's lines up to z, and z in NumPy
+CHAINS = {
+    "products": ("z = x * a + b * c", lambda x, a, b, c: x * a + b * c),
+    "shared": ("p = x * a\n  z = p + b * c + 0.0 * p", lambda x, a, b, c: x * a + b * c),
+    "square": ("z = x * x * a + x + b * c", lambda x, a, b, c: x * x * a + x + b * c),
+    "selected": ("z = where(b > 0, x * a, 0) - b * c", lambda x, a, b, c: np.where(b > 0, x * a, 0) - b * c),
+    "function": ("z = a * sigmoid(x) + b * c - x", lambda x, a, b, c: a / (1 + np.exp(-x)) + b * c - x),
+    "quotient": ("z = (x * a + b) / (c * c + 1.5)", lambda x, a, b, c: (x * a + b) / (c * c + 1.5)),
+}
+HEAD = """
+op: met
+summary: A value and a statistic of itself.
+types:
+  T: [float32, bfloat16]
+inputs:
+  x: T[..., N]
+  a: float32[N]
+  b: float32[N]
+  c: float32[...]
+outputs:
+"""
+# How many elements equal the statistic, the first of them, and what is left of the statistic's own element
+FORWARD = """  count: int32[...]
+  first: int32[...]
+  left: float32[...]
+  y: T[..., N]
+chain: |
+  {chain}
+  m = {stat}(z, axis=N)
+  count = sum(where(z == m, 1, 0), axis=N)
+  first = min(where(z == m, index(N), size(N)), axis=N)
+  left = {stat}(z - m, axis=N)
+  y = where(z == m, x, 0)
+reference: |
+  count = jnp.zeros(x.shape[:-1])
+  first, left, y = count, count, x
+"""
+# The statistic as an output, alone or beside a product with it
+GRADIENT = """  y: T[..., N]
+  m: float32{dims}
+chain: |
+  {chain}
+  t = {stat}(z, axis={axis})
+  y = z * {factor}
+  m = t{also}
+reference: |
+  y, m = x, c
+"""
+FACTORS = {"tanh": "tanh(0.125 * t)", "plain": "0.5"}
+
+
+def arrays(rows: int, n: int, dtype: str) -> tuple[jax.Array, ...]:
+    draw = np.random.default_rng(rows * n)
+    x, a, b, c = (jnp.asarray(draw.standard_normal(s), jnp.float32) for s in ((rows, n), (n,), (n,), (rows,)))
+    return x.astype(dtype), a, b, c
+
+
+@pytest.mark.turns(13)
+@pytest.mark.parametrize("stat", ["max", "min"])
+@pytest.mark.parametrize(
+    ("rows", "n", "dtype"),
+    [(8, 8193, "bfloat16"), (40, 5, "float32"), (16, 1, "float32"), (2, 33333, "float32")],
+    ids=str,
+)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_elements_equal_their_statistic(chain, rows, n, dtype, stat, tmp_path):
+    op = make_op(tmp_path, HEAD + FORWARD.format(chain=CHAINS[chain][0], stat=stat))
+    given = arrays(rows, n, dtype)
+    for implementation in IMPLEMENTATIONS:
+        got = jax.jit(lambda *a, way=implementation: op(*a, implementation=way))(*given)
+        assert (got.count >= 1).all(), f"{implementation}: no element equals its row's {stat}"
+        assert (got.first < n).all(), implementation
+        assert (got.left == 0).all(), f"{implementation}: z - {stat}(z) is not 0 at that element"
+
+
+@pytest.mark.turns(13)
+@pytest.mark.parametrize("stat", ["max", "min"])
+@pytest.mark.parametrize(("axis", "factor"), [("N", "tanh"), ("N", "plain"), ("...", "plain"), ("(..., N)", "plain")])
+@pytest.mark.parametrize(("rows", "n"), [(2, 33333), (64, 5), (5, 1), (300, 65)], ids=str)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_gradient_of_a_statistic_is_not_lost(chain, rows, n, axis, stat, factor, tmp_path):
+    dims, also = {"N": ("[...]", ""), "...": ("[N]", ""), "(..., N)": ("[]", "")}[axis]
+    text, exact = CHAINS[chain]
+    text = HEAD + GRADIENT.format(chain=text, stat=stat, axis=axis, dims=dims, also=also, factor=FACTORS[factor])
+    op = make_op(tmp_path, text)
+    x, a, b, c = arrays(rows, n, "float32")
+    draw = np.random.default_rng(n)
+    dy, dm = draw.standard_normal((rows, n)), draw.standard_normal()
+    expected = dz_of(exact, (x, a, b, c), axis, stat, factor, dy, dm)
+    for implementation in IMPLEMENTATIONS:
+
+        def loss(c, way=implementation):
+            out = op(x, a, b, c, implementation=way)
+            return (out.y * jnp.asarray(dy, jnp.float32)).sum() + (out.m * jnp.float32(dm)).sum()
+
+        got = np.asarray(jax.jit(jax.grad(loss))(c))
+        assert np.allclose(got, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max()), implementation
+
+
+def dz_of(exact, given, axis, stat, factor, dy, dm) -> np.ndarray:
+    """The gradient of c, by central differences of z in float64 and the statistic's own derivative: 1 at its element."""
+    x, a, b, c = (np.asarray(v, np.float64) for v in given)
+    column = c[:, None]
+    z = exact(x, a, b, column)
+    dims = {"N": 1, "...": 0, "(..., N)": None}[axis]
+    t = getattr(z, stat)(axis=dims, keepdims=True)
+    dt = dm * np.ones_like(t)
+    if factor == "tanh":
+        slope = np.tanh(0.125 * t)
+        dz = dy * slope
+        dt = dt + (dy * z).sum(axis=1, keepdims=True) * 0.125 * (1 - slope**2)
+    else:
+        dz = dy * 0.5
+    dz = dz + np.where(z == t, dt, 0)
+    step = 1e-5
+    return (dz * (exact(x, a, b, column + step) - exact(x, a, b, column - step)) / (2 * step)).sum(axis=1)
+
+
+TOP = """
+op: top
+summary: A product in 16 bits, and the greatest of each of its rows.
+types:
+  T: [float32, bfloat16]
+inputs:
+  x: T[..., K]
+  w: T[K, N]
+  s: float32[N]
+outputs:
+  y: T[..., N]
+  top: float32[...]
+chain: |
+  z = (x @ w) * s + 0.5
+  y = z
+  top = max(z, axis=N)
+reference: |
+  y = (x @ w) * s + 0.5
+  top = jnp.max(y, axis=-1)
+"""
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_products_whose_ties_matter_are_kept_as_they_were_compared(implementation, tmp_path):
+    op = make_op(tmp_path, TOP)
+    draw = np.random.default_rng(0)
+    x, w = (jnp.asarray(draw.standard_normal(s), jnp.bfloat16) for s in ((200, 40), (40, 300)))
+    s = jnp.asarray(draw.uniform(0.5, 1.5, 300), jnp.float32)
+    got = jax.jit(jax.grad(lambda x: op(x, w, s, implementation=implementation).top.sum()))(x)
+    exact, factor = np.asarray(w, np.float64), np.asarray(s, np.float64)
+    best = np.argmax(np.asarray(x, np.float64) @ exact * factor, axis=1)
+    # A tie that is none would mix two columns of w
+    assert np.allclose(np.asarray(got, np.float64), (exact * factor)[:, best].T, rtol=2**-7, atol=2**-7)
+
+
+SOFTMAX = """
+op: one_column
+summary: The logsumexp of a scaled row.
+inputs:
+  x: float32[..., N]
+  a: float32[N]
+outputs:
+  y: float32[..., N]
+  lse: float32[...]
+chain: |
+  z = x * a * 1.7
+  y = softmax(z, axis=N)
+  lse = logsumexp(z, axis=N)
+reference: |
+  y, lse = jax.nn.softmax(x * a * 1.7), jax.nn.logsumexp(x * a * 1.7, axis=-1)
+"""
+
+
+def test_softmax_over_one_column_is_one_and_has_no_gradient(tmp_path):
+    op = make_op(tmp_path, SOFTMAX)
+    x, a, *_ = arrays(64, 1, "float32")
+    for implementation in IMPLEMENTATIONS:
+        out, pull = jax.vjp(lambda x, way=implementation: op(x, a, implementation=way), x)
+        assert (out.y == 1).all(), implementation
+        dy = jnp.asarray(np.random.default_rng(1).standard_normal((64, 1)), jnp.float32)
+        (dx,) = pull(type(out)(dy, jnp.zeros(64)))
+        assert (dx == 0).all(), implementation

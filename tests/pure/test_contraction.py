@@ -1,0 +1,54 @@
+"""Which products and sums of a chain are rounded by themselves."""
+
+import pytest
+
+from codegen.pipeline import read_op
+from codegen.render import render_op
+
+HEAD = """
+op: met
+summary: A value and a statistic of itself.
+inputs:
+  x: float32[..., N]
+  a: float32[N]
+outputs:
+  y: float32[..., N]
+chain: |
+"""
+
+
+def chain_of(lines: str) -> str:
+    """What is generated of a chain, its functions alone."""
+    text = HEAD + "".join(f"  {line}\n" for line in lines.split("; ")) + "reference: x\ngrad: none\n"
+    return render_op(read_op("specs/met.yaml", text)).partition("@cute.kernel")[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("z = x * a + 1; y = z - max(z, axis=N)", ["device.multiply(x, a) + 1.0"]),
+        ("z = x * a; y = exp(z - max(z, axis=N))", ["device.multiply(x, a)"]),
+        ("z = -(x * a); y = exp(z - max(z, axis=N))", ["-device.multiply(x, a)"]),
+        ("z = x * a + x; y = z - mean(z, axis=N)", ["device.multiply(x, a) + x"]),
+        (
+            "z = tanh(x); y = z - min(z, axis=N) + a",
+            ["device.settled(cute.math.tanh(x))", "device.subtract(z, row_min)"],
+        ),
+    ],
+)
+def test_what_is_rounded_by_itself(lines, expected):
+    text = chain_of(lines)
+    assert all(line in text for line in expected), text
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "y = x * a + 1 + 0 * sum(x, axis=N)",  # the statistic is another value's
+        "y = (x * a + 1) + sum(x * x, axis=N)",  # what is reduced is not used again
+        "z = x + a; y = z - max(z, axis=N)",  # no product
+        "z = x * a; y = z / max(z, axis=N)",  # no sum
+    ],
+)
+def test_other_values_may_be_contracted(lines):
+    assert "device.multiply" not in chain_of(lines) and "device.settled" not in chain_of(lines)

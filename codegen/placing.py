@@ -256,7 +256,7 @@ def _open_locked(path: Path) -> BinaryIO:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
-            if os.path.lexists(path) and not is_ours(path) and not _is_empty(path):
+            if os.path.lexists(path) and not _is_lock(path):
                 raise _not_ours(path)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             file = stack.enter_context(os.fdopen(handle, "r+b", buffering=0))
@@ -266,9 +266,12 @@ def _open_locked(path: Path) -> BinaryIO:
                 return file
 
 
-def _is_empty(path: Path) -> bool:
-    found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and not found.st_size
+def _is_lock(path: Path) -> bool:
+    """Whether a build made this file: it is empty or holds a journal. Its holder may change it: one look must do."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    with path.open("rb", buffering=0) as file:
+        return file.read(len(MARK)) in (b"", MARK.encode())
 
 
 def _not_ours(path: Path) -> OSError:

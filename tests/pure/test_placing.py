@@ -306,6 +306,22 @@ def test_folders_are_locked_in_one_order(run, tmp_path, monkeypatch):
         assert orders[-1] == [str(tmp_path / name / ".codegen.lock") for name in "ab"]
 
 
+@pytest.mark.parametrize("first", [b"", placing._HEAD], ids=["empty", "journal"])
+def test_a_lock_that_its_holder_writes_to_is_known(tmp_path, monkeypatch, first):
+    """Its file is empty, or holds a journal, and changes between two looks at it."""
+    lock, lstat = tmp_path / ".codegen.lock", Path.lstat
+    lock.write_bytes(first)
+
+    def looked_at(path: Path) -> os.stat_result:
+        if path == lock:
+            lock.write_bytes(b"" if lock.stat().st_size else placing._HEAD)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", looked_at)
+    with placing.locked([tmp_path]):
+        pass
+
+
 BUILDER = """
 import contextlib, io, sys
 from codegen.__main__ import app

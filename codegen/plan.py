@@ -455,6 +455,21 @@ def _mode(tokens: tuple[int | str, ...], groups: int) -> str:
     return "tile" if tokens[-1] == groups - 1 else "gather"
 
 
+def unheld_types(
+    spec: Spec, statements: Iterable[Statement], in_registers: Container[str] = frozenset()
+) -> tuple[str, ...]:
+    """The type variables that a chain rounds to and that no tensor of its kernel has in every call: not an array that may be left
+    out, nor one that is `in_registers`. The launcher takes their dtypes."""
+    held = {a.dtype for a in spec.arrays if a.default is None and a.name not in in_registers}
+    cast = {n.attr for n in topological(s.value for s in statements) if n.op == "cast"}
+    return tuple(name for name, dtypes in spec.types if len(dtypes) > 1 and name in cast and name not in held)
+
+
+def dtype_constant(name: str) -> str:
+    """What a kernel calls the dtype of a type variable that it takes: no name of a spec is like it."""
+    return f"dtype_of_{name}"
+
+
 class Names:
     """Names for parts and coordinates that no name of the spec has, and no two of them share."""
 

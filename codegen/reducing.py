@@ -72,6 +72,7 @@ class _Reductions(Planner):
             self.refuse_orders,
             self.refuse_waiting,
             self.refuse_late_rows,
+            self.refuse_groups_of_rows,
             self.refuse_outputs,
         )
         for check in checks:
@@ -237,6 +238,18 @@ class _Reductions(Planner):
             if node in self.along:
                 what = f"the results of all rows need another reduction ({node.op}) over {', '.join(lost_axes(node))}"
                 return self.mistake_in_chain(node, what, "make it an op of its own")
+        return None
+
+    def refuse_groups_of_rows(self) -> Diagnostic | None:
+        """A value of each row that needs a reduction of one of its groups: only vectors of columns have those."""
+        whole = self.axes[self.place :]
+        groups = {id(n) for n in self.along if lost_axes(n) != whole}
+        values = [s.value for s in self.written() if not set(whole) & set(self.spec.array(s.name).axes)]
+        values += [n.args[0] for n in self.over if not set(whole) & set(n.args[0].dims)]
+        for node in topological(values, lambda n: n.op in REDUCTIONS):
+            if id(node) in groups:
+                message = f"a value of each row needs a reduction ({node.op}) over {', '.join(lost_axes(node))}, groups of the row"
+                return self.mistake_in_chain(node, message, "make it an op of its own")
         return None
 
     @functools.cached_property

@@ -145,6 +145,11 @@ class Tile:
         folded = {f.value for f in self.folds}
         return tuple(a for a in self.spec.outputs if a.name not in folded)
 
+    @property
+    def in_registers(self) -> frozenset[str]:
+        """The arrays of its spec that are no tensors: products, and what is folded."""
+        return frozenset((*self.accs, *(f.value for f in self.folds)))
+
     def small(self) -> dict[str, int]:
         """Tiles for outputs that large ones would not share out among the multiprocessors."""
         return {"tile_m": 32, "tile_n": 64 if self.paired else 32, "warps_m": 2, "warps_n": 1, "stages": 2}

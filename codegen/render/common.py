@@ -15,7 +15,7 @@ from codegen.ir import DTYPES, Leaf, reaching, topological
 from codegen.names import fresh
 from codegen.ops import OPS
 from codegen.pipeline import Op
-from codegen.plan import Access, Elementwise, access_key
+from codegen.plan import Access, Elementwise, access_key, dtype_constant, unheld_types
 from codegen.reductions import Reduction
 from codegen.spec import Array, Param
 
@@ -51,7 +51,9 @@ class Context:
         integers = {d for a in self.spec.arrays for d in self.spec.dtypes(a)}
         self.integer = "Int64" if integers & {"int64", "uint32"} else "Int32"
         self.groups = self.plan.groups
+        unheld = unheld_types(self.spec, self.statements, self.in_registers())
         self.static = [p for p in self.spec.params if p.static]
+        self.static += [Param(dtype_constant(name), "str", None, static=True) for name in unheld]
         self.dynamic = [p for p in self.spec.params if not p.static]
         self.tensors = {a.name: f"m{camel(a.name)}" for a in self.spec.arrays}
         # Parts that lie next to each other come in one fragment
@@ -59,6 +61,10 @@ class Context:
 
     def planned(self, op: Op) -> Elementwise | Reduction | Gemm:
         return op.plan
+
+    def in_registers(self) -> frozenset[str]:
+        """The arrays that the kernel has no tensors of."""
+        return frozenset()
 
     def kernel(self) -> dict:
         """What this kind of kernel shows."""
@@ -215,7 +221,10 @@ class Context:
     def extra_argument(self, name: str) -> str:
         if name == "compute" or name in self.flags:
             return name
-        array = next(a for a in self.spec.arrays if a.dtype == name)
+        if any(p.name == dtype_constant(name) for p in self.static):
+            return f"getattr(cutlass, {dtype_constant(name)})"
+        own = (a for a in self.spec.arrays if a.dtype == name and a.default is None)
+        array = next(a for a in own if a.name not in self.in_registers())
         return f"{self.tensors[array.name]}.element_type"
 
     def xla(self) -> dict:

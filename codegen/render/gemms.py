@@ -75,6 +75,7 @@ class TileContext(ElementwiseContext):
         chain = self.chain()
         columns = [self.read(a) for a in self.reads() if self.fixed(a)]
         tiles = [self.read(a, "load") for a in self.reads() if not self.fixed(a)]
+        absent = {self.tensors[name] for name in self.in_registers()}
         readers = (
             f"{self.name}_{kind}" if found else "None" for kind, found in (("columns", columns), ("tiles", tiles))
         )
@@ -84,10 +85,10 @@ class TileContext(ElementwiseContext):
             "reads": f"({', '.join(readers)})",
             "whole": self.whole_tensors(),
             "static_params": [{"name": p.constant, "kind": p.kind} for p in self.static],
-            "byte_tensors": [name for name in self.byte_tensors() if name not in self.in_registers()],
+            "byte_tensors": [name for name in self.byte_tensors() if name not in absent],
             "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
             "products": self.products(),
-            "operands": [t for t in self.tensor_lines() if t["name"] not in self.in_registers()],
+            "operands": [t for t in self.tensor_lines() if t["name"] not in absent],
             "folds": self.folds(),
             "settings": self.settings(chain),
             "fragments": self.written_fragments(),
@@ -136,9 +137,9 @@ class TileContext(ElementwiseContext):
         bound = ", ".join(f"{p.constant}={p.constant}" for p in self.static)
         return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
 
-    def in_registers(self) -> set[str]:
-        """What a tensor would hold that there is not: products, and what is folded."""
-        return {self.tensors[name] for name in (*self.gemm.accs, *(f.value for f in self.tile_plan.folds))}
+    def in_registers(self) -> frozenset[str]:
+        """Products, and what is folded."""
+        return self.tile_plan.in_registers
 
     def folds(self) -> dict:
         """What the main loop folds of what the epilogue returns, and where the parts go."""
@@ -232,7 +233,7 @@ class TileContext(ElementwiseContext):
 
     def extent_source(self, group: int) -> str:
         """Where the kernel reads a group's extent; nowhere, if nothing but registers has it."""
-        held = {*self.gemm.accs, *(f.value for f in self.tile_plan.folds)}
+        held = self.in_registers()
         return self.extent_in((a for a in (*self.spec.outputs, *self.spec.inputs) if a.name not in held), group)
 
     def indices(self) -> list[Access]:

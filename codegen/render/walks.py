@@ -10,7 +10,7 @@ from codegen import emit
 from codegen.ir import ROWS, Statement, topological
 from codegen.names import fresh
 from codegen.pipeline import Op
-from codegen.plan import Access
+from codegen.plan import Access, dtype_constant
 from codegen.reductions import RowLaunch, Statistic
 from codegen.reference import Reference
 from codegen.render.common import camel
@@ -339,7 +339,7 @@ class WalkContext(RowContext):
             lines.append(self.compute_line())
         wanted |= {self.extra_argument(p).split(".")[0] for p in function.params if p in dict(self.spec.types)}
         tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
-        static = [p for p in self.static if p.name in function.params]
+        static = [p for p in self.static if p.name in {*function.params, *map(dtype_constant, function.params)}]
         loads = [
             {"guard": self.guard(a), "text": f"access.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"}
             for a in inputs if a.array is not None

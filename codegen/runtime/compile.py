@@ -162,7 +162,8 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
         dtype = variant.types.dtype(a)
         return _fake(DTYPES[dtype].cutlass, views.divisibility(op.plan, a, how), views.alignment(op.plan, a, dtype))
 
-    wide = any(variant.types.dtype(a) == "float64" for a in spec.inputs)
+    there = [a for a in spec.inputs if a.default is None or not variant.defaults]
+    wide = any(variant.types.dtype(a) == "float64" for a in there)
     scalar = {
         k: DTYPES[d] for k, d in (("float", "float64" if wide else "float32"), ("int", "int32"), ("bool", "bool"))
     }
@@ -177,9 +178,8 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
         tensors[f"{statistic.name} of rows"] = _fake(DTYPES[dtype].cutlass, divisors, views.PARTS_ALIGNMENT)
     for _, dtype in views.counter(op.plan, how):
         tensors["counter"] = _fake(DTYPES[dtype].cutlass, (1,), views.PARTS_ALIGNMENT)
-    constants = [
-        nameable((static or {}).get(p.name, p.example)) for p in spec.params if p.static
-    ]  # fmt: skip
+    constants = [nameable((static or {}).get(p.name, p.example)) for p in spec.params if p.static]
+    constants += op.passed_types(variant.types).values()
     arguments = [*tensors.values(), *constants, *how.constants.values()]
 
     made = _compile(op._launch, arguments, arch)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from codegen import pipeline, sizes
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
-from codegen.ir import DTYPES
+from codegen.ir import DTYPES, Statement
 from codegen.plan import Launch
 from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import arguments, interpreted, shards, tile_folds, unsigned, views
@@ -189,8 +189,13 @@ class GemmOp(Op[P, R]):
             outputs,
             (*(views.user_shape(a, axes) for a in tile.outputs), *(t.shape for t in parts)),
             how,
-            {**static, **how.constants},
+            {**static, **self.passed_types(key.types), **how.constants},
         )
+
+    @property
+    def _emitted(self) -> tuple[Spec, tuple[Statement, ...], frozenset[str]]:
+        tile = self.plan.tile
+        return tile.spec, tile.statements, tile.in_registers
 
     def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> KernelCall:
         """A call of large matrices, for what its kernel is like: `ragged` ones with odd extents, and with `defaults` without

@@ -28,8 +28,8 @@ from jax.interpreters import ad
 from codegen import pipeline
 from codegen.arch import lacks
 from codegen.errors import Mistake
-from codegen.ir import DTYPES
-from codegen.plan import Launch, overrides
+from codegen.ir import DTYPES, Statement
+from codegen.plan import Launch, dtype_constant, overrides, unheld_types
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.runtime import aliases, arguments, batching, interpreted, kernels, partition, shards, unsigned, views
 from codegen.runtime.arguments import Axes, Types
@@ -478,8 +478,18 @@ class Op(Generic[P, R]):
             outputs,
             (*(views.user_shape(a, axes) for a in spec.outputs), *(t.shape for t in parts)),
             how,
-            {**static, **how.constants},
+            {**static, **self.passed_types(key.types), **how.constants},
         )
+
+    def passed_types(self, types: Types) -> dict[str, str]:
+        """What a launcher is told of the type variables that no tensor has: CuTe DSL's name of the dtype of each."""
+        names = unheld_types(*self._emitted)
+        return {dtype_constant(name): DTYPES[types.dtype(name)].cutlass for name in names}
+
+    @property
+    def _emitted(self) -> tuple[Spec, tuple[Statement, ...], frozenset[str]]:
+        """The spec and the chain that the kernel computes, and the arrays that it has no tensors of."""
+        return self.spec, self._op.statements, frozenset()
 
     def _refused(self, types: Types, axes: Axes) -> str | None:
         """Why no kernel takes these extents: too many rows for its coordinates, or longer ones than it can keep."""

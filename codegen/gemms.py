@@ -17,6 +17,7 @@ from codegen.autodiff import Backward, Reverse
 from codegen.chain import line_with, read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.ir import DTYPES, WIDE, Leaf, Node, Statement, topological
+from codegen.plan import INT_MAX
 from codegen.scope import make_scope
 from codegen.spec import Array, Spec
 from codegen.statements import Placed
@@ -64,6 +65,9 @@ class Gemm:
         dtypes |= {"a": types.dtype(first.a), "b": types.dtype(first.b)}
         axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": (first.axis,)}
         extents = {name: count(own) for name, own in axes.items()}
+        for name, extent in extents.items():
+            if extent > INT_MAX:
+                raise Mistake(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
         return tile.launch(dtypes, extents, spec.math == "precise", arch)
 
 

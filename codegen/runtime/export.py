@@ -9,6 +9,7 @@ where it is a multiple. JAX checks on a call that it is.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,6 +169,9 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
     wide = any(DTYPES[types.dtype(a)].size == 8 for a in spec.arrays)
     with jax.enable_x64(wide), _environment(wanted.arch):
         axes = _axes(wanted)
+        for name, extent in ((ROWS, math.prod(axes.rows)), *axes.extents.items()):
+            if not isinstance(extent, int) and views.exceeds(extent):  # a number: whether its kernel takes it
+                raise Mistake(f"{spec.op}: {views.too_many(extent, name)}")
         how, left = _launch(op, types, axes), op.left_to_xla(types, axes)
         arguments = _arguments(spec, wanted, axes)
         with _open_extents(op, wanted):

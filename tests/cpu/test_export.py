@@ -350,6 +350,20 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
             {"--shape": "...=rows,N=4294967296"},
             "bias_relu: 4294967296 N are more than the 2147483583 that a kernel's coordinate holds; split the array\n",
         ),
+        *(
+            (
+                op,
+                {"--shape": shape},
+                f"{op}: {extent} are more than the 2147483583 that a kernel's coordinate holds; split the array\n",
+            )
+            for op, shape, extent in (
+                ("rmsnorm", "...=rows,N=1099511627776*n", "1099511627776*n N"),
+                ("rmsnorm", "...=(1048576*a,1048576*b),N=16", "1099511627776*a*b ..."),
+                ("sigmoid", "...=65536*rows,N=65536", "4294967296*rows elements that do not factor"),
+                ("dense", "...=4,N=16,K=1099511627776*k", "1099511627776*k K"),
+                ("dense", "...=1099511627776,N=16,K=16", "1099511627776 ..."),
+            )
+        ),
         ("bias_grad", {"--shape": "...=_,N=4"}, "cannot read '_' as the extent of ...\n  write it as"),
         ("bias_grad", {"--out": "missing/a"}, "--out missing/a: missing is no folder\n"),
         ("bias_grad", {"--out": "generated"}, "--out generated: it is a folder\n"),

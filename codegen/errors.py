@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import heapq
+import string
 import textwrap
 import unicodedata
 from collections.abc import Iterable
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 
 EXCERPT = 160  # characters of a source line that are shown
 _LISTED = 40  # names that a hint lists beside a nearest one
+_ALL = 100  # names that a hint lists
+_FEW = 100  # names that a wrong word is compared with one by one
 _SHOWN = 100  # mistakes that are printed
 _WORD = 60  # characters of a user's word that a message repeats
 
@@ -109,7 +113,10 @@ def shown(word: str) -> str:
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
     """The name that a misspelled word was likely meant to be, if any."""
-    return _nearest(word[:_WORD], tuple(sorted(names)))
+    names, word = set(names), word[:_WORD]
+    if len(names) > _FEW:  # too many to compare each with every word that is wrong
+        return sorted(names & edits(word))[:1]
+    return _nearest(word, tuple(sorted(names)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,12 +125,24 @@ def _nearest(word: str, names: tuple[str, ...]) -> list[str]:
     return difflib.get_close_matches(word, [name for name in names if not letters.isdisjoint(name)], n=1)
 
 
+def edits(word: str) -> set[str]:
+    """What a word becomes by one letter more, less, or another, or by two that change places."""
+    halves = [(word[:i], word[i:]) for i in range(len(word) + 1)]
+    letters = string.ascii_lowercase + string.digits + "_"
+    found = {left + right[1:] for left, right in halves}
+    found |= {left + right[1] + right[0] + right[2:] for left, right in halves if len(right) > 1}
+    for letter in letters:
+        found |= {left + letter + right[skip:] for left, right in halves for skip in (0, 1)}
+    return found - {word}
+
+
 def known(word: str, names: Iterable[str], what: str = "known here") -> str:
     """The hint for an unknown name: what is known, and the nearest spelling."""
-    names = sorted(set(names))
+    names = set(names)
     close = nearest(word, names)
+    meant = f"Did you mean {close[0]!r}?" if close else ""
     if len(names) > _LISTED and close:
-        return f"Did you mean {close[0]!r}?"
-    return f"{what}: {', '.join(map(printable, names)) or 'nothing'}." + (
-        f" Did you mean {close[0]!r}?" if close else ""
-    )
+        return meant
+    listed = ", ".join(map(printable, heapq.nsmallest(_ALL, names))) or "nothing"
+    more = f" and {len(names) - _ALL} more" if len(names) > _ALL else "."
+    return f"{what}: {listed}{more} {meant}".rstrip()

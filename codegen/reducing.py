@@ -107,10 +107,11 @@ class _Reductions(Planner):
                 late.add(id(node))
         return late
 
-    @property
+    @functools.cached_property
     def over(self) -> list[Node]:
         """The reductions over rows; those over all axes among them."""
-        return [n for n in self.reduced if n not in self.along]
+        along = set(map(id, self.along))
+        return [n for n in self.reduced if id(n) not in along]
 
     @functools.cached_property
     def place(self) -> int:
@@ -256,13 +257,13 @@ class _Reductions(Planner):
     def waited(self) -> list[Node]:
         """The reductions over rows whose results rows need, or other reductions."""
         row_axes = set(self.axes[: self.place]) - self.kept_apart(self.place)
-        found = []
-        for over in self.over:
-            late = self.reached_by([over])
-            if any(row_axes & set(n.dims) or (n.op in REDUCTIONS and id(n.args[0]) in late)
-                   for n in self.nodes if id(n) in late):  # fmt: skip
-                found.append(over)
-        return found
+        needed: set[int] = set()  # by rows, or by a reduction
+        for node in reversed(self.nodes):
+            if id(node) in needed or row_axes & set(node.dims):
+                needed |= {id(node), *map(id, node.args)}
+            if node.op in REDUCTIONS:
+                needed.add(id(node.args[0]))
+        return [over for over in self.over if id(over) in needed]
 
     def kept_apart(self, place: int) -> set[str]:
         """The axes of a row's place that reductions over rows keep."""

@@ -268,5 +268,12 @@ class RowAccess(Context):
 
     def loaded_by(self, access: Access) -> set[str]:
         """The names in the chain of what one load brings."""
-        name = self.fragment(access)
-        return {a.name for a in self.plan.loads if a.mode == access.mode and self.fragment(a) == name}
+        return self.names_by_load[access.mode, self.fragment(access)]
+
+    @functools.cached_property
+    def names_by_load(self) -> dict[tuple[str, str], set[str]]:
+        """The names in the chain of what is loaded, by the mode and the registers."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for load in self.plan.loads:
+            found.setdefault((load.mode, self.fragment(load)), set()).add(load.name)
+        return found

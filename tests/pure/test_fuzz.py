@@ -1,11 +1,7 @@
 """Whatever a spec file holds, reading it ends in an op that renders to valid Python or in a `SpecError`: no other
 exception, no warning, and within a second."""
 
-import ast
-import builtins
 import re
-import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -18,68 +14,12 @@ from codegen.ir import DTYPES
 from codegen.pipeline import Op, read_op
 from codegen.render import render_op
 from codegen.specfile import KEYS
+from tests.mutants import examine
 from tests.turns import FEWER
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ROOT / "specs", Path(__file__).parent / "good_specs"
 SPECS = {path.stem: path.read_text() for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))}
-SECONDS = 1.0
-
-
-def read(data: bytes | str, stem: str = "f") -> Op | SpecError:
-    """Reads a spec and holds the outcome to what every outcome must be."""
-    outcome: Op | SpecError
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        start = time.process_time()
-        try:
-            outcome = read_op(f"specs/{stem}.yaml", data)
-            source = render_op(outcome)
-            compile(source, "generated.py", "exec")
-        except SpecError as error:
-            outcome = error
-        assert time.process_time() - start < SECONDS
-    if isinstance(outcome, SpecError):
-        check_error(outcome, data)
-    else:
-        check_names(source)
-    return outcome
-
-
-def check_names(source: str) -> None:
-    """Every name that a generated function reads is one that it, the module or Python has."""
-    tree = ast.parse(source)
-    module = set(dir(builtins))
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            module.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            module |= {(a.asname or a.name).partition(".")[0] for a in node.names}
-        elif isinstance(node, ast.Assign):
-            module |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    for function in tree.body:
-        if isinstance(function, ast.FunctionDef):
-            names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
-            own = {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
-            own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
-            assert {n.id for n in names} <= own | module, function.name
-
-
-def check_error(error: SpecError, data: bytes | str) -> None:
-    """Every mistake has a message, and a place in the file."""
-    text = data if isinstance(data, str) else data.decode(errors="replace")
-    rows = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    assert error.diagnostics
-    for diagnostic in error.diagnostics:
-        span = diagnostic.span
-        assert diagnostic.message
-        assert "\n" not in diagnostic.message
-        assert len(diagnostic.message) < 1000
-        assert 1 <= span.line <= len(rows)
-        assert span.length >= 1
-        if "UTF-8" not in diagnostic.message:  # counted in bytes: there are no characters
-            assert 1 <= span.column <= len(rows[span.line - 1]) + 1
-    assert str(error).count(": error: ") >= min(100, len(error.diagnostics))
 
 
 def spec(chain: str = "y = x", reference: str = "x", **keys: str) -> str:
@@ -105,7 +45,7 @@ def block(text: str) -> str:
 
 @pytest.mark.parametrize("stem", SPECS)
 def test_good_specs(stem):
-    outcome = read(SPECS[stem], stem)
+    outcome = examine(SPECS[stem], stem)
     refusals = "no kernel for a", "no kernel reduces over", "row reductions here give"
     assert isinstance(outcome, Op) or any(words in str(outcome) for words in refusals)
 
@@ -132,12 +72,12 @@ def test_chains_that_random_specs_found(case):
 
 @given(st.binary(max_size=400))
 def test_random_bytes(data):
-    read(data)
+    examine(data)
 
 
 @given(st.text(max_size=400))
 def test_random_text(text):
-    read(text)
+    examine(text)
 
 
 WORDS = [
@@ -151,7 +91,7 @@ WORDS = [
 
 @given(st.lists(st.sampled_from(WORDS), max_size=60).map("".join))
 def test_random_words(text):
-    read(text)
+    examine(text)
 
 
 scalars = st.one_of(
@@ -175,7 +115,7 @@ trees = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS), trees), st.booleans())
 def test_random_documents(keys, whole):
     text = spec(**{key: value for key, value in keys.items() if key not in ("chain", "reference")}) if whole else ""
-    read(text or "".join(f"{key}: {value}\n" for key, value in keys.items()))
+    examine(text or "".join(f"{key}: {value}\n" for key, value in keys.items()))
 
 
 @st.composite
@@ -210,7 +150,7 @@ def edited(draw: st.DrawFn) -> tuple[str, str]:
 @settings(max_examples=600 // FEWER)
 @given(edited())
 def test_edited_specs(pair):
-    read(pair[1], pair[0])
+    examine(pair[1], pair[0])
 
 
 ATOMS = ["x", "p[0]", "p[1]", "i", "m", "t", "a", "N", "1", "0", "-1", "2.5", "0.5", "True", "inf", "nan", "pi", "3000000000",
@@ -245,12 +185,12 @@ def test_random_formulas(values):
     rest = "where(m, x, p[0] + p[1] + take(t, i, axis=P))"
     keep = " + ".join(f"0 * {name}" for name in "abc"[: len(values) - 1])
     total = f"y = {last} + {rest}" + (f" + {keep}" if keep else "")
-    read(spec("\n".join([*lines, total])))
+    examine(spec("\n".join([*lines, total])))
 
 
 def test_random_formulas_are_not_all_mistakes():
     """The strategy above would prove little if nothing that it makes were an op."""
-    good = [value for value in ATOMS if isinstance(read(spec(f"y = {value} * x + {rest()}")), Op)]
+    good = [value for value in ATOMS if isinstance(examine(spec(f"y = {value} * x + {rest()}")), Op)]
     assert {"x", "p[0]", "1", "size(N)", "take(t, i, axis=P)"} <= set(good)
 
 
@@ -263,7 +203,7 @@ def rest() -> str:
                                  "[..., 0]", "(", ")", "x, axis=-1", "lambda a: ", "lambda *a: ", " + ", " if ", " else ", "'s'",
                                  "\n", "y = ", "1", "1e9", "0x" + "f" * 5000, "; ", "é", "𝐢𝐟", "#", "\\"]), max_size=12))  # fmt: skip
 def test_random_references(words):
-    read(spec(f"y = {rest()}", "".join(words)))
+    examine(spec(f"y = {rest()}", "".join(words)))
 
 
 # Arrays of every shape, all of them read and written
@@ -321,7 +261,7 @@ def shaped(draw: st.DrawFn) -> str:
 @settings(max_examples=400 // FEWER)
 @given(shaped())
 def test_random_arrays(text):
-    read(text)
+    examine(text)
 
 
 # Chosen ones
@@ -402,12 +342,12 @@ NASTY_FORMULAS = {
 
 @pytest.mark.parametrize("formula", NASTY_FORMULAS.values(), ids=NASTY_FORMULAS)
 def test_nasty_formulas(formula):
-    read(spec(f"z = {formula}\ny = z + {rest()}"))
-    read(spec(f"y = {formula}"))
-    read(spec(f"y = {rest()}", formula))
-    read(spec(f"y = {rest()}", f"y = {formula}"))
-    read(spec(f"{formula} = x\ny = {rest()}", f"{formula} = x\ny = x"))
-    read(spec(f"y = {rest()}", grad=f"\n  x: {formula}"))
+    examine(spec(f"z = {formula}\ny = z + {rest()}"))
+    examine(spec(f"y = {formula}"))
+    examine(spec(f"y = {rest()}", formula))
+    examine(spec(f"y = {rest()}", f"y = {formula}"))
+    examine(spec(f"{formula} = x\ny = {rest()}", f"{formula} = x\ny = x"))
+    examine(spec(f"y = {rest()}", grad=f"\n  x: {formula}"))
 
 
 def doubled(count: int) -> str:
@@ -449,13 +389,13 @@ NASTY_CHAINS = {
 
 @pytest.mark.parametrize("chain", NASTY_CHAINS.values(), ids=NASTY_CHAINS)
 def test_nasty_chains(chain):
-    read(spec(chain))
-    read(spec(chain, outputs="\n  y: T[..., (2 N)]"))
-    read(spec(f"y = {rest()}", chain))
+    examine(spec(chain))
+    examine(spec(chain, outputs="\n  y: T[..., (2 N)]"))
+    examine(spec(f"y = {rest()}", chain))
 
 
 def test_a_doubled_value_stays_small():
-    op = read(spec(doubled(60)))
+    op = examine(spec(doubled(60)))
     assert isinstance(op, Op)
     assert len(render_op(op)) < 20_000
 
@@ -560,7 +500,50 @@ NASTY_FILES: dict[str, bytes | str] = {
 
 @pytest.mark.parametrize("data", NASTY_FILES.values(), ids=NASTY_FILES)
 def test_nasty_files(data):
-    read(data)
+    examine(data)
+
+
+def inputs(count: int, dims: str = "..., N") -> str:
+    return "".join(f"\n  x{i}: float32[{dims}]" for i in range(count))
+
+
+def total(terms: list[str]) -> str:
+    """A chain that adds all terms, a few a line."""
+    lines = [f"a{i} = {' + '.join(terms[i : i + 20])}{f' + a{i - 20}' if i else ''}" for i in range(0, len(terms), 20)]
+    return "\n".join([*lines, f"y = a{(len(terms) - 1) // 20 * 20}"])
+
+
+def everything(count: int) -> list[str]:
+    return [f"x{i}" for i in range(count)]
+
+
+LARGE: dict[str, str] = {
+    "inputs": spec(total(everything(1600)), "x0", inputs=inputs(1600), types="{}"),
+    "vectors": spec(total(everything(1600)), "x0", inputs="\n  x0: float32[..., N]" + inputs(1600, "N").partition("[N]")[2], types="{}"),
+    "statistics of rows": spec(total([f"x{i} * sum(x{i}, axis=N)" for i in range(700)]), "x0", inputs=inputs(700), types="{}"),
+    "statistics of columns": spec(
+        total([f"sum(x{i}, axis=...)" for i in range(500)]), "x0", inputs=inputs(500), types="{}", outputs="\n  y: float32[N]"
+    ),
+    "unknown names": spec("\n".join(f"a{i} = x{i} + zx{i}y" for i in range(490)), "x0", inputs=inputs(1500), types="{}"),
+    "unknown names of the reference": spec(
+        total(everything(1200)), "\n".join(f"a{i} = x{i} + zx{i}y" for i in range(490)), inputs=inputs(1200), types="{}"
+    ),
+    "unknown domains": spec(
+        total(everything(900)), "x0", inputs=inputs(900), types="{}", domain="".join(f"\n  zx{i}: index(M)" for i in range(900))
+    ),
+    "unknown gradients": spec(
+        total(everything(900)), "x0", inputs=inputs(900), types="{}", grad="".join(f"\n  zx{i}: dy + q" for i in range(900))
+    ),
+    "unknown types": spec(inputs="".join(f"\n  x{i}: Tq{i}[N]" for i in range(900)), types="".join(f"\n  T{i}: [int8]" for i in range(900))),
+    "escapes": spec(summary='"' + "\\e" * 30_000 + '"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
+def test_large_files(text):
+    """As large as a file may be, and each within a second."""
+    assert len(text) < 65536
+    examine(text)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -568,7 +551,7 @@ def test_nasty_files(data):
     "value", ["", "~", "true", "-1", "1e999", "[]", "{}", "[[]]", "{a: {b: {c: d}}}", "[{a: [b]}]", "{x: }", "'  '"]
 )
 def test_every_key_with_every_form(key, value):
-    read(spec(**{key: value}))
+    examine(spec(**{key: value}))
 
 
 def test_a_spec_given_as_a_file_that_is_none(tmp_path):

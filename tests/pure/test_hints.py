@@ -94,6 +94,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "size_of_a_table": {3: "params: {p: 64}\ninputs:", 10: "  rows = p"},
     "statement_forms": dict.fromkeys((8, 9, 10, 11, 12, 13, 15), "  z = x + bias") | {14: "  y = x\n  z = x"},
     "size_of_another_axis": {3: "params: {p: 64}\ninputs:", 9: "chain: y = x + take(t, i, axis=P) * p"},
+    "size_in_a_reduction": {3: "params: {p: 64}\ninputs:", 10: "  y = sum(x * take(t, i, axis=P), axis=N) / p"},
     "stored_kinds": {10: "  y = x > 0", 11: "  z = where(m, 1, 0)"},
     "takes": {
         8: "  u: float32[P, N]", 9: "  j: int32[...]", 13: "  a = take(t, i, axis=P)", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
@@ -111,7 +112,13 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
 }  # fmt: skip
 
 # What is changed stands in other lines than the mistake
-ELSEWHERE = {"grad_cotangent", "products_in_float64", "products_with_formulas", "size_of_another_axis"}
+ELSEWHERE = {
+    "grad_cotangent",
+    "products_in_float64",
+    "products_with_formulas",
+    "size_of_another_axis",
+    "size_in_a_reduction",
+}
 
 # The ops that a spec becomes where its hint is to make several: inputs, outputs, chain of each
 SPLIT: dict[str, list[tuple[str, str, str]]] = {

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.errors import Diagnostic, Mistake, Span, SpecError
+from codegen.errors import Diagnostic, Mistake, Span, SpecError, edits, known, nearest
 from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml, resolve
 
 
@@ -179,6 +179,27 @@ def test_long_lines_are_cut_around_the_place():
     line, caret = shown("a" * 500 + "B" + "a" * 500, 501)
     assert len(line) == 4 + 160
     assert line[caret.index("^")] == "B"
+
+
+def test_the_nearest_of_many_names():
+    """One that is an edit away, and a list that ends."""
+    many = [f"value_{i}" for i in range(2000)]
+    for word in ("valu_1234", "vvalue_1234", "value_12345", "valeu_1234", "value_123x"):
+        assert nearest(word, many)[0] in edits(word)
+        assert known(word, many).startswith("Did you mean 'value_")
+    assert known("quite_other", many).startswith("known here: value_0, value_1, ")
+    assert known("quite_other", many).endswith(", value_1087 and 1900 more")
+    assert known("valu_12", many[:30]).endswith("value_9. Did you mean 'value_12'?")
+
+
+@given(st.text("abc_1", min_size=1, max_size=5), st.text("abc_1", min_size=1, max_size=5))
+def test_edits(word, other):
+    """Words of one edit, found by trying every one."""
+    shorter = {word[:i] + word[i + 1 :] for i in range(len(word))}
+    longer = word in {other[:i] + other[i + 1 :] for i in range(len(other))}
+    changed = len(word) == len(other) and sum(a != b for a, b in zip(word, other, strict=True)) == 1
+    places = [i for i in range(len(word) - 1) if word[:i] + word[i + 1] + word[i] + word[i + 2 :] == other]
+    assert (other in edits(word)) == (word != other and (other in shorter or longer or changed or bool(places)))
 
 
 def test_long_hints_are_wrapped():

@@ -170,6 +170,11 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
         ("x: float32[..., N]", "m: float32[N]", "m = mean(x, axis=...)"),
         ("x: float32[..., N]; m: float32[N]", "y: float32[..., N]", "y = x - m"),
     ],
+    "row_of_groups": [
+        ("keep: bool[..., G]", "kept: bool[...]", "kept = all(keep, axis=G)"),
+        ("x: float32[..., (B G=8)]; kept: bool[...]", "y: float32[..., (B G=8)]; total: float32[...]",
+         "y = x * where(kept, 2.0, 0.0); total = where(kept, sum(x, axis=(B, G)), 0.0)"),
+    ],
     "take_after_rows": [
         ("x: float32[..., N]; table: float32[P, N]; i: int32[]", "y: float32[N]", "y = sum(x * take(table, i, axis=P), axis=...)"),
         ("s: float32[N]; table: float32[P, N]; i: int32[]", "y: float32[N]", "y = s * take(table, i, axis=P)"),

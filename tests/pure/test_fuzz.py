@@ -63,7 +63,7 @@ FOUND = {
 @pytest.mark.parametrize("case", FOUND)
 def test_chains_that_random_specs_found(case):
     inputs, output, chain = FOUND[case]
-    outcome = read(spec(chain, inputs=f"\n  {inputs}", outputs=f"\n  y: {output}", types="{}"))
+    outcome = examine(spec(chain, inputs=f"\n  {inputs}", outputs=f"\n  y: {output}", types="{}"))
     assert isinstance(outcome, Op), outcome
 
 

@@ -15,6 +15,7 @@ from codegen.chain import read_chain
 from codegen.check import check
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.gemms import Gemm
+from codegen.in_place import why_not
 from codegen.ir import Leaf, Statement, topological
 from codegen.notices import notices
 from codegen.ops import REDUCTIONS
@@ -291,6 +292,8 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
     if diagnostics or statements is None or reference is None:
         raise SpecError(diagnostics)
     op = Op(spec, statements, reference, plan_of(spec, statements))
+    if diagnostics := list(_not_in_place(op)):
+        raise SpecError(diagnostics)
     asked = spec.save or not isinstance(spec.grad, str)
     if asked and isinstance(op.backward, Mistake):
         message = f"no kernel for what 'grad' or 'save' ask for: {op.backward.message}"
@@ -298,6 +301,14 @@ def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
             [spec.source.diagnostic(spec.chain.span, message, "delete them: jax.vjp of the jnp form serves")]
         )
     return op
+
+
+def _not_in_place(op: Op) -> Iterable[Diagnostic]:
+    """A mistake for each entry of `aliases` that no kernel follows."""
+    for output, source in op.spec.aliases:
+        if why := why_not(op.plan, output, source):
+            message = f"no kernel writes {output!r} into the buffer of {source!r}: {why}"
+            yield op.spec.source.diagnostic(op.spec.place("aliases", output), message, "delete this entry")
 
 
 def _in_chain(spec: Spec, mistake: Diagnostic) -> Diagnostic:

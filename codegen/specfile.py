@@ -381,6 +381,7 @@ class _Reader:
                 self.mistake(span, f"two outputs cannot both take the buffer of {target!r}", "leave one of them out")
             else:
                 found[key.value] = target
+                self.places["aliases", key.value] = key.span
         return tuple(found.items())
 
     def names(self, key: str) -> tuple[str, ...]:

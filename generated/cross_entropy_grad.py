@@ -49,8 +49,6 @@ reference: |
 grad: none
 domain:
   label: index(N)
-aliases:
-  dx: x
 bench:
   - {...: 4096, N: 128256}
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from codegen.in_place import why_not
 from codegen.plan import Launch
 from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.tiles import GemmLaunch
@@ -22,13 +23,7 @@ def in_place(op: Op, how: Launch | RowLaunch | WalkLaunch | GemmLaunch) -> dict[
     """The inputs whose buffers a launch may write an output to, and which."""
     if not isinstance(how, Launch) and not (isinstance(how, RowLaunch) and how.kept):
         return {}
-    found = {}
-    for output, source in op.spec.aliases:
-        reads = [a for a in op.plan.loads if source in (a.array and a.array.name, a.index_of and a.index_of[0])]
-        writes = [a for a in op.plan.stores if a.array and a.array.name == output]
-        if [(a.mode, a.tokens, a.index_of) for a in reads] == [("flat", a.tokens, None) for a in writes]:
-            found[source] = output
-    return found
+    return {source: output for output, source in op.spec.aliases if not why_not(op.plan, output, source)}
 
 
 def pairs(

@@ -122,6 +122,7 @@ class Analysis:
         rows: int = 0,
     ):
         info = np.finfo(compute)
+        self.compute = compute
         self.unit, self.tiny, self.top = float(info.eps) / 2, float(info.smallest_normal), float(info.max)
         scale = float(info.eps) / float(np.finfo(np.float32).eps)
         self.function = (FAST if fast else FUNCTION) * scale
@@ -176,6 +177,15 @@ class Analysis:
         else:
             value, error = self.function_of(node, args)
         return self.rounded(node, value, error, overflow)
+
+    def default(self, value: np.ndarray) -> Bound:
+        """An input's default: the reference has the number itself, the op what it is in the type it computes in."""
+        with np.errstate(all="ignore"):
+            return Bound(
+                value,
+                distance(value.astype(self.compute).astype(np.float64), value) + self.tiny,
+                np.zeros(value.shape, bool),
+            )
 
     def decision(self, node: Node, args: list[Bound], overflow: np.ndarray) -> Bound:
         """A bool, uncertain where the ends of its arguments' intervals disagree."""

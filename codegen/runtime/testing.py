@@ -310,8 +310,12 @@ def error_bounds(
                         plan.order, len(case.axes.rows))  # fmt: skip
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     for access in plan.loads:
-        if access.array is not None and access.array.name in products and op.spec.kind(access.array) == "float":
-            name = access.array.name
+        if access.array is None or op.spec.kind(access.array) != "float":
+            continue
+        name = access.array.name
+        if name in case.absent:
+            leaves[access_key(plan, access)] = analysis.default(leaves[access_key(plan, access)])
+        if name in products:
             terms = products[name].of(*(read([access], {name: x})[0] for x in products[name].arrays))
             leaves[access_key(plan, access)] = analysis.contraction(terms)
     bounds = analysis.statements(op.statements, leaves)

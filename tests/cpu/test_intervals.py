@@ -1,14 +1,15 @@
 """How far functions move within intervals, against themselves at many places of the intervals; and what the bound of an
 op's error makes of it."""
 
+import jax
 import numpy as np
 import pytest
 
 from codegen.runtime.errorbound import _FUNCTIONS
 from codegen.runtime.intervals import distance, reach
-from codegen.runtime.testing import Case, Types, check_case
+from codegen.runtime.testing import Case, Types, check_case, error_bounds
 from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_jnp_op, make_op
 
 ONE = [
     "sin",
@@ -102,3 +103,15 @@ def test_no_false_alarm_of_what_turns_and_jumps(tmp_path):
     op = make_op(tmp_path, text)
     for scale in (1.0, 1e4):
         check_case(op, "xla", Case(Types(()), (40,), (("N", 65),), (), (), False, scale, 0))
+
+
+def test_a_default_is_rounded():
+    """0.001 is no float32: what the op multiplies with is not what the reference, in float64, has."""
+    spec = spec_text("x: float32[N]; a: float32[] = 0.001", "y: float32[N]", "y = x * a")
+    op = make_jnp_op(spec)
+    x = np.asarray([1e4], "float32")
+    for absent, given, wanted in ((("a",), None, 1.0), ((), np.float32(0.001), 0.5)):
+        case = Case(Types(()), (), (("N", 1),), absent, (), False, 1.0, 0)
+        with jax.enable_x64(True):
+            ((value, error, _),) = error_bounds(op, case, [x, given], {})
+        assert value == pytest.approx(10) and error / 2.0**-20 == pytest.approx(wanted, 0.1)

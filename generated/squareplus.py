@@ -98,7 +98,7 @@ def squareplus_launch(
 def squareplus_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.abs(x)
-    t1 = jnp.abs(2.0)
+    t1 = jnp.abs(jnp.asarray(2.0, jnp.float32))
     t2 = jnp.maximum(t0, t1)
     t3 = jnp.minimum(t0, t1) / t2
     t4 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t3 * t3))
@@ -189,7 +189,7 @@ def squareplus_backward_launch(
 def squareplus_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.abs(x)
-    t1 = jnp.abs(2.0)
+    t1 = jnp.abs(jnp.asarray(2.0, jnp.float32))
     t2 = jnp.maximum(t0, t1)
     t3 = jnp.minimum(t0, t1) / t2
     t4 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t3 * t3))

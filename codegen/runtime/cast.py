@@ -17,6 +17,17 @@ def cast(x: jax.Array, dtype) -> jax.Array:
     return jax.lax.optimization_barrier(rounded) if dtype == jnp.float16 else rounded
 
 
+@jax.custom_jvp
+def _saturated(x: jax.Array, top: jax.Array) -> jax.Array:
+    return jnp.clip(x, -top, top)
+
+
+@_saturated.defjvp
+def _saturated_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    """Rounding has the slope 1, also where the largest value stands for what is larger."""
+    return _saturated(*primals), tangents[0]
+
+
 def store(x: jax.Array, dtype) -> jax.Array:
     """`x` rounded once to `dtype`.
 
@@ -31,7 +42,7 @@ def store(x: jax.Array, dtype) -> jax.Array:
         if dtype.itemsize == 1:
             x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
             top = jnp.asarray(jnp.finfo(dtype).max, jnp.float32).astype(x.dtype)
-            x = jnp.clip(x, -top, top)
+            x = _saturated(x, top)
         return x.astype(dtype)
     info = jnp.iinfo(dtype)
     if jnp.issubdtype(x.dtype, jnp.floating):

@@ -115,7 +115,7 @@ class GemmOp(Op[P, R]):
     # One kernel
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> GemmLaunch:
-        """The kernel's launch for these types and extents. Raises `Mistake` where there is none."""
+        """The launch of the one kernel for these types and extents. Raises `Mistake` where there is none."""
 
         def count(names: tuple[str, ...]) -> int:
             return views.stands_for(math.prod(axes.shape(names)))

@@ -401,9 +401,10 @@ class Op(Generic[P, R]):
     def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands, **given: Any) -> tuple:
         """The kernel, over canonical views of the operands, which may be written to where they are `donated`: its outputs,
         then what its blocks left of each column statistic. More may be `given` to `_kernel_call`."""
-        call, arch = self._kernel_call(key, operands, **given), current_arch()
+        arch = current_arch()
         if arch is None:
             raise ValueError(f"{self.spec.op}: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
+        call = self._kernel_call(key, operands, arch, **given)
         inputs = [x.reshape(t.shape) for x, t in zip(call.operands, call.inputs, strict=True) if x is not None]
         outputs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs]
         pairs = aliases.pairs(self, call.how, key.present, donated)
@@ -412,8 +413,9 @@ class Op(Generic[P, R]):
 
     def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
         """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
-        call = self._kernel_call(key, operands, **given)
-        described = call.compiled_for(interpreted.architecture())
+        arch = interpreted.architecture()
+        call = self._kernel_call(key, operands, arch, **given)
+        described = call.compiled_for(arch)
         names = self._tensor_names()
         count = len(call.shapes) if parts else len(self.spec.outputs)
         present = [x for x in call.operands if x is not None]
@@ -442,19 +444,20 @@ class Op(Generic[P, R]):
         folded += ["counter" for _ in views.counter(self.plan, None)]
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
-    def _kernel_call(self, key: Key, operands: tuple) -> KernelCall:
+    def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
         """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold, and
         for dtypes that the architecture lacks."""
+        arch = arch or interpreted.architecture()
         spec, plan = self.spec, self.plan
         arrays = self._arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
-        problem = self._refused(key.types, axes)
+        problem = self._refused(key.types, axes, arch)
         if problem:
             raise ValueError(f"{spec.op}: {problem}")
-        missing = lacks(self, key.types, interpreted.architecture())
+        missing = lacks(self, key.types, arch)
         if missing:
             raise ValueError(f"{missing}; implementation='xla' runs without")
-        how = self.launch_for(key.types, axes)
+        how = self.launch_for(key.types, axes, arch)
 
         def tensor(array: Array) -> Tensor:
             shape = views.kernel_shape(plan, array, axes)
@@ -491,12 +494,12 @@ class Op(Generic[P, R]):
         """The spec and the chain that the kernel computes, and the arrays that it has no tensors of."""
         return self.spec, self._op.statements, frozenset()
 
-    def _refused(self, types: Types, axes: Axes) -> str | None:
+    def _refused(self, types: Types, axes: Axes, arch: str | None = None) -> str | None:
         """Why no kernel takes these extents: too many rows for its coordinates, or longer ones than it can keep."""
         problem = views.fits(self.plan, axes)
         if problem is None:
             try:
-                self.launch_for(types, axes)
+                self.launch_for(types, axes, arch)
             except Mistake as mistake:
                 problem = f"{mistake.message}; implementation='xla' runs without"
         return problem
@@ -516,8 +519,10 @@ class Op(Generic[P, R]):
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         return self.plan.left_to_xla(how, dtypes, views.known_extents(self.plan, axes))
 
-    def launch_for(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
-        """The launch for these types and extents."""
+    def launch_for(
+        self, types: Types, axes: Axes, arch: str | None = None
+    ) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+        """The launch for these types and extents. Raises `Mistake` where there is none."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
-        arch = current_arch()
+        arch = arch or interpreted.architecture()
         return self.plan.launch(dtypes, views.known_extents(self.plan, axes), overrides(self.spec, arch), arch)

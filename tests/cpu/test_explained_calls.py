@@ -25,22 +25,24 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
         axes = Axes(rows, {axis: extent for axis, extent in shape.items() if axis != ROWS})
         for binding in bindings(op.spec):
             own = op.epilogue if isinstance(op, GemmOp) else op
-            how = own.launch_for(Types(binding.types), axes)
-            assert launch_of(op, binding, shape) == how
             shapes = {a: views.user_shape(a, axes) for a in op.spec.arrays}
             sizes = [math.prod(shapes[a]) * jnp.dtype(binding.dtype(a)).itemsize for a in op.spec.arrays]
             if not any(node.op == "take" for node in topological(s.value for s in op.statements)):
                 assert fused_bytes(binding, shape, op.statements) == sum(sizes)
-            extents = views.group_extents(own.plan, axes)
-            if isinstance(how, RowLaunch):
-                rows_of_all = math.prod(extents[: own.plan.kept])
-                blocks = (rows_of_all // (how.threads // how.per_row * how.at_once) + 1) * how.cluster
-            elif isinstance(how, WalkLaunch):
-                tiles = -(-math.prod(extents[own.plan.kept :]) // (how.vec * how.per_row))
-                blocks = how.parts * (1 if own.plan.collapsed else how.cluster if own.plan.rows else tiles)
-            else:
-                blocks = math.prod(extents) // (how.vec * how.threads) + 1
-            assert blocks_of(op, how, shape) == blocks
+            for arch in ("sm_80", "sm_90a"):
+                how = own.launch_for(Types(binding.types), axes, arch)
+                assert launch_of(op, binding, shape, arch) == how
+                assert blocks_of(op, how, shape) == blocks(own.plan, how, views.group_extents(own.plan, axes))
+
+
+def blocks(plan, how, extents) -> int:
+    """Of a launch."""
+    if isinstance(how, RowLaunch):
+        return (math.prod(extents[: plan.kept]) // (how.threads // how.per_row * how.at_once) + 1) * how.cluster
+    if isinstance(how, WalkLaunch):
+        tiles = -(-math.prod(extents[plan.kept :]) // (how.vec * how.per_row))
+        return how.parts * (1 if plan.collapsed else how.cluster if plan.rows else tiles)
+    return math.prod(extents) // (how.vec * how.threads) + 1
 
 
 @pytest.mark.turns(2)

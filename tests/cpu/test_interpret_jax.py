@@ -167,3 +167,32 @@ def test_the_architecture_is_part_of_what_is_traced():
                 assert bool((y == 65).all())
                 threads.append(interpreted.last_reports()[-1].threads)
     assert threads == [384, 384, 64, 64, 384, 384]
+
+
+def test_a_call_is_planned_for_the_architecture_it_is_compiled_for(monkeypatch):
+    """That of CUTE_DSL_ARCH, sm_90a without, or what `interpreting_for` says; also where a row needs a cluster on Hopper."""
+
+    class Asked(Exception):
+        pass
+
+    def asked(call, *_):
+        raise Asked(call)
+
+    def call():
+        with pytest.raises(Asked) as found:
+            generated.rmsnorm(x, weight, implementation="interpret")
+        return found.value.args[0]
+
+    monkeypatch.setattr(interpreted, "run", asked)
+    x, weight = jnp.ones((2, 32_768), jnp.bfloat16), jnp.ones(32_768, jnp.bfloat16)
+    monkeypatch.delenv("CUTE_DSL_ARCH", raising=False)
+    unnamed = call()
+    with interpreted.interpreting_for("sm_80"):
+        told = call()
+    named = {}
+    for arch in ("sm_80", "sm_90a"):
+        monkeypatch.setenv("CUTE_DSL_ARCH", arch)
+        named[arch] = call()
+    assert dict(named["sm_90a"].constants)["cluster"] > 1
+    assert dict(named["sm_80"].constants)["cluster"] == 1
+    assert (unnamed, told) == (named["sm_90a"], named["sm_80"])

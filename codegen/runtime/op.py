@@ -324,7 +324,7 @@ class Op(Generic[P, R]):
             # through itself, so that a second derivative differentiates this call as the first did
             plain, operands = functools.partial(differentiable, shardings), tuple(p.value for p in primals)
             kernel = self._backward_for(key)
-            if kernel is None:
+            if kernel is None or self._is_empty(key, operands):
                 return plain(*operands), {"": operands}
             way = kernel.way(key, [p.perturbed for p in primals])
             outputs, values = kernel.by(way).saved(key, plain, operands)
@@ -332,7 +332,7 @@ class Op(Generic[P, R]):
 
         def pull(residuals, cotangents):
             kernel = self._backward_for(key)
-            if kernel is None:
+            if kernel is None or isinstance(residuals, dict):
                 return jax.vjp(xla, *residuals[""])[1](cotangents)
             way, values = kernel.unpacked(key, residuals)
             return kernel.by(way).pull(replace(key, implementation="xla") if way == "xla" else key, values, cotangents)
@@ -360,6 +360,12 @@ class Op(Generic[P, R]):
         if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
             return None
         return backward
+
+    def _is_empty(self, key: Key, operands: Sequence[Any]) -> bool:
+        """Whether an axis of a call has no extent. A sum along it is 0 whatever it is multiplied with, so that its derivative is
+        left to JAX: the backward takes factors out of sums, and 0 times an infinite one is NaN."""
+        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        return any(isinstance(n, int) and n == 0 for n in (*axes.rows, *axes.extents.values()))
 
     # Implementations
 

@@ -188,18 +188,23 @@ def verify_ops(
     ] = "",
     examples: Annotated[int, typer.Option("--examples", min=1, help="Random calls an op.")] = 20,
     seed: Annotated[int | None, typer.Option("--seed", help="Vary the calls; without it they are the same.")] = None,
+    specs: Specs = SPECS,
     out: OutRead = OUT,
     as_json: AsJson = False,
 ) -> None:
     """Property-test ops against their references, with random shapes, types and values.
 
     Prints the worst error in ulps of the output's type, and the smallest failing call of each op that disagrees; exit
-    status 1 if one does.
+    status 1 if one does. An op whose generated module is not what its spec makes is refused: `codegen build` comes first.
 
     \b
     Example: codegen verify
     Example: codegen verify bias_relu --implementation xla --examples 100 --seed 1
     """
+    if specs != SPECS and not specs.is_dir():
+        raise UsageError(f"--specs {named(specs)}: no such folder")
+    made = _package(out).__all__
+    spec_commands.refuse_stale([name for name in names or made if name in made], out, specs)
     ops = _load(out, names)  # before tests ask JAX what it runs on
     from codegen.runtime.platform import on_gpu
     from codegen.runtime.verify import as_row, default_implementation, verify

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from pathlib import Path
 
 from codegen.errors import Diagnostic, Span, SpecError, named
+from codegen.parsing import parse
 from codegen.pipeline import Derived, Op, read_op
 from codegen.render import environment, render_op
 
@@ -35,6 +37,32 @@ def read_ops(paths: list[Path]) -> list[Op]:
     if diagnostics:
         raise SpecError(diagnostics)
     return ops
+
+
+def stale_modules(names: Iterable[str], package: Path, specs: Path) -> list[Path]:
+    """The modules of a package's ops that are not what their specs make: the spec was changed since the build, or codegen, or
+    the module. Where `specs` has no spec of an op, the one that its module holds counts. Raises `SpecError`, OSError."""
+    modules = [package / f"{name}.py" for name in names]
+    return [module for module in modules if not _is_fresh(module, specs / f"{module.stem}.yaml")]
+
+
+def _is_fresh(module: Path, spec: Path) -> bool:
+    written = module.read_bytes()
+    if spec.is_file():
+        return render_op(read_op(spec)).encode() == written
+    try:
+        return render_op(read_op(f"specs/{module.stem}.yaml", _spec_text(written.decode()))).encode() == written
+    except (SpecError, SyntaxError, ValueError):  # it was edited to what no build writes
+        return False
+
+
+def _spec_text(module: str) -> str:
+    """The spec that a generated module holds, or "" where it holds none."""
+    for statement in parse(module).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name("SPEC")], value=ast.Constant(str(text))):
+                return text
+    return ""
 
 
 def generated_files(ops: list[Op], package: str, specs: str, also: Iterable[str] = ()) -> dict[str, str]:

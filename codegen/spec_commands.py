@@ -192,6 +192,20 @@ def _build_command(specs: Path, out: Path = OUT, tests: Path | None = None) -> s
     return printable(shlex.join(["codegen", "build", *words]))
 
 
+def refuse_stale(names: Iterable[str], package: Path, specs: Path) -> None:
+    """Raises `UsageError` where a package's ops, those that have a module, are not what their specs make."""
+    from codegen.build import stale_modules
+
+    stale = stale_modules([name for name in names if (package / f"{name}.py").is_file()], package, specs)
+    if stale:
+        first, rest = named(stale[0]), len(stale) - 1
+        which = f"{first} is" if not rest else f"{first} and {rest} other module{'s' * (rest > 1)} of it are"
+        raise UsageError(
+            f"{which} not what the spec makes: one of them was changed since the build, or codegen was\n"
+            f"  Run: {_build_command(specs, package)} (or name the folder of their specs with --specs)"
+        )
+
+
 def _word(path: Path) -> str:
     """A folder as it stands on the command line; Path() is the empty word."""
     return "" if path == Path() else str(path)

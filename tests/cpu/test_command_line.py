@@ -103,6 +103,55 @@ def test_a_package_that_cannot_be_imported(packages, tmp_path, monkeypatch, caps
     assert run(monkeypatch, capsys, "verify", "--package", "own") == (2, "", message)
 
 
+def changed_spec(folder, spec):
+    spec.write_text(spec.read_text().replace("x * 2", "x * 3"))
+
+
+def edited_kernel(folder, spec):
+    edited(folder, "rY = ", "rX = ")
+
+
+def broken_module(folder, spec):
+    edited(folder, "import jax", "import jax jax")
+
+
+def edited_spec_of_a_module(folder, spec):
+    """With no spec at hand, the one that the module holds counts."""
+    spec.unlink()
+    edited(folder, "y = x * 2", "y = x * 3")
+
+
+def edited(folder, before, after):
+    module = folder / "double.py"
+    assert before in module.read_text()
+    module.write_text(module.read_text().replace(before, after, 1))
+
+
+@pytest.mark.parametrize("change", [changed_spec, edited_kernel, broken_module, edited_spec_of_a_module])
+def test_stale_code_is_not_verified(change, packages, tmp_path, monkeypatch, capsys):
+    name = f"with_{change.__name__}"
+    packages(name, double=DOUBLE, same=DOUBLE)
+    specs = tmp_path / f"specs_of_{name}"
+    change(tmp_path / name, specs / "double.yaml")
+    words = ("verify", "--package", name, "--specs", specs.name, "--implementation", "xla", "--examples", 1)
+    status, out, err = run(monkeypatch, capsys, *words)
+    assert (status, out) == (2, "")
+    assert err == (
+        f"error: {name}/double.py is not what the spec makes: one of them was changed since the build, or codegen was\n"
+        f"  Run: codegen build --specs {specs.name} --out {name} (or name the folder of their specs with --specs)\n"
+    )
+    assert run(monkeypatch, capsys, *words, "same")[0] == 0
+    if change is not edited_spec_of_a_module:
+        assert run(monkeypatch, capsys, "build", "--specs", specs.name, "--out", name, "--tests", "")[0] == 0
+        assert run(monkeypatch, capsys, *words, "double")[0] == 0
+
+
+def test_specs_that_are_not_there_are_no_specs_to_verify_by(packages, monkeypatch, capsys):
+    packages("of_nowhere", double=DOUBLE)
+    words = ("verify", "--package", "of_nowhere", "--specs", "nowhere")
+    assert run(monkeypatch, capsys, *words) == (2, "", "error: --specs nowhere: no such folder\n")
+
+
 def test_a_package_comes_before_others_of_its_name(packages, tmp_path, monkeypatch, capsys):
     packages("of_one_name", double=DOUBLE)
     (tmp_path / "other/of_one_name").mkdir(parents=True)

@@ -325,7 +325,7 @@ def saved(op: Op) -> dict[str, Any]:
 
 def _kept(op: Op, names: list[str]) -> list[Array]:
     """The arrays that a call keeps."""
-    more = op.backward.op.spec.inputs if isinstance(op.backward, Derived) else ()
+    more = op.backward.how.spec.inputs if isinstance(op.backward, Derived) else ()
     arrays = {a.name: a for a in (*op.spec.inputs, *more)}
     return [arrays[name] for name in names if name in arrays]
 

@@ -316,9 +316,10 @@ def _reads(how: Backward) -> tuple[int, int]:
 def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
     """The type (a dtype or a type variable) that products are kept in: that of the outputs made of them, if it is that of the
     factors as well or has no 32 bits; not float16, which may not hold what is scaled afterwards. float32 where factors are
-    float8 or integers."""
+    float8 or integers, and where outputs are reductions alone: these have the float32 sums, and so do their gradients."""
     factors = _factors(products)
-    if not all(_is_wide(spec, dtype) for dtype in factors):
+    reduced = all(a.axes != products[0].acc.axes for a in spec.outputs)
+    if reduced or not all(_is_wide(spec, dtype) for dtype in factors):
         return "float32"
     made = [a.dtype for a in spec.outputs if a.axes == products[0].acc.axes and _is_wide(spec, a.dtype)]
     kinds = {*made, *factors}

@@ -314,7 +314,7 @@ def linear_cross_entropy_forward_tiles(
     (
         mLabel,  # (rows) int32
         mFirstN,  # (1) int32: where N begins, if not at 0
-        mLogitsKept,  # (rows, N) wide T
+        mLogitsKept,  # (rows, N) float32
     ) = tensors
     row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
     rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
@@ -337,7 +337,7 @@ def linear_cross_entropy_forward_tile(
     (
         mLabel,  # (rows) int32
         mFirstN,  # (1) int32: where N begins, if not at 0
-        mLogitsKept,  # (rows, N) wide T
+        mLogitsKept,  # (rows, N) float32
     ) = tensors
     iN = column
     rLabel, = operands
@@ -410,7 +410,7 @@ def linear_cross_entropy_backward_chain(dloss, logits, label, index_n, row_max, 
 @cute.kernel
 def linear_cross_entropy_backward_kernel(
     mDloss: cute.Tensor,  # (rows) float32
-    mLogits: cute.Tensor,  # (rows, N) wide T
+    mLogits: cute.Tensor,  # (rows, N) float32
     mLabel: cute.Tensor,  # (rows) int32
     mDlogits: cute.Tensor,  # (rows, N) T
     vec: cutlass.Constexpr[int],  # columns of a vector

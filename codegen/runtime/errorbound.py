@@ -43,8 +43,15 @@ from codegen.runtime.intervals import distance, lost, reach
 FUNCTION = 2.0**-20
 # Where every output is narrower than float32, the approximations of `math: auto` (ops.py)
 NARROW = 2.0**-16
-# `math: fast` may use the hardware's approximations, the coarsest of which (tanh, sin) has 2**-10.9.
+# `math: fast` may use the hardware's approximations, the coarsest of which (tanh) has 2**-11 of the result. Others are also
+# off by an absolute error where the result is near 0: by (argument's magnitude at most, error) each, as the PTX manual has it
+# (ISA 9.0, 9.7.3); that of erf, which is 1 less a power, is measured.
 FAST = 2.0**-10
+_FAST_CIRCULAR = ((2 * math.pi, 2.0**-20.5), (100 * math.pi, 2.0**-14.7), (math.inf, 2.0))
+FAST_ABSOLUTE = {
+    "sin": _FAST_CIRCULAR, "cos": _FAST_CIRCULAR, "log": ((2.0, 2.0**-22),), "log2": ((2.0, 2.0**-22),),
+    "erf": ((math.inf, 2.0**-19.5),),
+}  # fmt: skip
 EXACT = frozenset(
     "where cast neg abs maximum minimum floor ceil round sign _pinned _others".split()
 )  # which round nothing
@@ -125,6 +132,7 @@ class Analysis:
         self.compute = compute
         self.unit, self.tiny, self.top = float(info.eps) / 2, float(info.smallest_normal), float(info.max)
         scale = float(info.eps) / float(np.finfo(np.float32).eps)
+        self.fast = fast and compute == "float32"
         self.function = (FAST if fast else FUNCTION) * scale
         self.approximate = (FAST if fast else NARROW) * scale
         self.narrow = narrow
@@ -247,6 +255,9 @@ class Analysis:
             error = error + np.where(np.isfinite(own), own, 0)
             if node.op == "gelu":
                 error = np.where(narrow & (x == -np.inf), np.inf, error)
+        if self.fast and node.op in FAST_ABSOLUTE:
+            size, limits = np.abs(values[0]), FAST_ABSOLUTE[node.op]
+            error = error + np.select([size <= limit for limit, _ in limits], [own for _, own in limits], 0.0)
         return value, error
 
     def contraction(self, terms: Terms) -> Bound:

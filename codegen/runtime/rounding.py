@@ -12,21 +12,23 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 UNIT = 2.0**-24  # half the distance of 1 and the float32 after it
-ROUND = {
-    "add", "add_any", "sub", "mul", "div", "integer_pow", "pow", "square", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1",
-    "log", "log1p", "logistic", "tanh", "sinh", "cosh", "asinh", "acosh", "atanh", "sin", "cos", "tan", "asin", "acos", "atan",
-    "atan2", "erf", "erfc", "erf_inv", "reduce_sum", "dot_general", "cumsum",
+ROUND = {"add", "add_any", "sub", "mul", "div", "integer_pow", "square", "sqrt", "reduce_sum", "cumsum"}
+FUNCTIONS = {
+    "pow", "rsqrt", "cbrt", "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sinh", "cosh", "asinh", "acosh",
+    "atanh", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "erf", "erfc", "erf_inv",
 }  # fmt: skip
 CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"}
 
 
-def rounded_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def rounded_apart(function: Callable[..., Any], functions: float = UNIT, products: float = UNIT) -> Callable[..., Any]:
     """`function` of pytrees of float64 arrays, with a key before its arguments for the errors of its operations: each up to
-    `UNIT` of the result."""
+    `UNIT` of the result, up to `functions` of it where the operation is none of arithmetic, up to `products` of it where it
+    is a product of matrices."""
+    units = dict.fromkeys(ROUND, UNIT) | dict.fromkeys(FUNCTIONS, functions) | {"dot_general": products}
 
     def noisy(key: jax.Array, *args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        results = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), _keys(key))
+        results = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), _keys(key), units)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return jax.jit(noisy)
@@ -38,7 +40,7 @@ def _keys(key: jax.Array) -> Iterator[jax.Array]:
         yield own
 
 
-def _run(jaxpr: Any, consts: Any, args: list, keys: Iterator[jax.Array]) -> list:
+def _run(jaxpr: Any, consts: Any, args: list, keys: Iterator[jax.Array], units: dict[str, float]) -> list:
     known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def value(atom: Any) -> Any:
@@ -48,17 +50,17 @@ def _run(jaxpr: Any, consts: Any, args: list, keys: Iterator[jax.Array]) -> list
         inputs = [value(atom) for atom in equation.invars]
         if equation.primitive.name in CALLS:
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-            outputs = _run(inner.jaxpr, inner.consts, inputs, keys)
+            outputs = _run(inner.jaxpr, inner.consts, inputs, keys, units)
         else:
             made = equation.primitive.bind(*inputs, **equation.params)
             outputs = list(made) if equation.primitive.multiple_results else [made]
-        if equation.primitive.name in ROUND:
-            outputs = [_rounded(y, next(keys)) for y in outputs]
+        if (unit := units.get(equation.primitive.name)) is not None:
+            outputs = [_rounded(y, next(keys), unit) for y in outputs]
         known |= zip(equation.outvars, outputs, strict=True)
     return [value(atom) for atom in jaxpr.outvars]
 
 
-def _rounded(y: jax.Array, key: jax.Array) -> jax.Array:
+def _rounded(y: jax.Array, key: jax.Array, unit: float) -> jax.Array:
     if not jnp.issubdtype(y.dtype, jnp.floating):
         return y
-    return y * (1 + UNIT * jax.random.uniform(key, y.shape, y.dtype, -1.0, 1.0))
+    return y * (1 + unit * jax.random.uniform(key, y.shape, y.dtype, -1.0, 1.0))

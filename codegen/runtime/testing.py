@@ -29,12 +29,12 @@ from codegen.runtime import arguments, draw, interpreted, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.compile import bindings
 from codegen.runtime.draw import Case
-from codegen.runtime.errorbound import Analysis, Terms, stored, ulp
+from codegen.runtime.errorbound import FAST, Analysis, Terms, stored, ulp
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 from codegen.runtime.platform import on_gpu
 from codegen.runtime.products import product
-from codegen.runtime.rounding import rounded_apart
+from codegen.runtime.rounding import UNIT, rounded_apart
 from codegen.spec import Spec
 
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
@@ -305,7 +305,8 @@ def error_bounds(
     widths = {a.name: DTYPES[case.types.dtype(a)] for a in spec.outputs}
     wide_outputs = {name for name, d in widths.items() if d.kind != "float" or d.size >= 4}
     reached = reaching(op.statements, widths)
-    narrow = {i for i, names in reached.items() if not names & wide_outputs} if spec.math == "auto" else set()
+    narrow = {i for i, names in reached.items() if spec.math == "fast" or not names & wide_outputs}
+    narrow = set() if spec.math == "precise" else narrow
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
                         plan.order, len(case.axes.rows))  # fmt: skip
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
@@ -410,7 +411,8 @@ def check_gradient(
     to its own type: its error meets the cotangents, as in y * (dy - sum(dy * y)). Where larger terms cancel to a small gradient
     (that of a norm of one column, say), the largest gradient says nothing of these roundings: there, four times what
     they come to in the reference's own backward is allowed, the most of eight calls nearby, for one may be lucky. So is, where
-    tensor cores multiply, twice what the exact gradient moves by where its factors are rounded as they round them.
+    tensor cores multiply, twice what the exact gradient moves by where its factors are rounded as they round them, and where
+    products are kept in fewer bits, twice what it moves by where they are rounded so: a sine's slope may turn on that.
     """
 
     def check(case: Case) -> None:
@@ -433,11 +435,9 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
     with jax.enable_x64(True):
         given = gradient_call(op, replace(case, scale=1.0), frozen)
         got = given.pulled(lambda values: op(**values, implementation=implementation))(given.own, given.cotangents)
-    derived = op.backward
-    saved = [derived.op.spec.array(name) for name in derived.how.saved] if isinstance(derived, Derived) else []
-    if isinstance(op, GemmOp):  # what is kept of the products, and their gradients
-        saved += [a for a in op.spec.inputs if a.name in op.multiplied]
-    dtypes = [case.types.dtype(a) for a in saved]
+    dtypes = given.kept
+    if isinstance(op, GemmOp):  # the products' gradients
+        dtypes = dtypes + [case.types.dtype(a) for a in op.spec.inputs if a.name in op.multiplied]
     kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
     tf32 = isinstance(op, GemmOp) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
     if tf32:
@@ -459,6 +459,8 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
             allowed = allowed + summed * eps * largest
         if a.shape != b.shape or not _within(a, b, allowed):
             allowed = allowed + 4 * given.lost[name] + (2 * given.moved[name] if tf32 else 0)
+        if isinstance(op, GemmOp) and (a.shape != b.shape or not _within(a, b, allowed)):
+            allowed = allowed + 2 * given.rounded[name]
         if a.shape != b.shape or not _within(a, b, allowed):
             worst = float(np.max(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")
             raise Disagreement(
@@ -525,15 +527,9 @@ class GradientCall:
 
     @functools.cached_property
     def lost(self) -> dict[str, float]:
-        """The largest error that rounding every operation of the reference's own backward as in float32 makes at calls nearby."""
-        rounded = rounded_apart(self.exact)
-
-        def apart(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
-            outer = tuple(map(jnp.asarray, self.outer))
-            key = jax.random.key(int(self.random.integers(2**31)))
-            return rounded(key, near, outer), self.exact(near, outer)
-
-        return self.worst_of(8, apart)
+        """The largest error that rounding every operation of the reference's own backward as in float32 makes at calls nearby,
+        functions as `math: fast` has them where it is that."""
+        return self.apart(8, rounded_apart(self.exact, functions=FAST if self.op.spec.math == "fast" else UNIT))
 
     @functools.cached_property
     def moved(self) -> dict[str, float]:
@@ -546,6 +542,32 @@ class GradientCall:
             return self.exact(near, outer), self.exact(rounded, outer)
 
         return self.worst_of(4, apart)
+
+    @functools.cached_property
+    def rounded(self) -> dict[str, float]:
+        """The largest change of the exact gradients where products are rounded to the type that they are kept in, at calls
+        nearby."""
+        units = [float(jnp.finfo(jnp.dtype(dtype)).eps) / 2 for dtype in self.kept if DTYPES[dtype].kind == "float"]
+        return self.apart(4, rounded_apart(self.exact, products=max(units, default=UNIT)))
+
+    @property
+    def kept(self) -> list[str]:
+        """The dtypes of what the forward keeps beside inputs."""
+        derived = self.op.backward
+        if not isinstance(derived, Derived):
+            return []
+        names = dict.fromkeys((*derived.how.saved, *(acc for acc, _ in derived.products)))
+        return [self.case.types.dtype(derived.how.spec.array(name)) for name in names]
+
+    def apart(self, calls: int, rounded: Callable[..., Values]) -> dict[str, float]:
+        """How far the exact gradients lie from `rounded` at most, at so many calls nearby."""
+
+        def both(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
+            outer = tuple(map(jnp.asarray, self.outer))
+            key = jax.random.key(int(self.random.integers(2**31)))
+            return rounded(key, near, outer), self.exact(near, outer)
+
+        return self.worst_of(calls, both)
 
     def worst_of(self, calls: int, apart: Callable[[dict[str, np.ndarray]], tuple[Values, Values]]) -> dict[str, float]:
         """How far apart two ways to compute each gradient are at most, at so many calls nearby."""

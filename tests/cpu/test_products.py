@@ -164,6 +164,24 @@ def test_products_are_kept_in_the_outputs_type(tmp_path, implementation):
     np.testing.assert_allclose(np.asarray(dx, "float32"), np.full((1, 2), 3 * np.cos(64.125)), rtol=2**-7)
 
 
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_products_are_kept_as_they_are_where_outputs_are_reductions(tmp_path, implementation):
+    """A scale's gradient is a sum of them, as exact as the output is: rounded to their factors' type, they are off by 1e-3.
+    So is what a correlation near 1 lacks to 1, of which the factors' gradients are made."""
+    chain = "z = x @ w; y = sum(z * scale, axis=N); d = sum(square(z * 0.0625 - 1), axis=N)"
+    inputs = "x: bfloat16[..., K]; w: bfloat16[K, N]; scale: float32[N]"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[...]; d: float32[...]", chain))
+    random = np.random.default_rng(0)
+    x, w = (jnp.asarray(1 + 0.05 * random.standard_normal(shape), "bfloat16") for shape in ((9, 16), (16, 24)))
+    ones = jnp.ones(24)
+    z = np.asarray(x, float) @ np.asarray(w, float)
+    _, pull = jax.vjp(lambda *args: tuple(op(*args, implementation=implementation)), x, w, ones)
+    (_, _, dscale), (dx, _, _) = (pull((jnp.full(9, a), jnp.full(9, b))) for a, b in ((1.0, 0.0), (0.0, 1.0)))
+    np.testing.assert_allclose(dscale, z.sum(0), rtol=1e-6)
+    expected = (z * 0.0625 - 1) * 0.125 @ np.asarray(w, float).T
+    np.testing.assert_allclose(np.asarray(dx, float), expected, rtol=2**-8, atol=2**-8 * abs(expected).max())
+
+
 @pytest.mark.parametrize("name", ["c", "mini_n"])
 def test_names_that_hold_a_coordinate_s(tmp_path, name):
     """A batch axis beside the column it begins like, and an array: elements of either half, read one by one."""

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import generated
+from codegen.interpret import approximations
 from codegen.runtime.rounding import UNIT, rounded_apart
-from codegen.runtime.testing import Case, Disagreement, Types, check_gradient_case
+from codegen.runtime.testing import Case, Disagreement, Types, check_case, check_gradient_case
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 
@@ -62,3 +63,44 @@ def test_a_wrong_gradient_of_one_column_is_found(tmp_path):
     case = Case(Types(()), (3,), (("N", 1),), (), (), False, 1.0, 0)
     with pytest.raises(Disagreement, match="the gradient of 'x' is off by"):
         check_gradient_case(op, "interpret", case)
+
+
+def test_gradients_where_the_forward_keeps_what_another_kernel_of_the_backward_takes(tmp_path):
+    """A mean weighted by class: the forward keeps each row's maximum and sum, of which one of two kernels reads one."""
+    chain = """loss = logsumexp(x, axis=C) - sum(where(index(C) == label, x, 0), axis=C)
+  w = take(weight, label, axis=C); y = sum(w * loss, axis=...) / sum(w, axis=...)"""
+    reference = """loss = -jnp.take_along_axis(jax.nn.log_softmax(x), label[..., None], -1)[..., 0]
+  y = (weight[label] * loss).sum() / weight[label].sum()"""
+    inputs = "x: float32[..., C]; weight: float32[C]; label: int32[...]"
+    more = "domain: {label: index(C), weight: positive}"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[]", chain, reference, more))
+    saved = {*op.backward.how.saved} - {a.name for a in op.backward.op.spec.arrays}
+    assert saved, "one kernel takes all that is kept"
+    check_gradient_case(op, "xla", Case(Types(()), (5,), (("C", 7),), (), (), False, 1.0, 0))
+
+
+FAST = {  # what the hardware's functions and quotients are off by most, beside others
+    "y0": ("x / (1 + w * w)", "x / (1 + w * w)"),
+    "y1": ("log(1 + x * 0.01) + log2(1 + w * 0.01)", "jnp.log(1 + x * 0.01) + jnp.log2(1 + w * 0.01)"),
+    "y2": ("sin(x) - cos(3 * w)", "jnp.sin(x) - jnp.cos(3 * w)"),
+    "y3": ("erf(x * 1e-6) * 1000 + w", "jax.lax.erf(x * 1e-6) * 1000 + w"),
+    "y4": ("x * tanh(w * x)", "x * jnp.tanh(w * x)"),
+}
+
+
+def test_bounds_allow_what_fast_functions_may_be_off_by(tmp_path):
+    """Values and gradients, each approximation anywhere within its own bound."""
+    chain, reference = ("; ".join(f"{name} = {pair[i]}" for name, pair in FAST.items()) for i in (0, 1))
+    outputs = "; ".join(f"{name}: float32[..., N]" for name in FAST)
+    op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", outputs, chain, reference, "math: fast"))
+    case = Case(Types(()), (40,), (("N", 64),), (), (), False, 1.0, 0)
+    with approximations.noise(1):
+        check_case(op, "interpret", case)
+        check_gradient_case(op, "interpret", case)
+
+
+def test_products_kept_in_fewer_bits_may_turn_a_slope(tmp_path):
+    """The slope of a sine of sums of about 30, which bfloat16 holds to an eighth."""
+    inputs = "x: bfloat16[..., K]; w: bfloat16[K, N]"
+    op = make_op(tmp_path, spec_text(inputs, "y: bfloat16[..., N]", "y = sin(x @ w)", "y = jnp.sin(x @ w)"))
+    check_gradient_case(op, "xla", Case(Types(()), (3,), (("K", 130), ("N", 128)), (), (), False, 1.0, 0))

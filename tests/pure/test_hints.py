@@ -1,5 +1,6 @@
 """A hint that proposes a text can be followed: what it proposes, put where it says, is no mistake."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -191,7 +192,7 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
 # Hints that say what a text must be like, or name what there is, and propose none
 FORMS = re.compile(
     r"write (the value out|`key: value`|it with functions of jnp|every argument out|a statement `name|each `name|it of the inputs)"
-    r"|delete it$|delete its escape$|delete one$|^it has at most|give every axis|give it no default"
+    r"|delete it$|delete its escape$|delete one$|delete this entry$|^it has at most|give every axis|give it no default"
 )
 PROPOSALS = re.compile(
     r"\bwrite\b|\bas in\b|\bit is \w+\(|\bassign it whole\b|\bcall it\b|\bdelete\b|\bmake\b|\bpass it\b|\btake (an array|before)\b"
@@ -247,6 +248,20 @@ def test_following_finds_mistakes():
     for stem, lines in FOLLOWED.items():
         wrong = {d.span.line for d in mistakes(stem, BAD[stem])}
         assert len(wrong & set(lines)) >= len(lines) / 2 or stem in ELSEWHERE, stem
+
+
+@pytest.mark.parametrize(
+    "stem", [stem for stem in BAD if any(d.hint == "delete this entry" for d in mistakes(stem, BAD[stem]))]
+)
+def test_deleting_entries(stem):
+    """A spec without the entries that its hints say to delete, and without the key that has no other."""
+    rows = BAD[stem].decode().split("\n")
+    for number in sorted(
+        (d.span.line for d in mistakes(stem, BAD[stem]) if d.hint == "delete this entry"), reverse=True
+    ):
+        del rows[number - 1]
+    kept = [a for a, b in itertools.pairwise([*rows, "end"]) if not (a.endswith(":") and not b.startswith(" "))]
+    assert mistakes(stem, "\n".join(kept).encode()) == []
 
 
 @pytest.mark.parametrize("stem", BAD)

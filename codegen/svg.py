@@ -19,7 +19,8 @@ from codegen.ir import axes_text, lost_axes
 from codegen.ops import REDUCTIONS
 from codegen.pipeline import Op
 
-Item, Key = TypeVar("Item"), TypeVar("Key")
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 CHARACTER, LINE = 7.8, 17  # of the labels: a monospaced font at 13 px
 SMALL = 6.6  # a character at 11 px

@@ -238,6 +238,13 @@ class Reader:
             self.graph.calls.setdefault(id(value), Call(made.name, inner.bound))
         return value
 
+    def expanded(self, tree: ast.AST, name: str, value: Node) -> Node:
+        """A composite function of one float, which an operator stands for."""
+        bound: dict[str, Node | tuple[str, ...]] = {"x": self.to_float(value)}
+        result = Reader(self.scope, bound, self.site or tree).read(prelude()[name].body)
+        self.graph.calls.setdefault(id(result), Call(name, bound))
+        return result
+
     def arguments(
         self, tree: ast.Call, params: tuple[str, ...], defaults: tuple[ast.expr | None, ...] = ()
     ) -> dict[str, ast.expr]:
@@ -422,7 +429,7 @@ class Reader:
         if n == 0 and not base.is_const:
             raise self.fail(tree, "the power 0 of anything is 1", "write 1")
         if n == 0.5:
-            return self.apply(tree, "sqrt", [base])
+            return self.apply(tree, "sqrt", [base]) if base.is_const else self.expanded(tree, "_half_power", base)
         if n != int(n):
             return self.apply(tree, "pow", [base, exponent])
         if isinstance(n, float):

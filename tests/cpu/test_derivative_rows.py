@@ -87,6 +87,19 @@ KINKS = {"relu": jax.nn.relu, "relu6": jax.nn.relu6, "leaky_relu": jax.nn.leaky_
          "squareplus": jax.nn.squareplus}  # fmt: skip
 
 
+def test_the_power_one_half_is_jnp_s(tmp_path):
+    """inf at -inf and 0 at -0.0, where a square root is NaN and -0.0."""
+    lines = "op: half\nsummary: A root.\ninputs:\n  x: float32[N]\noutputs:\n  y: float32[N]\nchain: y = x ** 0.5\nreference: x ** 0.5\n"
+    op = make_op(tmp_path, lines)
+    x = jnp.asarray([-jnp.inf, -0.0, 0.0, 1e-30, 0.25, 2.0, -1.0, jnp.inf, jnp.nan])
+    expected, pull = jax.vjp(lambda x: x**0.5, x)
+    for implementation in ("xla", "interpret"):
+        y, own = jax.vjp(lambda x: op(x, implementation=implementation), x)
+        for found, wanted in ((y, expected), (own(jnp.ones_like(x))[0], pull(jnp.ones_like(x))[0])):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+            np.testing.assert_array_equal(np.signbit(found[:6]), np.signbit(wanted[:6]))
+
+
 @pytest.mark.parametrize("name", KINKS)
 def test_activations_have_jax_nn_s_gradient_at_their_kinks(name):
     import generated

@@ -104,3 +104,14 @@ def test_products_kept_in_fewer_bits_may_turn_a_slope(tmp_path):
     inputs = "x: bfloat16[..., K]; w: bfloat16[K, N]"
     op = make_op(tmp_path, spec_text(inputs, "y: bfloat16[..., N]", "y = sin(x @ w)", "y = jnp.sin(x @ w)"))
     check_gradient_case(op, "xla", Case(Types(()), (3,), (("K", 130), ("N", 128)), (), (), False, 1.0, 0))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16"])
+def test_a_gradient_that_its_type_does_not_hold(tmp_path, dtype):
+    """It is stored as any value: of float8 the largest, of float16 infinity."""
+    text = spec_text(
+        f"x: {dtype}[...]; w: float32[..., N]", "y: float32[..., N]", "y = 1e6 * x * w", "y = 1e6 * x[..., None] * w"
+    )
+    op = make_op(tmp_path, text)
+    for implementation in ("xla", "interpret"):
+        check_gradient_case(op, implementation, Case(Types(()), (5,), (("N", 3),), (), (), False, 1.0, 0))

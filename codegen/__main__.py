@@ -473,7 +473,7 @@ def bench(
     ] = None,
     types: TypesWanted = "",
     out: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("benchmarks"),
-    name: Annotated[str, typer.Option("--name", help="The results' name: NAME.json, NAME.md and NAME.png.")] = "",
+    name: Annotated[str, typer.Option("--name", help="The results' name: NAME.json, NAME.md, NAME.png.")] = "",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Groups of calls; a time is their median.")] = 5,
     backward: Annotated[
         bool,
@@ -485,7 +485,10 @@ def bench(
     package: OutRead = OUT,
     as_json: AsJson = False,
 ) -> None:
-    """Time ops on this machine's GPU against XLA and a copy of as many bytes, as a table, JSON and a plot.
+    """Time ops on this machine's GPU against XLA and a copy of as many bytes, as a table, JSON and charts.
+
+    NAME.png shows each op's speed over XLA and how near it is to a copy's. An op that is measured at four sizes or more,
+    each twice the one before, has another chart, NAME-OP.png, of bandwidth against size.
 
     Without names: every op whose spec has `bench` shapes. An axis that --shape leaves out has its extent of the first of
     them. Types are bfloat16 where an op takes it.

@@ -45,7 +45,8 @@ Call = Callable[[int], Any]  # queues the call of this number, and returns what 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Microseconds a call of each candidate (`ours`, `xla`, `copy`), one a group, for one op at one shape."""
+    """Microseconds a call of each candidate (`ours`, `xla`, `copy`), one a group, for one op at one shape. `kind` is the
+    kind of its kernel, or "" where it is not known."""
 
     op: str
     shape: tuple[tuple[str, int], ...]
@@ -53,6 +54,7 @@ class Measurement:
     bytes: int
     groups: tuple[tuple[str, tuple[float, ...]], ...]
     error: str = ""
+    kind: str = ""
 
     def us(self, name: str) -> float:
         return statistics.median(dict(self.groups)[name])
@@ -142,7 +144,7 @@ def bench_op(
             groups,
             calls,
         )
-    return Measurement(op.spec.op, tuple(shape.items()), binding.types, count, tuple(times.items()))
+    return Measurement(op.spec.op, tuple(shape.items()), binding.types, count, tuple(times.items()), kind=op.plan.kind)
 
 
 def multiplied_in(op: Op, binding: Binding) -> str | None:
@@ -312,6 +314,7 @@ def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[s
     rows: list[dict[str, Any]] = []
     for m in measured:
         row: dict[str, Any] = {"op": m.op, "shape": dict(m.shape), "types": dict(m.types), "bytes": m.bytes}
+        row |= {"kind": m.kind} if m.kind else {}
         if m.error:
             rows.append(row | {"error": m.error})
             continue
@@ -320,6 +323,23 @@ def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[s
         row |= {"over_xla": round(m.over_xla, 4), "of_copy": round(m.of_copy, 4)}
         rows.append(row | {"groups_us": {name: [round(t, 3) for t in times] for name, times in m.groups}})
     return {"machine": dict(where), "measurements": rows}
+
+
+def from_json(results: Mapping[str, Any]) -> tuple[list[Measurement], dict[str, str]]:
+    """What `as_json` made: the measurements and the machine."""
+    measured = [
+        Measurement(
+            row["op"],
+            tuple(row["shape"].items()),
+            tuple(row["types"].items()),
+            row["bytes"],
+            tuple((name, tuple(times)) for name, times in row.get("groups_us", {}).items()),
+            row.get("error", ""),
+            row.get("kind", ""),
+        )
+        for row in results["measurements"]
+    ]
+    return measured, results["machine"]
 
 
 HEADINGS = ("op", "shape", "types", "bytes", "ours", "XLA", "copy", "TB/s ours", "XLA", "copy", "over XLA", "of copy")
@@ -350,7 +370,7 @@ def as_table(measured: Sequence[Measurement]) -> Table:
 
 
 def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name: str, command: str) -> str:
-    """The page beside the plot."""
+    """The page that goes with the chart."""
     facts = ", ".join(v if k in ("gpu", "date") else f"{k} {v}" for k, v in where.items() if k != "empty call")
     rows = [HEADINGS, tuple("---" if i < 3 else "---:" for i in range(len(HEADINGS))), *map(cells, measured)]
     return "\n".join(
@@ -364,7 +384,7 @@ def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name:
             "count each input read once and each output written once. A call with nothing to do took "
             f"{where['empty call']}: times near that say little of a kernel.",
             "",
-            f"![bandwidth of each op]({name}.png)",
+            f"![speed over XLA, and of a copy]({name}.png)",
             "",
             *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
             "",
@@ -373,12 +393,11 @@ def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name:
 
 
 def write(measured: Sequence[Measurement], where: Mapping[str, str], out: Path, name: str, command: str) -> list[Path]:
-    """The results as JSON, a page and a plot; returns what was written."""
-    from codegen.runtime.plot import plot
+    """The results as JSON, a page and charts; returns what was written."""
+    from codegen.runtime.plot import write_charts
 
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"{name}.{ending}" for ending in ("json", "md", "png")]
+    paths = [out / f"{name}.{ending}" for ending in ("json", "md")]
     paths[0].write_text(json.dumps(as_json(measured, where), indent=1) + "\n", encoding="utf-8")
     paths[1].write_text(as_markdown(measured, where, name, command), encoding="utf-8")
-    plot(measured, where, paths[2])
-    return paths
+    return [*paths, *write_charts(measured, where, out, name)]

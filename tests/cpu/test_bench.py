@@ -14,7 +14,7 @@ from matplotlib import image
 import generated
 from codegen import __main__ as command_line
 from codegen.explain import Binding, fused_bytes
-from codegen.runtime import bench, draw, platform
+from codegen.runtime import bench, draw, platform, plot
 from codegen.runtime.arguments import Types
 from codegen.runtime.bench import Measurement, make_inputs, measure, sets_of, typical
 from codegen.sizes import bench_shapes, default_shape
@@ -159,7 +159,11 @@ def test_the_machine_is_described():
 
 
 def test_results_are_written(tmp_path):
-    measured = [made_up(), made_up("swiglu", ours=1.6), made_up("gelu", error="OutOfMemory: too | large")]
+    measured = [
+        made_up(kind="elementwise"),
+        made_up("swiglu", ours=1.6),
+        made_up("gelu", error="OutOfMemory: too | large"),
+    ]
     paths = bench.write(measured, WHERE, tmp_path / "new", "elementwise", "codegen bench")
     assert [p.name for p in paths] == ["elementwise.json", "elementwise.md", "elementwise.png"]
     result = json.loads(paths[0].read_text())
@@ -167,7 +171,8 @@ def test_results_are_written(tmp_path):
     first, _, last = result["measurements"]
     assert first["us"] == {"ours": 2.0, "xla": 3.0, "copy": 1.5}
     assert first["groups_us"]["ours"] == [2.0, 2.0, 18.0]
-    assert (first["over_xla"], first["of_copy"]) == (1.5, 0.75)
+    assert (first["over_xla"], first["of_copy"], first["kind"]) == (1.5, 0.75, "elementwise")
+    assert bench.from_json(result) == ([*measured[:2], replace(measured[2], groups=())], WHERE)
     assert last["error"] == "OutOfMemory: too | large"
     page = paths[1].read_text()
     assert (
@@ -178,8 +183,31 @@ def test_results_are_written(tmp_path):
     assert "A call with nothing to do took 5 us" in page
     assert "too \\| large" in page
     picture = image.imread(paths[2])
-    assert picture.shape[0] > 300 < picture.shape[1]
+    assert 200 < picture.shape[0] < 1000 > picture.shape[1] > 300
     assert len({tuple(pixel) for row in picture[::7] for pixel in row[::7].round(2).tolist()}) > 5
+
+
+def test_a_chart_groups_ops_by_kind_fastest_first_and_fits_a_screen(tmp_path):
+    measured = [made_up("slow", 6.0, kind="row"), made_up("fast", 1.0, kind="row"), made_up("dense", 2.0, kind="gemm")]
+    ((dense, fast, slow),) = plot.arranged(plot.bars([*measured, made_up("lost", error="no room")]))
+    assert (dense.label, dense.over_xla, dense.of_limit) == ("dense", 1.5, None)  # a copy is no limit of a product
+    assert (fast.group, fast.label, fast.over_xla, fast.of_limit) == ("row", "fast", 3.0, 1.5)
+    assert (slow.label, slow.over_xla) == ("slow", 0.5)
+    many = [plot.Bar(f"kind {min(i // 10, 3)}", f"op{i}", 1 + i / 60, 0.9) for i in range(60)]
+    assert [len(column) for column in plot.arranged(many)] == [30, 30]  # 10 + 10 + 10, and 30
+    plot.chart(many, "sixty ops", tmp_path / "many.png")
+    height, width, _ = image.imread(tmp_path / "many.png").shape
+    assert height <= 900
+    assert width <= 1500
+
+
+def test_an_op_at_several_sizes_has_a_curve(tmp_path):
+    sizes = [replace(made_up(), bytes=size, shape=(("N", size),)) for size in (3_000, 24_000, 6_000, 12_000)]
+    assert [m.bytes for m in plot.curves([*sizes, made_up("swiglu")])["bias_relu"]] == [3_000, 6_000, 12_000, 24_000]
+    assert not plot.curves(replace(m, bytes=m.bytes // 6000 + 1000) for m in sizes)  # four sizes, all about the same
+    paths = bench.write([*sizes, made_up("swiglu")], WHERE, tmp_path, "sweep", "codegen bench")
+    assert [p.name for p in paths] == ["sweep.json", "sweep.md", "sweep.png", "sweep-bias_relu.png"]
+    assert min(image.imread(paths[-1]).shape[:2]) > 300
 
 
 def run(monkeypatch, *words) -> int:

@@ -220,16 +220,15 @@ def verify_ops(
     else:
         from rich.table import Table
 
-        table = Table(
-            "op", "calls", "elements", "worst ulp", "gradient", "", box=None, header_style="bold", pad_edge=False
-        )
+        words = ("op", "calls", "elements", "worst ulp", "of", "worst of all", "undecided", "gradient", "")
+        table = Table(*words, box=None, header_style="bold", pad_edge=False)
         for o in outcomes:
             gradient = o.gradient if o.gradient in ("agrees", "-") else "differs"
-            report = o.report
+            r = o.report
             verdict = "[green]agrees[/green]" if o.good else "[red]differs[/red]"
-            table.add_row(
-                o.op, str(report.examples), str(report.elements), f"{report.worst_ulp:.2f}", gradient, verdict
-            )
+            worst = f"{r.worst_of_all:.3g} of {r.bound_of_worst:.3g}"
+            numbers = (r.examples, r.elements, f"{r.worst_ulp:.2f}", r.tight, worst, r.undecided)
+            table.add_row(o.op, *map(str, numbers), gradient, verdict)
         _print(table)
         for o in outcomes:
             for text in (o.report.failure, o.gradient if o.gradient not in ("agrees", "-") else ""):

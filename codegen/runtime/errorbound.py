@@ -6,6 +6,9 @@ error for the functions that libraries approximate. Values closer to zero than t
 so every result may be off by that much. A comparison whose outcome the errors can change is uncertain, and what it selects
 is as uncertain as its two choices differ.
 
+A comparison of a value with its own maximum is uncertain only among elements that are all as near to it as their errors:
+both sides are off together, so the one that stands alone is the maximum.
+
 Reductions, over n values x with errors e:
   sum, mean  An order of summation rounds each x once for every addition on its way to the result, d times at most, so the
              sum is off by sum(e) + d u sum(|x| + e), to first order in the unit roundoff u. One after the other d is n - 1;
@@ -22,10 +25,11 @@ The bound says what float32 arithmetic can do to this chain; the expected value 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,13 +90,19 @@ def depth(count: int) -> float:
     return min(max(count - 1, 0), 32 + math.sqrt(count))
 
 
+def _nowhere() -> np.ndarray:
+    return np.zeros((), bool)
+
+
 @dataclass(frozen=True)
 class Bound:
-    """A value, the bound of its error (for a bool: 1 where it is uncertain), and where float32 overflowed on the way."""
+    """A value, the bound of its error (for a bool: 1 where it is uncertain), where float32 overflowed on the way, and where an
+    uncertain comparison chose between values that lie far apart (`doubt`): the bound then spans both."""
 
     value: np.ndarray
     error: np.ndarray
     overflow: np.ndarray
+    doubt: np.ndarray = field(default_factory=_nowhere)
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,30 @@ class Terms:
     def of(self, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Terms:
         """The same for some of the elements."""
         return Terms(value, size, spread, self.count, self.lost)
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """Which argument of a comparison is the value whose maximum (`largest`) or minimum over `axes` the other one is."""
+
+    place: int
+    largest: bool
+    axes: tuple[str, ...]
+
+
+def own_extreme(node: Node) -> Extreme | None:
+    """How a comparison compares a value with an extreme of itself, if it does."""
+    if len(node.args) != 2:
+        return None
+    axes: tuple[str, ...]
+    for place, value in enumerate(node.args):
+        other, axes = node.args[1 - place], ()
+        op = other.op
+        while op in ("max", "min") and other.op == op:
+            other, axes = other.args[0], axes + lost_axes(other)
+        if axes and other is value:
+            return Extreme(place, op == "max", axes)
+    return None
 
 
 class Analysis:
@@ -153,7 +187,9 @@ class Analysis:
             for statement in statements:
                 for node in topological([statement.value]):
                     if id(node) not in bounds:
-                        bound = self.node(node, [bounds[id(a)] for a in node.args], leaves)
+                        args = [bounds[id(a)] for a in node.args]
+                        bound = self.node(node, args, leaves)
+                        bound = replace(bound, doubt=self.doubt(node, args))
                         bounds[id(node)] = self.divided(node, self.factored(node, bound, bounds), bounds)
                 results[(statement.name, statement.part)] = bounds[id(statement.value)]
         return results
@@ -200,7 +236,9 @@ class Analysis:
         function = _FUNCTIONS[node.op]
         value = np.asarray(function(*(a.value for a in args)))
         uncertain = np.zeros(value.shape, bool)
-        if args and args[0].value.dtype == np.bool_:
+        if (extreme := own_extreme(node)) is not None:
+            uncertain = self.among_rivals(args, extreme)
+        elif args and args[0].value.dtype == np.bool_:
             for arg in args:
                 uncertain = uncertain | (arg.error > 0)
         else:
@@ -211,6 +249,33 @@ class Analysis:
                 uncertain = uncertain | lost(arg.value, arg.error)
         return Bound(value, uncertain.astype(np.float64), overflow)
 
+    def among_rivals(self, args: list[Bound], extreme: Extreme) -> np.ndarray:
+        """Where a value's comparison with its own maximum or minimum is uncertain: only where several of its elements may be
+        that. One that no other reaches is it, however far both are off: they are off together."""
+        z, along = args[extreme.place], tuple(d for axis in extreme.axes for d in self.dimensions[axis])
+        x = np.where(np.isnan(z.value), -np.inf, z.value if extreme.largest else -z.value)
+        low, high = (np.where(np.isinf(z.error), s * np.inf, x + s * z.error) for s in (-1, 1))
+        rival = high >= low.max(along, keepdims=True)
+        alone = rival & (rival.sum(along, keepdims=True) == 1)
+        nan, lost = np.isnan(z.value) & np.isfinite(z.error), np.isinf(z.error)
+        certain, open_ = nan.any(along, keepdims=True), lost.any(along, keepdims=True)
+        uncertain = rival & ~alone & ~(low >= high.max(along, keepdims=True))
+        return np.asarray((uncertain | open_) & ~certain)
+
+    def doubt(self, node: Node, args: list[Bound]) -> np.ndarray:
+        """Where an uncertain comparison chose, here or on the way, between values farther apart than they are off anyway."""
+        if node.kind == "bool" or not args:
+            return _nowhere()
+        if node.op in REDUCTIONS:
+            axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
+            return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
+        if node.op != "where":
+            return np.asarray(functools.reduce(np.logical_or, (a.doubt for a in args)))
+        condition, a, b = args
+        chosen = np.where(condition.value, a.doubt, b.doubt)
+        apart = np.asarray(distance(a.value, b.value) > 4 * (a.error + b.error))
+        return np.where(condition.error > 0, apart | a.doubt | b.doubt, chosen)
+
     def factored(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
         """XLA takes a power of two out of a sum: it computes a * c + b * c as (a + b) * c, and a + b may overflow."""
         if node.op not in ("add", "sub") or any(a.op != "mul" for a in node.args):
@@ -219,7 +284,7 @@ class Analysis:
         for (a, c), (b, d) in itertools.product((first, first[::-1]), (second, second[::-1])):
             if c.ndim == d.ndim == 0 and c == d and abs(np.frexp(c)[0]) == 0.5:
                 beyond = np.isfinite(a) & np.isfinite(b) & (np.abs(a) + np.abs(b) > self.top)
-                bound = Bound(bound.value, np.where(beyond, np.inf, bound.error), bound.overflow | beyond)
+                bound = replace(bound, error=np.where(beyond, np.inf, bound.error), overflow=bound.overflow | beyond)
         return bound
 
     def divided(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
@@ -228,7 +293,7 @@ class Analysis:
         if node.op != "div" or bounds[id(node.args[1])].value.size >= bound.value.size:
             return bound
         flushed = np.abs(bounds[id(node.args[1])].value) * self.tiny > 1
-        return Bound(bound.value, np.where(flushed, bound.error + np.abs(bound.value), bound.error), bound.overflow)
+        return replace(bound, error=np.where(flushed, bound.error + np.abs(bound.value), bound.error))
 
     def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:
         value = np.where(condition.value, a.value, b.value)

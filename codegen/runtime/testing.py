@@ -12,7 +12,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
@@ -26,10 +26,11 @@ from codegen.ir import DTYPES, reaching
 from codegen.pipeline import Derived
 from codegen.plan import Access, access_key
 from codegen.runtime import arguments, draw, interpreted, views
+from codegen.runtime.agreement import BrokenReference, Disagreement, Report, compare, same
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.compile import bindings
 from codegen.runtime.draw import Case
-from codegen.runtime.errorbound import FAST, Analysis, Terms, stored, ulp
+from codegen.runtime.errorbound import FAST, Analysis, Bound, Terms, stored
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 from codegen.runtime.platform import on_gpu
@@ -127,26 +128,6 @@ def computed_once(function: Callable[..., Any], *args: Any) -> Any:
         return jax.jit(function, compiler_options=options)(*args)
 
 
-@dataclass
-class Report:
-    """What a run of `check_op` saw."""
-
-    examples: int = 0
-    elements: int = 0
-    worst_ulp: float = 0.0  # of elements whose bound is finite
-    worst_case: str = ""
-    failure: str = ""
-    cases: list[Case] = field(default_factory=list)
-
-
-class Disagreement(AssertionError):
-    """An element outside what is allowed; the message names the op, the element and the case."""
-
-
-class BrokenReference(Disagreement):
-    """What a spec's reference raises."""
-
-
 def check_op(
     op: Op,
     implementation: str,
@@ -170,6 +151,7 @@ def check_op(
         _draw(op, examples, seed, check)
     else:
         each_call(op, round(MORE * SHARES.get(op.plan.kind, 2 / 3)), check)
+    made.demand_decisions(op.spec.op)
     return made
 
 
@@ -205,8 +187,7 @@ def _check_case(
         name = f"{op.spec.op} ({how}): {array.name}"
         if got.shape != shape or got.dtype != jnp.dtype(dtype):
             raise Disagreement(f"{name} is {got.dtype}{got.shape}, but {array} is {dtype}{shape}; {case}")
-        value, error, overflow = bounds[i]
-        compare(name, array.name, dtype, got, expected[i], narrow[i], value, error, overflow, case, report, made)
+        compare(name, array.name, dtype, got, expected[i], narrow[i], bounds[i], case, report, made)
 
 
 @functools.lru_cache(maxsize=24)  # tests of several implementations draw the same calls, one after the other
@@ -217,7 +198,7 @@ def _expected(op: Op, case: Case) -> tuple:
     args, keywords = draw.operands(op, case, made)
     bounds = error_bounds(op, case, args, keywords)
     expected = narrow = reference_values(op, args, keywords, "float64")
-    if any(np.any(overflow) for _, _, overflow in bounds):
+    if any(np.any(bound.overflow) for bound in bounds):
         narrow = reference_values(op, args, keywords, "float32")
     return made, args, keywords, expected, narrow, bounds
 
@@ -280,10 +261,8 @@ def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: b
     return made
 
 
-def error_bounds(
-    op: Op, case: Case, args: list, keywords: dict[str, Any]
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each output: the chain's own value, the bound of its error, and where it overflows on the way."""
+def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> list[Bound]:
+    """For each output, the chain's own value and its bound."""
     spec = op.spec
     arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
     products: dict[str, Terms] = {}
@@ -325,7 +304,7 @@ def error_bounds(
     for array in spec.outputs:
         own, shape = array.axes, case.axes.shape(array.axes)
         whole = []
-        for pick in ("value", "error", "overflow"):
+        for pick in ("value", "error", "overflow", "doubt"):
             parts = {
                 part: np.broadcast_to(views.lose(getattr(bound, pick), own, plan.order, len(case.axes.rows)), shape)
                 for (name, part), bound in bounds.items()
@@ -333,68 +312,12 @@ def error_bounds(
             }
             with jax.default_device(jax.devices("cpu")[0]):
                 whole.append(np.asarray(views.join_parts(array, parts, case.axes)))
-        value, error, overflow = whole
+        value, error, overflow, doubt = whole
         if tolerance:
             finite = np.where(np.isfinite(value), np.abs(value), 0)
             error = error + tolerance.get("atol", 0.0) + tolerance.get("rtol", 0.0) * finite
-        results.append((value, error, overflow))
+        results.append(Bound(value, error, overflow, doubt))
     return results
-
-
-def compare(
-    name: str, array: str, dtype: str, got, expected, narrow, value, error, overflow, case: Case, report: Report, made
-) -> None:
-    """Each element against its interval."""
-    if DTYPES[dtype].kind == "bool":
-        good = (got == expected) | (error > 0)
-        low = high = expected
-    else:
-        with np.errstate(all="ignore"):
-            wide = expected.astype(np.float64) if expected.dtype.kind == "f" else expected
-            if wide.dtype.kind == "f" or np.any(error):
-                low, high = stored(wide - error, dtype), stored(wide + error, dtype)
-            else:
-                low = high = stored(wide, dtype)
-            numbers = np.asarray(got, np.float64)
-            good = (np.asarray(low, np.float64) <= numbers) & (numbers <= np.asarray(high, np.float64))
-            center = np.asarray(stored(wide, dtype), np.float64)
-            good |= (numbers == center) | (np.isnan(numbers) & np.isnan(center)) | (np.isinf(error) & ~overflow)
-            # Where float32 overflows on the way, so may the reference in float32, or the chain alone
-            model = np.asarray(stored(np.where(np.abs(value) > np.finfo(np.float32).max, np.inf * np.sign(value), value)
-                                      if value.dtype.kind == "f" else value, dtype), np.float64)  # fmt: skip
-            in_float32 = np.asarray(stored(narrow, dtype), np.float64)
-            close = np.abs(numbers - in_float32) <= 1e-2 * np.abs(in_float32)
-            good |= overflow & (_same(numbers, model) | _same(numbers, in_float32) | close | ~np.isfinite(numbers))
-        record(report, dtype, numbers, wide, error, case)
-    report.elements += got.size
-    if not np.all(good):
-        place = tuple(int(i) for i in np.argwhere(~good)[0])
-        bad = int(np.size(good) - np.count_nonzero(good))
-        inputs = ", ".join(f"{n} is {x.dtype}{x.shape}" for n, x in made.items())
-        raise Disagreement(
-            f"{name}[{', '.join(map(str, place))}] is {got[place]}, but the reference is {expected[place]} "
-            f"(allowed {low[place]} to {high[place]}); {bad} of {got.size} elements differ\n  {inputs}\n  {case}"
-        )
-
-
-def record(report: Report, dtype: str, numbers, wide, error, case: Case) -> None:
-    """The worst error in ulps of the output's type, over elements whose bound is a few ulps: elsewhere the chain itself
-    magnifies rounding, and ulps say nothing of the kernel."""
-    if DTYPES[dtype].kind != "float" or not numbers.size:
-        return
-    with np.errstate(all="ignore"):
-        top = float(jnp.finfo(jnp.dtype(dtype)).max)
-        wide = np.clip(wide, -top, top) if jnp.dtype(dtype).itemsize == 1 else wide  # what saturates is exact
-        unit = ulp(wide, dtype)
-        meaningful = np.isfinite(wide) & np.isfinite(numbers) & (error < 4 * unit)
-        errors = np.where(meaningful, np.abs(numbers - wide) / unit, 0)
-    worst = float(errors.max())
-    if worst > report.worst_ulp:
-        report.worst_ulp, report.worst_case = worst, str(case)
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return (a == b) | (np.isnan(a) & np.isnan(b))
 
 
 # Gradients
@@ -593,4 +516,4 @@ def _tf32(x: np.ndarray) -> np.ndarray:
 
 def _within(a: np.ndarray, b: np.ndarray, allowed: np.ndarray) -> bool:
     with np.errstate(invalid="ignore"):  # infinities less infinities
-        return bool(np.all((np.abs(a - b) <= allowed) | _same(a, b)))
+        return bool(np.all((np.abs(a - b) <= allowed) | same(a, b)))

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from codegen.runtime.agreement import Disagreement, Report
 from codegen.runtime.op import Op
 from codegen.runtime.platform import on_gpu
-from codegen.runtime.testing import Disagreement, Report, check_gradient, check_op
+from codegen.runtime.testing import check_gradient, check_op
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ def as_row(outcome: Outcome) -> dict:
         "examples": report.examples,
         "elements": report.elements,
         "worst_ulp": round(report.worst_ulp, 4),
+        "worst_ulp_elements": report.tight,
+        "worst_of_all_ulp": round(report.worst_of_all, 4),
+        "allowed_there_ulp": round(report.bound_of_worst, 4),
+        "undecided": report.undecided,
         "worst_case": report.worst_case,
         "failure": report.failure,
         "gradient": outcome.gradient,

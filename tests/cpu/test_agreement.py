@@ -1,0 +1,110 @@
+"""What tests of an op decide, count and say: comparisons of a value with its own extremes, and the worst errors."""
+
+import re
+
+import numpy as np
+import pytest
+
+from codegen.ir import Leaf
+from codegen.pipeline import read_op
+from codegen.runtime.agreement import Disagreement, Report
+from codegen.runtime.errorbound import Analysis
+from codegen.runtime.testing import Case, Types, check_case, check_op
+from codegen.runtime.verify import as_row, verify
+from tests.cpu.test_reductions import spec_text
+from tests.making import make_jnp_op, make_op
+
+RIVALS = {  # a row of x: where its largest element is certain, to a float32 of x * 3 + 1
+    (1.0, 2.0, 3.0): "certain",
+    (1.0, 3.0, 3.0): "open",
+    (1.0, 3.0 - 2**-21, 3.0): "open",
+    (1.0, 3.0 - 2**-12, 3.0): "certain",
+    (1.0, np.nan, 3.0): "certain",
+    (np.inf, np.inf, 3.0): "certain",
+    (-np.inf, -np.inf, -np.inf): "certain",
+}
+
+
+@pytest.mark.parametrize("op", ["==", "!=", ">=", "<"])
+@pytest.mark.parametrize("extreme", ["max", "min"])
+@pytest.mark.parametrize("row", RIVALS, ids=str)
+def test_a_value_is_its_own_extreme_where_no_other_may_be(row, extreme, op):
+    """However far both are off: they are off together. Elements that come close to it are another matter."""
+    relation = op if extreme == "max" else op.replace(">", "~").replace("<", ">").replace("~", "<")
+    chain = f"z = x * 3 + 1; y = z {relation} {extreme}(z, axis=N); t = {extreme}(z, axis=N) == z"
+    made = read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: bool[..., N]; t: bool[..., N]", chain))
+    x = np.array([row]) * (1 if extreme == "max" else -1)
+    analysis = Analysis("float32", False, (), {}, made.plan.order, 1)
+    bounds = analysis.statements(made.statements, {("input", Leaf("x")): x})
+    for bound in (bounds["y", None], bounds["t", None]):
+        assert bound.error.any() == (RIVALS[row] == "open")
+        assert not bound.error[0, 0] or row[0] != 1.0  # which is far from being the largest
+    expected = (
+        {"==": x == x.max(), "!=": x != x.max(), ">=": x >= x.max(), "<": x < x.max()}[op] if extreme == "max" else None
+    )
+    if expected is not None:
+        np.testing.assert_array_equal(bounds["y", None].value, expected)
+
+
+def argmax(folder):
+    reference = "z = x * a + b; y = jnp.argmax(z, -1).astype('int32')"
+    chain = "z = x * a + b; m = max(z, axis=N); y = min(where(z == m, index(N), size(N)), axis=N)"
+    return make_op(
+        folder, spec_text("x: float32[..., N]; a: float32[N]; b: float32[N]", "y: int32[...]", chain, reference, "grad: none"))  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["none found", "another found"])
+def test_an_argmax_that_finds_nothing_or_another_element_is_found(fault, tmp_path):
+    op = argmax(tmp_path)
+    case = Case(Types(()), (30,), (("N", 200),), (), (), False, 1.0, 0)
+    report = Report()
+    check_case(op, "xla", case, report)
+    assert (report.elements, report.undecided) == (30, 0)
+
+    def wrong(*args, **keywords):
+        y = op(*args, **keywords)
+        return y.at[3].set(200 if fault == "none found" else (y[3] + 1) % 200)
+
+    with pytest.raises(Disagreement, match=re.escape("y[3] is")):
+        check_case(op, "xla", case, run=wrong)
+
+
+def test_elements_that_nothing_decides_are_counted_and_agree_with_nothing():
+    """All of a row tie: the first may be the largest, or the last, as rounding has it."""
+    chain = "z = x * 0.1; m = max(z, axis=N); y = where(x * 0.1 + 1 == m + 1, 1.0, 0.0)"
+    reference = "z = x * 0.1; y = jnp.where(z == z.max(-1, keepdims=True), 1.0, 0.0)"
+    op = make_jnp_op(spec_text("x: float32[..., N]", "y: float32[..., N]", chain, reference, "domain: {x: [1, 1]}\ngrad: none"))  # fmt: skip
+    case = Case(Types(()), (10,), (("N", 7),), (), (), False, 1.0, 0)
+    report = Report()
+    check_case(op, "xla", case, report, run=lambda *args, **keywords: np.zeros((10, 7), np.float32))
+    assert (report.elements, report.undecided) == (70, 70)
+    with pytest.raises(Disagreement, match="none of 70 elements of y is decided"):
+        report.demand_decisions("made")
+    right = Report()
+    check_case(op, "xla", case, right)
+    assert right.undecided == 0
+    right.demand_decisions("made")
+
+
+def test_an_op_of_which_nothing_is_decided_does_not_agree():
+    chain = "z = x * 0.1; m = max(z, axis=N); y = where(x * 0.1 + 1 == m + 1, 0.0, 1.0)"
+    reference = "z = x * 0.1; y = jnp.where(z == z.max(-1, keepdims=True), 1.0, 0.0)"
+    op = make_jnp_op(spec_text("x: float32[..., N]", "y: float32[..., N]", chain, reference, "domain: {x: [1, 1]}\ngrad: none"))  # fmt: skip
+    with pytest.raises(Disagreement, match=r"none of \d+ elements of y is decided"):
+        check_op(op, "xla", 6)
+    (outcome,) = verify([op], "xla", 6, None)
+    assert not outcome.good
+
+
+def test_the_worst_error_says_of_how_many_elements_and_the_worst_of_all_is_beside_it():
+    """x + b - b loses what b is larger: hundreds of ulps, of thousands that are allowed."""
+    text = spec_text("x: float32[..., N]; b: float32[N]", "y: float32[..., N]; z: float32[..., N]",
+                     "y = (x + b * 1e4) - b * 1e4; z = x * b", "y = x + 0 * b; z = x * b", "grad: none")  # fmt: skip
+    report = Report()
+    check_case(make_jnp_op(text), "xla", Case(Types(()), (10,), (("N", 10),), (), (), False, 1.0, 0), report)
+    assert report.elements == 200
+    assert 100 <= report.tight < 120
+    assert report.worst_ulp <= 0.5
+    assert 100 < report.worst_of_all < report.bound_of_worst < 1e7
+    (outcome,) = verify([make_jnp_op(text)], "xla", 2, 1)
+    assert {"worst_ulp_elements", "worst_of_all_ulp", "allowed_there_ulp", "undecided"} <= set(as_row(outcome))

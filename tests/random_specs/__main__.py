@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.random_specs.generate import Wanted, random_spec
 
-BATCH = 15
+BATCH = {False: 15, True: 500}  # specs of a process; where they are only built
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
@@ -37,6 +37,7 @@ def main() -> None:
         help="compare computed values with their own maxima",
     )
     words.add_argument("--no-shrink", dest="shrink", action="store_false", help="print failing specs as they are")
+    words.add_argument("--build-only", action="store_true", help="build specs, compile nothing")
     words.add_argument("--print", action="store_true", help="print the specs and try none")
     words.add_argument("--batch", action="store_true", help=argparse.SUPPRESS)
     given = words.parse_args()
@@ -52,7 +53,7 @@ def whole(given: argparse.Namespace, seeds: range) -> None:
     seed = seeds.start
     try:
         while seed < seeds.stop and time.time() - start < 60 * given.minutes:
-            last = min(seed + BATCH, seeds.stop)
+            last = min(seed + BATCH[given.build_only], seeds.stop)
             left = 60 * given.minutes - (time.time() - start)
             for row in run(given, seed, last, left + 300):
                 seed = row["seed"] + 1
@@ -79,6 +80,7 @@ def run(given: argparse.Namespace, first: int, last: int, seconds: float):
     options = [f"--{name}={getattr(given, name)}" for name in ("variants", "calls", "gradients")]
     options += ["--ties" if given.ties else "--no-ties"]
     options += [] if given.shrink else ["--no-shrink"]
+    options += ["--build-only"] if given.build_only else []
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK} | os.environ
     command = [sys.executable, "-m", "tests.random_specs", "--batch", f"--seeds={first}:{last}", *options]
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(
@@ -120,7 +122,7 @@ def row(given: argparse.Namespace, seed: int, spec) -> dict:
     from tests.random_specs.shrink import shrunk
     from tests.random_specs.trial import Effort, try_spec
 
-    effort = Effort(given.variants, given.calls, given.gradients)
+    effort = Effort(given.variants, given.calls, given.gradients, given.build_only)
     with tempfile.TemporaryDirectory() as folder:
         outcome = try_spec(spec, Path(folder), effort)
         found, text = outcome, spec.text

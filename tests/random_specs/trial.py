@@ -18,12 +18,14 @@ import numpy as np
 
 from codegen.arch import lacks
 from codegen.errors import Mistake, SpecError
-from codegen.pipeline import Derived
+from codegen.pipeline import Derived, read_op
+from codegen.render import render_op
 from codegen.runtime import draw, testing
 from codegen.runtime.compile import compile_kernel, variants
 from codegen.runtime.draw import Case
 from codegen.runtime.op import Op
 from tests.making import make_op
+from tests.mutants import check_names
 from tests.random_specs.tree import RandomSpec
 
 ARCH = "sm_90a"
@@ -34,11 +36,12 @@ SLOW = 3.0  # seconds that a build may take, on a machine that others use too
 @dataclass(frozen=True)
 class Effort:
     """How much is done with a spec: variants compiled of each kernel, calls of each implementation, calls whose gradients are
-    compared."""
+    compared; or it is only built."""
 
     variants: int = 2
     calls: int = 2
     gradients: int = 1
+    build_only: bool = False
 
 
 @dataclass
@@ -97,7 +100,10 @@ def try_spec(spec: RandomSpec, folder: Path, effort: Effort = Effort()) -> Outco
         with stage("build"):
             start = time.process_time()
             try:
-                op = make_op(folder, spec.text)
+                if effort.build_only:
+                    check_names(render_op(read_op(f"specs/{spec.name}.yaml", spec.text)))
+                else:
+                    op = make_op(folder, spec.text)
             except SpecError as error:
                 outcome.refused = error.diagnostics[0].message
                 outcome.counts["refused"] += 1
@@ -105,6 +111,8 @@ def try_spec(spec: RandomSpec, folder: Path, effort: Effort = Effort()) -> Outco
             if time.process_time() - start > SLOW:
                 raise Failed("build: slow", f"{time.process_time() - start:.1f} s")
         outcome.counts["built"] += 1
+        if effort.build_only:
+            return outcome
         outcome.counts[f"kind: {op.plan.kind}"] += 1
         with timed("compile", outcome):
             _compile(op, effort, outcome)

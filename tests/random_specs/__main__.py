@@ -63,9 +63,11 @@ def whole(given: argparse.Namespace, seeds: range) -> None:
                     print(f"\n=== seed {row['seed']}: {row['failure']}\n{row['message']}\n{row['spec']}", flush=True)
                 if row["refused"]:
                     counts[f"refused: {row['refused'][:90]}"] += 1
+            minutes = (time.time() - start) / 60
+            print(f"seeds {seeds.start}:{seed}, {len(failures)} failed, {minutes:.1f} minutes", flush=True)
     except KeyboardInterrupt:
         pass
-    print(f"\nseeds {seeds.start}:{seed}, {(time.time() - start) / 60:.1f} minutes")
+    print()
     for name, count in sorted(counts.items()):
         print(f"{count:9.0f}  {name}")
     for failure, count in Counter(row["failure"] for row in failures).most_common():

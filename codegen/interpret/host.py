@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import io
 import itertools
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +19,9 @@ from codegen.interpret.machine import LaunchConfig
 from codegen.interpret.ptx import Program
 
 _PREFIX = "_mlir_cutlass_call_"  # symbols of packed entry points: every argument by pointer
+_ENTRY = "cutlass_jit_wrapper"
+_RELOCATABLE = 1  # e_type of an object file that is still to be linked
+_WITHOUT_BYTES = (0, 8)  # sh_type of sections that take no room in the file: none, and zeroed memory
 _lock = threading.RLock()
 
 
@@ -169,20 +173,20 @@ class Launcher:
 
 
 def is_launcher(module: bytes) -> bool:
-    """Whether bytes are a whole object file with a launcher in it."""
-    from elftools.elf.elffile import ELFFile
-
+    """Whether bytes are a whole object file (ELF, 64 bits, little-endian, relocatable) with a launcher in it. Running an op
+    asks for this, so it needs no library."""
     try:
-        file = ELFFile(io.BytesIO(module))
-        filled = [s for s in file.iter_sections() if s["sh_type"] not in ("SHT_NULL", "SHT_NOBITS")]
-        whole = all(s["sh_offset"] + s["sh_size"] <= len(module) for s in filled)
-        return whole and file["e_type"] == "ET_REL" and any(map(_is_entry, _symbols(module)))
-    except Exception:  # the library's own kinds of errors for what is no object file are many
+        magic, kind = struct.unpack_from("<6s10xH", module)
+        (start,), (size, count) = struct.unpack_from("<Q", module, 40), struct.unpack_from("<HH", module, 58)
+        sections = [struct.unpack_from("<4xI16xQQ", module, start + size * i) for i in range(count)]
+    except struct.error:
         return False
+    whole = all(place + length <= len(module) for held, place, length in sections if held not in _WITHOUT_BYTES)
+    return magic == b"\x7fELF\x02\x01" and kind == _RELOCATABLE and whole and (_PREFIX + _ENTRY).encode() in module
 
 
 def _is_entry(name: str) -> bool:
-    return name.startswith(_PREFIX + "cutlass_jit_wrapper")
+    return name.startswith(_PREFIX + _ENTRY)
 
 
 def _symbols(module: bytes) -> list[str]:

@@ -1,5 +1,4 @@
-"""The command line: one function a command, each handing over to the module that does the work. Those that read specs
-and write files stand in `spec_commands`.
+"""The program: its commands, and how its mistakes end.
 
 Heavy imports stand inside the commands: `codegen --help` and everything up to `codegen build` load neither JAX nor
 CuTe DSL.
@@ -7,33 +6,54 @@ CuTe DSL.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shlex
+import importlib.metadata
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from codegen import spec_commands
-from codegen.arch import USUAL
-from codegen.errors import SpecError, named, printable
-from codegen.options import OUT, SPECS, Archs, AsJson, Names, OutRead, ShapeWanted, Specs, TypesWanted, UsageError
-
-if TYPE_CHECKING:
-    from codegen.spec import Spec
+from codegen.cli import kernel_commands, spec_commands
+from codegen.cli.options import UsageError
+from codegen.errors import SpecError, printable
 
 app = typer.Typer(
     name="codegen",
-    help="Fused GPU ops for JAX from YAML: readable CuTe DSL kernels, checked against a jnp reference.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"codegen {importlib.metadata.version('cutefuse')} (cutefuse)")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Fused GPU ops for JAX from YAML: readable CuTe DSL kernels, checked against a jnp reference."""
+
+
+for name, command in (
+    ("new", spec_commands.new),
+    ("build", spec_commands.build),
+    ("check", spec_commands.check),
+    ("list", spec_commands.list_ops),
+    ("schema", spec_commands.schema),
+    ("explain", kernel_commands.explain),
+    ("compile", kernel_commands.compile_ops),
+    ("verify", kernel_commands.verify_ops),
+    ("bench", kernel_commands.bench),
+    ("export", kernel_commands.export_op),
+    ("cache", kernel_commands.show_cache),
+):
+    app.command(name)(command)
 
 
 def main() -> None:
@@ -46,503 +66,6 @@ def main() -> None:
     except (UsageError, OSError) as error:  # OSError: a folder that cannot be read or written
         print("error:", printable(str(error), keep="\n"), file=sys.stderr)
         sys.exit(2)
-
-
-for name, command in (
-    ("new", spec_commands.new),
-    ("build", spec_commands.build),
-    ("check", spec_commands.check),
-    ("list", spec_commands.list_ops),
-    ("schema", spec_commands.schema),
-):
-    app.command(name)(command)
-
-
-@app.command()
-def explain(
-    op: Annotated[str, typer.Argument(help="The op's name.")],
-    specs: Specs = SPECS,
-    shape: ShapeWanted = "",
-    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the op's graph into this file too.")] = None,
-    interpret: Annotated[
-        bool, typer.Option("--interpret", help="Run the kernels in the interpreter and count what they move.")
-    ] = False,
-    package: OutRead = OUT,
-    as_json: AsJson = False,
-) -> None:
-    """Show an op's graph, its kernel's plan, the bytes it moves, fused and not, and what memory's speed allows.
-
-    The shape is the spec's first `bench` entry if not given, or one of about 2**25 elements; the interpreter then takes
-    a smaller one.
-
-    \b
-    Example: codegen explain bias_relu
-    Example: codegen explain bias_relu --interpret
-    Example: codegen explain bias_relu --shape "...=1,N=8191"
-    Example: codegen explain swiglu --svg swiglu.svg
-    """
-    from codegen import explain_text
-    from codegen.build import find_specs
-    from codegen.errors import known
-    from codegen.explain import explain as explained
-    from codegen.pipeline import read_op
-    from codegen.sizes import default_shape
-
-    paths = {path.stem: path for path in find_specs(specs)}
-    if op not in paths:
-        raise UsageError(f"no spec {op!r} in {named(specs)}. {known(op, paths, 'There are')}")
-    found = read_op(paths[op])
-    report = explained(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
-    if interpret:
-        (made,) = _load(package, [op])
-        from codegen.runtime.explained import check_size, interpreted_calls, small
-
-        wanted = report["shape"] if shape else small(found.spec, report["shape"])
-        with _usage():
-            check_size(found.spec, wanted)
-        report["interpreted"] = interpreted_calls(made, wanted)
-    if svg is not None:
-        from codegen.outputs import put
-        from codegen.svg import draw
-
-        put(svg, draw(found).encode())
-        print(f"wrote {named(svg)}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        _print(explain_text.as_text(report))
-
-
-@app.command("compile")
-def compile_ops(
-    names: Names = None,
-    arch: Archs = USUAL,
-    types: TypesWanted = "",
-    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of one op's first kernel.")] = False,
-    sass: Annotated[bool, typer.Option("--sass", help="Print its SASS; needs cuobjdump or nvdisasm.")] = False,
-    ragged: Annotated[
-        bool, typer.Option("--ragged", help="With --ptx or --sass: the kernel for awkward extents.")
-    ] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", help="Processes; one a core if not given.")] = None,
-    out: OutRead = OUT,
-    as_json: AsJson = False,
-) -> None:
-    """Compile the ops' kernels for any architecture, with no GPU needed: registers, spills, access widths.
-
-    One row a kernel, those of the generated backward (NAME_backward, by which it can be named alone) included: each combination of types, and again for ragged calls, whose innermost extent is no multiple of a
-    vector. Exit status 1 where one does not compile.
-
-    \b
-    Example: codegen compile
-    Example: codegen compile swiglu --arch sm_90a
-    Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
-    """
-    from codegen.arch import lacks
-    from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, variants
-
-    ops, wanted = _kernels(out, names), _types(types)
-    archs = _architectures(arch)
-    if (ptx or sass) and len(names or ops) != 1:
-        raise UsageError("--ptx and --sass show one op: name it")
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs {jobs}: a number of processes is 1 or more")
-    found = [(op, v) for op in ops for v in variants(op, wanted)]
-    _check_wanted(ops, wanted, bool(found))
-    missing = {Task(op.spec.op, v, a): lacks(op, v.types, a) for op, v in found for a in archs}
-    tasks = [task for task, why in missing.items() if why is None]
-    left_out = [why for why in missing.values() if why is not None]
-    if not tasks:
-        raise UsageError(left_out[0])
-    if ptx or sass:
-        tasks = [next((t for t in tasks if t.variant.ragged == ragged), tasks[0])]
-    order = {task: i for i, task in enumerate(tasks)}
-    outcomes = list(_progress(compile_tasks(out, tasks, jobs or os.cpu_count() or 1), len(tasks), "compiling"))
-    outcomes.sort(key=lambda outcome: order[outcome.task])
-    failed = [o for o in outcomes if o.compiled is None]
-    if ptx or sass:
-        kernel = outcomes[0].compiled
-        if kernel is None:
-            raise UsageError(f"{outcomes[0].task.op} does not compile: {outcomes[0].error}")
-        text = disassemble(kernel.cubin) if sass else kernel.ptx
-        if text is None:
-            hint = "they come with the CUDA toolkit, or with `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
-            raise UsageError(f"--sass: neither cuobjdump nor nvdisasm is on PATH; {hint}")
-        print(text)
-    elif as_json:
-        print(json.dumps([as_row(o) for o in outcomes], indent=2))
-    else:
-        _print(as_table(outcomes))
-        print(f"{len(outcomes) - len(failed)} kernels compiled, {len(failed)} failed; sizes in bytes")
-        if left_out:
-            print(f"{len(left_out)} left out, such as {left_out[0]}")
-    if failed:
-        sys.exit(1)
-
-
-@app.command("verify")
-def verify_ops(
-    names: Names = None,
-    implementation: Annotated[
-        str,
-        typer.Option("--implementation", help="cute, xla or interpret; the kernel on a GPU, interpreted elsewhere."),
-    ] = "",
-    examples: Annotated[int, typer.Option("--examples", min=1, help="Random calls an op.")] = 20,
-    seed: Annotated[int | None, typer.Option("--seed", help="Vary the calls; without it they are the same.")] = None,
-    specs: Specs = SPECS,
-    out: OutRead = OUT,
-    as_json: AsJson = False,
-) -> None:
-    """Property-test ops against their references, with random shapes, types and values.
-
-    Prints the worst error in ulps of the output's type, and the smallest failing call of each op that disagrees; exit
-    status 1 if one does. An op whose generated module is not what its spec makes is refused: `codegen build` comes first.
-
-    \b
-    Example: codegen verify
-    Example: codegen verify bias_relu --implementation xla --examples 100 --seed 1
-    """
-    if specs != SPECS and not specs.is_dir():
-        raise UsageError(f"--specs {named(specs)}: no such folder")
-    made = _package(out).__all__
-    spec_commands.refuse_stale([name for name in names or made if name in made], out, specs)
-    ops = _load(out, names)  # before tests ask JAX what it runs on
-    from codegen.runtime.platform import on_gpu
-    from codegen.runtime.verify import as_row, default_implementation, verify
-
-    implementation = implementation or default_implementation()
-    if implementation not in ("cute", "xla", "interpret"):
-        raise UsageError(f"--implementation {implementation!r}: it is cute, xla or interpret")
-    if implementation == "cute" and not on_gpu():
-        raise UsageError("--implementation cute runs kernels: it needs an NVIDIA GPU")
-    outcomes = list(_progress(verify(ops, implementation, examples, seed), len(ops), "verifying"))
-    if as_json:
-        print(json.dumps([as_row(o) for o in outcomes], indent=2))
-    else:
-        from rich.table import Table
-
-        words = ("op", "calls", "elements", "worst ulp", "of", "worst of all", "undecided", "gradient", "")
-        table = Table(*words, box=None, header_style="bold", pad_edge=False)
-        for o in outcomes:
-            gradient = o.gradient if o.gradient in ("agrees", "-") else "differs"
-            r = o.report
-            verdict = "[green]agrees[/green]" if o.good else "[red]differs[/red]"
-            worst = f"{r.worst_of_all:.3g} of {r.bound_of_worst:.3g}"
-            numbers = (r.examples, r.elements, f"{r.worst_ulp:.2f}", r.tight, worst, r.undecided)
-            table.add_row(o.op, *map(str, numbers), gradient, verdict)
-        _print(table)
-        for o in outcomes:
-            for text in (o.report.failure, o.gradient if o.gradient not in ("agrees", "-") else ""):
-                if text:
-                    print(text)
-        print(f"{sum(o.good for o in outcomes)} of {len(outcomes)} ops agree with their reference ({implementation})")
-    if not all(o.good for o in outcomes):
-        sys.exit(1)
-
-
-@app.command("cache")
-def show_cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False, as_json: AsJson = False
-) -> None:
-    """Show the compiled kernels that are kept on disk: where, how many, how large. Or remove them.
-
-    They lie in CODEGEN_CACHE_DIR, else in cutefuse in XDG_CACHE_HOME or ~/.cache, and take no more than
-    CODEGEN_CACHE_LIMIT (1G if not given; 0 keeps none): those used last stay. They are machine code that is run: a folder
-    that other users may write to is not used, but with CODEGEN_CACHE_TRUSTED=1, which lets them run code as you.
-
-    \b
-    Example: codegen cache
-    Example: codegen cache --clear
-    """
-    from codegen import cache
-
-    folder = cache.location()
-    if folder is None:
-        raise UsageError("there is no home directory: name a folder in CODEGEN_CACHE_DIR")
-    with _usage():
-        most = cache.limit()
-    report = cache.report(folder, most, cache.clear(folder) if clear else cache.entries(folder))
-    if as_json:
-        print(json.dumps(report | {"cleared": clear}, indent=2))
-    else:
-        print(cache.as_text(report, clear))
-
-
-@app.command("export")
-def export_op(
-    op: Annotated[str, typer.Argument(help="The op's name.")],
-    arch: Annotated[str, typer.Option("--arch", help="The architecture of the GPU that it is for, as in sm_90a.")],
-    shape: Annotated[
-        str, typer.Option("--shape", help='Every extent, a number or a name where it is open: "...=rows,N=4096".')
-    ],
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
-    types: Annotated[str, typer.Option("--types", help="The dtypes, as in T=bfloat16,S=float32.")] = "",
-    params: Annotated[
-        list[str] | None, typer.Option("--param", help="A static param, as in eps=1e-5; may be repeated.")
-    ] = None,
-    leave_out: Annotated[
-        list[str] | None, typer.Option("--leave-out", help="An input that takes its default; may be repeated.")
-    ] = None,
-    vjp: Annotated[
-        bool, typer.Option("--vjp", help="Put its derivative in as well, for jax.grad and jax.vjp.")
-    ] = False,
-    platforms: Annotated[
-        str, typer.Option("--platforms", help="cuda, or cuda,cpu: the CPU gets the jnp form.")
-    ] = "cuda",
-    package: OutRead = OUT,
-    as_json: AsJson = False,
-) -> None:
-    """Write an op with its compiled kernel as a serialized jax.export artifact, with no GPU needed.
-
-    Where it runs, JAX and nvidia-cutlass-dsl are enough: `cutlass.jax.register_ffi()`, then
-    `jax.export.deserialize(bytes).call(...)` with the inputs by position. An extent `rows` may be any, `8*n` any multiple
-    of 8, `...=(batch, 128)` are two leading axes.
-
-    \b
-    Example: codegen export bias_relu --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --out bias_relu.jax
-    Example: codegen export rmsnorm --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --param eps=1e-5 --vjp --out rmsnorm.jax
-    """
-    from codegen.outputs import put
-    from codegen.runtime import export
-
-    (made,) = _load(package, [op])
-    archs = _architectures(arch)
-    if len(archs) > 1:
-        raise UsageError(f"--arch {arch}: an artifact is for one architecture")
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(
-            f"--out {out}: {'it' if out.is_dir() else out.parent} is {'a' if out.is_dir() else 'no'} folder"
-        )
-    with _usage():
-        wanted = export.read_wanted(
-            made.spec, shape, _types(types), params or [], leave_out or [], archs[0], platforms, vjp
-        )
-        data, report = export.export(made, wanted)
-    put(out, data)
-    if as_json:
-        print(json.dumps(report | {"file": str(out)}, indent=2))
-    else:
-        print(export.as_text(report, out))
-
-
-@contextlib.contextmanager
-def _usage() -> Iterator[None]:
-    """Mistakes of the command line: printed as such."""
-    from codegen.errors import Mistake
-
-    try:
-        yield
-    except Mistake as mistake:
-        raise UsageError("\n  ".join(filter(None, (mistake.message, mistake.hint)))) from None
-
-
-def _load(out: Path, names: list[str] | None) -> list:
-    """The generated ops of these names, or all."""
-    from codegen.errors import known
-
-    package = _package(out)
-    for name in names or []:
-        if name not in package.__all__:
-            raise UsageError(f"no op {name!r} in {named(out)}. {known(name, package.__all__, 'There are')}")
-    _check_devices()
-    with _importing(out):
-        return [getattr(package, name) for name in names or package.__all__]
-
-
-def _kernels(out: Path, names: list[str] | None) -> list:
-    """The kernels of the ops of these names, or of all."""
-    from codegen.runtime.compile import kernels_named
-
-    package = _package(out)
-    try:
-        with _importing(out):
-            return kernels_named(package, names or package.__all__)
-    except KeyError:
-        return _load(out, names)  # says which
-
-
-def _package(out: Path) -> Any:
-    """The package of generated ops in a folder."""
-    from codegen.placing import is_generated, settle
-
-    settle([out])
-    if not is_generated(out / "__init__.py"):
-        raise UsageError(f"no ops in {named(out)}: run `codegen build`, or name their package with --package")
-    from codegen.runtime.compile import load_package
-
-    _check_environment()
-    with _importing(out):
-        return load_package(out)
-
-
-@contextlib.contextmanager
-def _importing(out: Path) -> Iterator[None]:
-    """A package imports its modules when they are asked for."""
-    try:
-        yield
-    except ImportError as error:
-        raise UsageError(f"{named(out)} cannot be imported: {error}\n  `codegen build` makes it again") from None
-
-
-def _check_environment() -> None:
-    """What the environment says that kernels are compiled for and kept by."""
-    from codegen import cache
-    from codegen.arch import ARCHITECTURES
-    from codegen.errors import known
-
-    arch = os.environ.get("CUTE_DSL_ARCH")
-    if arch and arch not in ARCHITECTURES:
-        hint = known(arch, ARCHITECTURES, "There are")
-        raise UsageError(f"CUTE_DSL_ARCH: there is no architecture {arch!r}\n  {hint}")
-    with _usage():
-        cache.limit()
-
-
-def _check_devices() -> None:
-    """That JAX has something to run on."""
-    import jax
-
-    try:
-        jax.devices()
-    except RuntimeError as error:
-        raise UsageError(f"JAX finds nothing to run on: {error}") from None
-
-
-def _shape(spec: Spec, text: str) -> dict[str, int]:
-    """`...=8192,N=4096`."""
-    from codegen.sizes import parse_shape
-
-    with _usage():
-        return parse_shape(spec, text)
-
-
-def _types(text: str) -> dict[str, str]:
-    """`T=bfloat16,S=float32`."""
-    pairs = [pair.partition("=") for pair in text.split(",") if text]
-    for name, equals, dtype in pairs:
-        if not (name.strip() and equals and dtype.strip()):
-            raise UsageError(f"cannot read --types {text!r}: write it as in T=bfloat16")
-    if len({name.strip() for name, _, _ in pairs}) < len(pairs):
-        raise UsageError(f"--types {text!r} gives a dtype twice")
-    return {name.strip(): dtype.strip() for name, _, dtype in pairs}
-
-
-def _check_wanted(ops: list, wanted: dict[str, str], found: bool) -> None:
-    """Every type variable asked for is one of an op's, and some op takes what is asked for."""
-    variables = {name for op in ops for name, _ in op.spec.types}
-    if not found or not wanted.keys() <= variables:
-        words = ",".join(f"{name}={dtype}" for name, dtype in wanted.items())
-        raise UsageError(f"no op named here has a kernel with {words}")
-
-
-def _architectures(text: str) -> list[str]:
-    from codegen.arch import ARCHITECTURES
-
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in ARCHITECTURES:
-            raise UsageError(f"no architecture {name!r}; there are {', '.join(ARCHITECTURES)}")
-    return list(dict.fromkeys(names))
-
-
-def _print(*things) -> None:
-    """To the terminal's width; into a pipe or a file as wide as it gets."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    console.print(*things)
-
-
-def _progress(items, total: int, words: str):
-    """The items, with a bar on stderr where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(items, words, total=total, console=console, transient=True, disable=not console.is_terminal)
-
-
-@app.command()
-def bench(
-    names: Names = None,
-    suite: Annotated[str, typer.Option("--suite", help="Only ops of this kind, as in elementwise.")] = "",
-    shapes: Annotated[
-        list[str] | None, typer.Option("--shape", help='Instead of the specs\' own, as in "N=8191"; may be repeated.')
-    ] = None,
-    types: TypesWanted = "",
-    out: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("benchmarks"),
-    name: Annotated[str, typer.Option("--name", help="The results' name: NAME.json, NAME.md, NAME.png.")] = "",
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Groups of calls; a time is their median.")] = 5,
-    backward: Annotated[
-        bool,
-        typer.Option(
-            "--backward",
-            help="The ops' generated backwards, and those of rows alone (OP_frozen), against jax.vjp of the reference.",
-        ),
-    ] = False,
-    package: OutRead = OUT,
-    as_json: AsJson = False,
-) -> None:
-    """Time ops on this machine's GPU against XLA and a copy of as many bytes, as a table, JSON and charts.
-
-    NAME.png shows each op's speed over XLA and how near it is to a copy's. An op that is measured at four sizes or more,
-    each twice the one before, has another chart, NAME-OP.png, of bandwidth against size.
-
-    Without names: every op whose spec has `bench` shapes. An axis that --shape leaves out has its extent of the first of
-    them. Types are bfloat16 where an op takes it.
-
-    \b
-    Example: codegen bench
-    Example: codegen bench bias_relu --shape N=8191 --shape "...=1,N=8192" --shape N=3 --name awkward
-    Example: codegen bench swiglu --types T=float32 --out /tmp/results
-    Example: codegen bench --backward --name backward
-    """
-    from codegen.runtime import bench as timing
-    from codegen.runtime.derived import Backward
-    from codegen.runtime.platform import on_gpu
-    from codegen.sizes import bench_shapes, default_shape
-
-    ops, wanted = _load(package, names), _types(types)
-    kinds = sorted({op.plan.kind for op in ops})
-    if suite and suite not in kinds:
-        raise UsageError(f"--suite {suite!r}: the ops are of the kinds {', '.join(kinds)}")
-    ops = [op for op in ops if (names or op.spec.bench) and (not suite or op.plan.kind == suite)]
-    if backward:
-        if names and (none := [op.spec.op for op in ops if not isinstance(op.kernels[-1], Backward)]):
-            raise UsageError(f"--backward: {', '.join(none)} has no generated backward; `codegen explain` says why")
-        ops = [kernel for op in ops for kernel in op.kernels if isinstance(kernel, Backward)]
-    bindings = {op.spec.op: timing.typical(op.spec, wanted) for op in ops}
-    _check_wanted(ops, wanted, any(bindings.values()))
-    tasks = [
-        (op, binding, shape)
-        for op in ops
-        if (binding := bindings[op.spec.op]) is not None
-        for origin in [op.origin if backward else op]
-        for shape in (
-            [_shape(origin.spec, s) for s in shapes or []] or bench_shapes(origin.spec) or [default_shape(origin.spec)]
-        )
-    ]
-    if not tasks:
-        raise UsageError("no op has a `bench` shape: name an op, or add one to its spec")
-    if not on_gpu():
-        raise UsageError(
-            "JAX has no NVIDIA GPU here, and only times on one mean anything; "
-            "`codegen explain` shows what memory's speed allows"
-        )
-    progress = _progress(tasks, len(tasks), "measuring")
-    measured = [timing.bench_or_fail(op, binding, shape, repeat) for op, binding, shape in progress]
-    where = timing.machine()
-    title = name or suite or ("-".join(names) if names else "-".join(kinds))
-    command = shlex.join(["codegen", *sys.argv[1:]])
-    for path in timing.write(measured, where, out, title, command):
-        print(f"wrote {named(path)}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(timing.as_json(measured, where), indent=2))
-    else:
-        _print(timing.as_table(measured))
-    if any(m.error for m in measured):
-        sys.exit(1)
 
 
 if __name__ == "__main__":

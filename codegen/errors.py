@@ -21,6 +21,7 @@ _LISTED = 40  # names that a hint lists beside a nearest one
 _ALL = 100  # names that a hint lists
 _FEW = 100  # names that a wrong word is compared with one by one
 _SHOWN = 100  # mistakes that are printed
+_LIKE = 0.5  # how alike two names are, of 1, for one to be suggested for the other
 _WORD = 60  # characters of a user's word that a message repeats
 
 
@@ -146,3 +147,22 @@ def known(word: str, names: Iterable[str], what: str = "known here") -> str:
     listed = ", ".join(map(printable, heapq.nsmallest(_ALL, names))) or "nothing"
     more = f" and {len(names) - _ALL} more" if len(names) > _ALL else "."
     return f"{what}: {listed}{more} {meant}".rstrip()
+
+
+def suggested(word: str, names: Iterable[str], most: int = 3) -> str:
+    """The hint for an unknown name among many: the few that are nearest, in letters or in words; all where all are few."""
+    names = sorted({printable(name) for name in names})
+    if len(names) <= most:
+        return f"There {'is' if len(names) == 1 else 'are'} {_or(names, 'and') or 'none'}."
+    sorted_word = " ".join(sorted(word[:_WORD].split("_")))
+
+    def likeness(name: str) -> float:
+        pairs = ((word[:_WORD], name), (sorted_word, " ".join(sorted(name.split("_")))))
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    close = [name for name in heapq.nlargest(most, names, key=likeness) if likeness(name) > _LIKE]
+    return f"Did you mean {_or([repr(name) for name in close])}?" if close else f"There are {len(names)} others."
+
+
+def _or(words: list[str], last: str = "or") -> str:
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

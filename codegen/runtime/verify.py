@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from rich.table import Table
+
 from codegen.runtime.agreement import Disagreement, Report
 from codegen.runtime.op import Op
 from codegen.runtime.platform import on_gpu
@@ -67,3 +69,19 @@ def as_row(outcome: Outcome) -> dict:
         "gradient": outcome.gradient,
         "seconds": round(outcome.seconds, 2),
     }
+
+
+def as_table(outcomes: Iterable[Outcome]) -> Table:
+    """Outcomes as a person reads them, a line each; in 80 columns names of ops and headings are folded."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("op", "calls", "elements", "worst ulp", "of", "worst of all", "undecided", "gradient", ""):
+        table.add_column(name, overflow="fold")
+    for o in outcomes:
+        gradient = o.gradient if o.gradient in ("agrees", "-") else "differs"
+        r = o.report
+        verdict = "[green]agrees[/green]" if o.good else "[red]differs[/red]"
+        worst = f"{r.worst_of_all:.3g} of {r.bound_of_worst:.3g}"
+        numbers = (r.examples, r.elements, f"{r.worst_ulp:.2f}", r.tight, worst, r.undecided)
+        cells = (*map(str, numbers), gradient, verdict)
+        table.add_row(o.op, *(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in cells))
+    return table

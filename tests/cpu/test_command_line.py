@@ -138,7 +138,7 @@ def test_stale_code_is_not_verified(change, packages, tmp_path, monkeypatch, cap
     assert (status, out) == (2, "")
     assert err == (
         f"error: {name}/double.py is not what the spec makes: one of them was changed since the build, or codegen was\n"
-        f"  Run: codegen build --specs {specs.name} --out {name} (or name the folder of their specs with --specs)\n"
+        f"  Run: codegen build --specs {specs.name} --package {name} (or name the folder of their specs with --specs)\n"
     )
     assert run(monkeypatch, capsys, *words, "same")[0] == 0
     if change is not edited_spec_of_a_module:

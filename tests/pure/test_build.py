@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from codegen import __main__ as command
-from codegen.scaffold import json_schema
+from codegen.cli.scaffold import json_schema
 from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml
 from tests.pure.building import HERE, ROOT, SPEC, contents, process, write_specs
 
@@ -129,11 +129,11 @@ def test_a_mistake_leaves_an_earlier_build_alone(run, tmp_path):
         (["build", "--specs", "yml"], "yml:1:1: error: no spec (*.yaml) in this folder\n  name it NAME.yaml, not .yml\n"),
         (["build", "specs/none.yaml"], "specs/none.yaml:1:1: error: cannot read the file: No such file or directory\n"),
         (["build", "specs/a.yaml", "other/a.yaml"], "error: two specs of one name: other/a.yaml, specs/a.yaml\n"),
-        (["build", "--out", "not-a-name"], "error: --out not-a-name: 'not-a-name' is no name for a package\n"),
-        (["build", "--out", "x; import os"], "error: --out x; import os: 'x; import os' is no name for a package\n"),
-        (["build", "--out", "class"], "error: --out class: 'class' is no name for a package\n"),
-        (["build", "--out", "."], "error: --out .: '' is no name for a package\n"),
-        (["build", "--out", "a", "--tests", "b/../a"], "error: --out and --tests are both b/../a; they are two folders\n"),
+        (["build", "--out", "not-a-name"], "error: --package not-a-name: 'not-a-name' is no name for a package\n"),
+        (["build", "--out", "x; import os"], "error: --package x; import os: 'x; import os' is no name for a package\n"),
+        (["build", "--out", "class"], "error: --package class: 'class' is no name for a package\n"),
+        (["build", "--out", "."], "error: --package .: '' is no name for a package\n"),
+        (["build", "--out", "a", "--tests", "b/../a"], "error: --package and --tests are both b/../a; they are two folders\n"),
         (["build", "--out", "file"], "error: [Errno 17] File exists: 'file'\n"),
         (["build", "--out", "file/sub"], "error: [Errno 20] Not a directory: 'file/sub'\n"),
         (["check", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n"),
@@ -245,7 +245,7 @@ def test_check_prints_the_command_to_run(run, tmp_path):
     result = run("check", *options)
     assert result.status == 1
     line = result.out.splitlines()[-1]
-    assert line == "2 of 2 files differ. Run: codegen build --specs 'my specs' --out ops --tests ''"
+    assert line == "2 of 2 files differ. Run: codegen build --specs 'my specs' --package ops --tests ''"
     assert run("build", *options).status == 0
     assert run("check", *options).status == 0
     assert not (tmp_path / "tests").exists()

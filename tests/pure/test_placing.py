@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from codegen import __main__ as command
 from codegen import placing
-from codegen.options import UsageError
+from codegen.cli.loading import load_package
+from codegen.cli.options import UsageError
 from tests.pure.building import HERE, Result, contents, process, write_specs
 from tests.turns import EVERY
 
@@ -198,7 +198,7 @@ def test_a_command_that_reads_a_package_undoes_a_killed_build_of_it(run, tmp_pat
     os.waitpid(child, 0)
     assert (tmp_path / "generated/a.py").exists() and (tmp_path / "tests/generated/test_a.py").exists()
     with pytest.raises(UsageError, match="no ops in generated"):
-        command._package(Path("generated"))
+        load_package(Path("generated"))
     assert contents(tmp_path).keys() == {"specs/a.yaml"}
     assert left_by_builds(tmp_path) == []
 
@@ -502,7 +502,7 @@ def test_tests_go_next_to_their_package(run, tmp_path):
         assert run("build", *words).status == run("check", *words).status == 0
         assert contents(tmp_path / tests).keys() == {"test_a.py"}
         (tmp_path / tests / "test_a.py").unlink()
-        assert run("check", *words).out.endswith(f"Run: codegen build --specs mine --out {out}\n")
+        assert run("check", *words).out.endswith(f"Run: codegen build --specs mine --package {out}\n")
     assert contents(tmp_path / "tests/generated") == before
 
 

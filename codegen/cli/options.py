@@ -1,0 +1,77 @@
+"""What the commands' options are called and stand for, and the error of a command line that cannot be meant. One thing has
+one name in all commands; names that it had before are hidden options, for the scripts that use them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from codegen.arch import USUAL
+from codegen.cli.project import PACKAGE, SPECS, Project, checked_architectures
+from codegen.errors import Mistake
+
+Specs = Annotated[Path | None, typer.Option("--specs", help="The folder of specs.", show_default=str(SPECS))]
+Package = Annotated[
+    Path | None,
+    typer.Option("--package", help="The folder of the package of generated ops.", show_default=str(PACKAGE)),
+]
+OldPackage = Annotated[Path | None, typer.Option("--out", hidden=True)]  # of the commands that write the package
+Tests = Annotated[
+    Path | None,
+    typer.Option(
+        "--tests",
+        help="The folder of the property tests; '' writes none.",
+        show_default="tests/NAME beside the package NAME",
+    ),
+]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.")]
+Archs = Annotated[
+    str | None, typer.Option("--arch", help="Architectures, separated by commas.", show_default=USUAL, metavar="ARCH")
+]
+Types = Annotated[str, typer.Option("--types", help="Only these dtypes, as in T=bfloat16,S=float32.")]
+Shape = Annotated[str, typer.Option("--shape", help='The extents, as in "...=8192,N=4096".')]
+Kind = Annotated[str, typer.Option("--kind", help="Only ops of this kind, as in elementwise.")]
+OldKind = Annotated[str, typer.Option("--suite", hidden=True)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+class UsageError(Exception):
+    """A mistake on the command line: one message, exit status 2."""
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Mistakes without a place are those of the command line. Raises `UsageError`."""
+    try:
+        yield
+    except Mistake as mistake:
+        raise UsageError("\n  ".join(filter(None, (mistake.message, mistake.hint)))) from None
+
+
+def read_types(text: str) -> dict[str, str]:
+    """`T=bfloat16,S=float32`. Raises `UsageError`."""
+    pairs = [pair.partition("=") for pair in text.split(",") if text]
+    for name, equals, dtype in pairs:
+        if not (name.strip() and equals and dtype.strip()):
+            raise UsageError(f"cannot read --types {text!r}: write it as in T=bfloat16")
+    if len({name.strip() for name, _, _ in pairs}) < len(pairs):
+        raise UsageError(f"--types {text!r} gives a dtype twice")
+    return {name.strip(): dtype.strip() for name, _, dtype in pairs}
+
+
+def read_architectures(text: str | None, project: Project) -> tuple[str, ...]:
+    """`sm_90a,sm_100a`; the project's where none is given, or else the usual ones. Raises `UsageError`."""
+    if text is None and project.arch:
+        return project.arch
+    with usage():
+        return checked_architectures((USUAL if text is None else text).split(","))
+
+
+def check_kind(kind: str, kinds: Iterable[str]) -> None:
+    """That ops of a kind are there. Raises `UsageError`."""
+    if kind and kind not in kinds:
+        raise UsageError(f"--kind {kind!r}: the ops are of the kinds {', '.join(sorted(kinds))}")

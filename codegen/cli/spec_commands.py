@@ -1,0 +1,258 @@
+"""The commands that read specs and write files: `new`, `build`, `check`, `list` and `schema`. They load neither JAX nor
+CuTe DSL.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from codegen.cli.options import AsJson, Kind, OldPackage, Package, Specs, Tests, UsageError, check_kind
+from codegen.cli.project import Project, find_project
+from codegen.errors import named, printable
+
+if TYPE_CHECKING:
+    from codegen.pipeline import Op
+
+
+def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = None) -> None:
+    """Write a commented starter spec, specs/OP.yaml.
+
+    Example: codegen new my_bias_relu
+    """
+    from codegen.cli.scaffold import starter
+    from codegen.names import op_name_mistake
+    from codegen.outputs import put
+
+    mistake = op_name_mistake(op)
+    if mistake:
+        raise UsageError(f"{mistake.message}\n  {mistake.hint}")
+    project = find_project().at(specs)
+    path = project.specs / f"{op}.yaml"
+    if path.exists():
+        raise UsageError(f"{named(path)} exists already; pick another name or edit it")
+    project.specs.mkdir(parents=True, exist_ok=True)
+    put(path, starter(op).encode())
+    print(f"wrote {named(path)}; next: {_build_command(project)}")
+
+
+def build(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; all of --specs.")] = None,
+    specs: Specs = None,
+    package: Package = None,
+    tests: Tests = None,
+    out: OldPackage = None,
+) -> None:
+    """Turn specs into kernels, JAX functions and tests: all of them, or nothing.
+
+    Naming spec files rebuilds only their ops, and removes nothing. Files whose bytes agree are not touched, nor are files
+    that no build wrote.
+
+    \b
+    Example: codegen build
+    Example: codegen build specs/bias_relu.yaml
+    Example: codegen build --specs my/specs --package my_package/ops
+    """
+    from codegen import outputs, placing
+    from codegen.build import find_specs, read_ops
+
+    project = find_project().at(specs, package or out, tests)
+    paths = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(project.specs)
+    _no_repeats(paths)
+    ops, name = read_ops(paths), _import_name(project.package)
+    _print_notices(ops)
+    with placing.locked(_folders([], project)) as held:
+        folders = _folders(ops, project, also=outputs.modules(project.package) if files else [])
+        found = {folder: outputs.compare(folder, contents, name) for folder, contents in folders.items()}
+        for path in (d.path for differences in found.values() for d in differences if d.in_the_way):
+            message = f"{named(path)} was not generated for this package and would be overwritten"
+            raise UsageError(f"{message}; {_way_out(outputs.tested_package(path))}")
+        changed = outputs.write(found, held, remove=not files)
+    total, removed = sum(len(contents) for contents in folders.values()), sum(not path.exists() for path in changed)
+    print(
+        f"{len(ops)} ops: {len(changed) - removed} of {total} files changed{f', {removed} removed' if removed else ''}"
+    )
+    for path in changed[:20]:
+        print(f"  {named(path)}")
+
+
+def check(specs: Specs = None, package: Package = None, tests: Tests = None, out: OldPackage = None) -> None:
+    """Say whether the generated files are what a build would write: exit 1 with the difference if not.
+
+    Example: codegen check
+    """
+    from codegen import outputs, placing
+    from codegen.build import find_specs, read_ops
+
+    project = find_project().at(specs, package or out, tests)
+    ops, name = read_ops(find_specs(project.specs)), _import_name(project.package)
+    _print_notices(ops)
+    folders = _folders(ops, project)
+    placing.settle(folders)
+    differences = [d for folder, contents in folders.items() for d in outputs.compare(folder, contents, name)]
+    for difference in differences:
+        print(f"{named(difference.path)}: {difference.state}")
+        print(difference.diff, end="")
+    if differences:
+        total = sum(map(len, folders.values()))
+        print(f"{len(differences)} of {total} files differ. Run: {_build_command(project)}")
+        sys.exit(1)
+    print(f"{len(ops)} ops are up to date")
+
+
+def list_ops(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD]...", help="Only ops with these in name or summary.")
+    ] = None,
+    kind: Kind = "",
+    long: Annotated[bool, typer.Option("--long", "-l", help="Show types, arguments and results.")] = False,
+    specs: Specs = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the ops, a line each: name, kind, summary.
+
+    \b
+    Example: codegen list
+    Example: codegen list norm --kind row
+    Example: codegen list rmsnorm --long
+    Example: codegen list --json
+    """
+    from codegen.build import find_specs, read_ops
+
+    ops = read_ops(find_specs(find_project().at(specs).specs))
+    check_kind(kind, {op.plan.kind for op in ops})
+    rows = [_listed(op) for op in ops if not kind or op.plan.kind == kind]
+    wanted = [word.lower() for word in words or []]
+    rows = [row for row in rows if all(word in f"{row['op']} {row['summary']}".lower() for word in wanted)]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        raise UsageError(f"no op has {' and '.join(map(repr, words or []))} in its name or summary")
+    else:
+        _print_ops(rows, long)
+
+
+def _listed(op: Op) -> dict[str, Any]:
+    """An op as a script reads it."""
+    spec = op.spec
+    return {
+        "op": spec.op,
+        "kind": op.plan.kind,
+        "types": {name: list(dtypes) for name, dtypes in spec.types},
+        "inputs": {a.name: str(a) for a in spec.inputs},
+        "outputs": {a.name: str(a) for a in spec.outputs},
+        "params": {p.name: p.kind for p in spec.params},
+        "summary": spec.summary,
+    }
+
+
+def _print_ops(rows: list[dict[str, Any]], long: bool) -> None:
+    """A line each, cut to the terminal's width; or a paragraph each."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    longest, kinds = (max(len(row[key]) for row in rows) for key in ("op", "kind"))
+    for row in rows:
+        line = f"{row['op']:{longest}}  {row['kind']:{kinds}}  {row['summary']}"
+        if not long:
+            print(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
+            continue
+        print(f"{row['op']}  {row['kind']}\n  {row['summary']}")
+        for what in ("types", "inputs", "params", "outputs"):
+            for name, form in row[what].items():
+                print(f"  {what:8} {name}: {form if isinstance(form, str) else ', '.join(form)}")
+
+
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors.
+
+    Example: codegen schema > spec.schema.json
+    """
+    from codegen.cli.scaffold import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _print_notices(ops: Iterable[Op]) -> None:
+    for op in ops:
+        for notice in op.notices:
+            print(notice, file=sys.stderr)
+
+
+def _folders(ops: list[Op], project: Project, also: Iterable[str] = ()) -> dict[Path, dict[str, str]]:
+    """What a build writes, by folder."""
+    from codegen.build import generated_files, test_files
+
+    name, tests = _import_name(project.package), project.tests
+    folders = {project.package: generated_files(ops, name, project.specs.resolve().name, also)}
+    if _word(tests):
+        if tests.resolve() == project.package.resolve():
+            raise UsageError(f"--package and --tests are both {named(tests)}; they are two folders")
+        folders[tests] = test_files(ops, name)
+    return folders
+
+
+def _way_out(other: str | None) -> str:
+    """What to do about a file in the way: a test of another package, or a file that no build wrote."""
+    if other is None:
+        return "move it, or choose another folder"
+    return f"it tests the package {other}: choose another folder with --tests ('' writes no tests)"
+
+
+def _build_command(project: Project) -> str:
+    """The command that builds a project's folders from here: with options for those that no pyproject.toml says."""
+    own = find_project()
+    usual = own.at(package=project.package)
+    options = (
+        ("--specs", project.specs, own.specs),
+        ("--package", project.package, own.package),
+        ("--tests", project.tests, usual.tests),
+    )
+    words = [word for name, path, default in options if path != default for word in (name, _word(path))]
+    return printable(shlex.join(["codegen", "build", *words]))
+
+
+def refuse_stale(names: Iterable[str], project: Project) -> None:
+    """Raises `UsageError` where a package's ops, those that have a module, are not what their specs make."""
+    from codegen.build import stale_modules
+
+    package = project.package
+    stale = stale_modules([name for name in names if (package / f"{name}.py").is_file()], package, project.specs)
+    if stale:
+        first, rest = named(stale[0]), len(stale) - 1
+        which = f"{first} is" if not rest else f"{first} and {rest} other module{'s' * (rest > 1)} of it are"
+        raise UsageError(
+            f"{which} not what the spec makes: one of them was changed since the build, or codegen was\n"
+            f"  Run: {_build_command(project)} (or name the folder of their specs with --specs)"
+        )
+
+
+def _word(path: Path) -> str:
+    """A folder as it stands on the command line; Path() is the empty word."""
+    return "" if path == Path() else str(path)
+
+
+def _import_name(package: Path) -> str:
+    """The import name of the package written: its folder's name, with its parents where those are packages."""
+    parts = [package.name]
+    parent = package.resolve().parent
+    while (parent / "__init__.py").exists():
+        parts.insert(0, parent.name)
+        parent = parent.parent
+    name = ".".join(parts)
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        raise UsageError(f"--package {named(package)}: {name!r} is no name for a package")
+    return name
+
+
+def _no_repeats(paths: list[Path]) -> None:
+    for path in paths:
+        same = [named(other) for other in paths if other.stem == path.stem]
+        if len(same) > 1:
+            raise UsageError(f"two specs of one name: {', '.join(same)}")

@@ -1,0 +1,145 @@
+"""How the commands speak: names of options, tables, suggestions. Nothing is compiled or run."""
+
+import inspect
+import re
+
+import pytest
+
+from codegen.__main__ import app
+from codegen.errors import suggested
+from tests.pure.building import ROOT, contents, write_specs
+
+COMMANDS = {c.name: c.callback for c in app.registered_commands if c.callback}
+
+
+def options(name: str) -> dict[str, str]:
+    """The options of a command, by name: each with the type it is annotated with."""
+    found = {}
+    for annotation in inspect.get_annotations(COMMANDS[name], eval_str=True).values():
+        for option in getattr(annotation, "__metadata__", ()):
+            names = (option.default, *(option.param_decls or ()))  # Typer takes the first name for a default
+            found |= {word: annotation for word in names if str(word).startswith("-") and not option.hidden}
+    return found
+
+
+def test_one_thing_has_one_name():
+    """An option that several commands have is declared once, but where one takes several of what others take one of."""
+    own = {"--arch", "--shape", "--types", "--out"}  # one for export; several shapes for bench; a file or a folder
+    declared: dict[str, set] = {}
+    for name in COMMANDS:
+        for word, annotation in options(name).items():
+            declared.setdefault(word, set()).add(id(annotation) if word not in own else word)
+    assert {word for word, found in declared.items() if len(found) > 1} == set()
+    assert {"--specs", "--package", "--kind", "--types", "--json", "--tests", "--arch"} <= declared.keys()
+    assert "--suite" not in declared
+    assert "--out" not in {word for name in ("build", "check", "compile", "verify") for word in options(name)}
+
+
+def test_names_that_options_had_before_still_work(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0)
+    assert run("build", "--out", "ops").status == 0
+    assert sorted(contents(tmp_path)) == ["ops/__init__.py", "ops/a.py", "specs/a.yaml", "tests/ops/test_a.py"]
+    assert run("check", "--out", "ops").status == 0
+    assert "--out" not in run("build", "--help").out
+    assert "--suite" not in run("bench", "--help").out
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_has_a_short_name_and_examples(run, name):
+    short, long = run(name, "-h"), run(name, "--help")
+    assert short == long
+    assert short.status == 0
+    assert f"Example: codegen {name}" in " ".join(short.out.split())
+
+
+def test_the_version(run):
+    result = run("--version")
+    assert result.status == 0
+    assert re.fullmatch(r"codegen \d+\.\d+\.\d+\S* \(cutefuse\)\n", result.out)
+
+
+def test_shells_can_complete(run):
+    assert "--install-completion" in run("--help").out
+
+
+# The list of ops
+
+
+def test_the_list_has_a_line_an_op(run):
+    result = run("list", "--specs", str(ROOT / "specs"))
+    lines = result.out.splitlines()
+    assert len(lines) == len(list((ROOT / "specs").glob("*.yaml")))
+    assert [line.split()[0] for line in lines] == sorted(line.split()[0] for line in lines)
+
+
+def test_lines_of_the_list_fit_a_terminal(run, monkeypatch, tmp_path):
+    write_specs(tmp_path / "specs", short=1.0)
+    text = (tmp_path / "specs/short.yaml").read_text().replace("op: short", "op: a_longer_name")
+    (tmp_path / "specs/a_longer_name.yaml").write_text(text.replace("Scales.", f"Scales {'much ' * 20}."))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert run("list").out.splitlines() == [
+        "a_longer_name  elementwise  Scales much much much much much…",
+        "short          elementwise  Scales.",
+    ]
+
+
+def test_the_list_is_searched(run):
+    specs = ("--specs", str(ROOT / "specs"))
+    names = [line.split()[0] for line in run("list", "softmax", "--kind", "row", *specs).out.splitlines()]
+    assert {"softmax", "causal_softmax"} <= set(names)
+    assert not {"relu", "rmsnorm", "dense"} & set(names)
+    assert [line.split()[0] for line in run("list", "SOFTMAX", "mask", *specs).out.splitlines()] != []
+    assert run("list", "nonsuch", *specs) == (2, "", "error: no op has 'nonsuch' in its name or summary\n")
+    error = run("list", "--kind", "matrix", *specs).err
+    assert error == "error: --kind 'matrix': the ops are of the kinds column, elementwise, gemm, row, row+column\n"
+
+
+def test_the_long_list_has_types_and_arguments(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0)
+    text = (
+        (tmp_path / "specs/a.yaml")
+        .read_text()
+        .replace("float32[", "T[")
+        .replace("inputs", "types: {T: [float32, float16]}\ninputs")
+    )
+    (tmp_path / "specs/a.yaml").write_text(text.replace("chain", "params: {eps: 1.0}\nchain").replace("1.0 *", "eps *"))
+    assert run("list", "--long").out.splitlines() == [
+        "a  elementwise",
+        "  Scales.",
+        "  types    T: float32, float16",
+        "  inputs   x: T[..., N]",
+        "  params   eps: float",
+        "  outputs  y: T[..., N]",
+    ]
+
+
+# Names that are not there
+
+NAMES = [path.stem for path in sorted((ROOT / "specs").glob("*.yaml"))]
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [("rmsnrom", "rmsnorm"), ("gelu_bias", "bias_gelu"), ("sofmax", "softmax"), ("bias_rellu", "bias_relu")],
+)
+def test_three_names_are_suggested(word, first):
+    text = suggested(word, NAMES)
+    found = re.findall(r"'(\w+)'", text)
+    assert found[0] == first
+    assert len(found) <= 3
+    assert text == f"Did you mean {', '.join(map(repr, found[:-1]))} or {found[-1]!r}?"
+
+
+def test_a_name_like_none_is_told_how_many_there_are():
+    assert suggested("zzzzqq", NAMES) == f"There are {len(NAMES)} others."
+    assert suggested("b", ["a"]) == "There is a."
+    assert suggested("c", ["b", "a"]) == "There are a and b."
+
+
+def test_an_op_that_is_not_there(run, tmp_path):
+    result = run("explain", "rmsnrom", "--specs", str(ROOT / "specs"))
+    assert (result.status, result.out) == (2, "")
+    first, second = result.err.splitlines()
+    assert first.startswith(f"error: no op 'rmsnrom' in {ROOT / 'specs'}. Did you mean 'rmsnorm', ")
+    assert second == "  `codegen list WORD` searches the ops"

@@ -83,5 +83,5 @@ def as_table(outcomes: Iterable[Outcome]) -> Table:
         worst = f"{r.worst_of_all:.3g} of {r.bound_of_worst:.3g}"
         numbers = (r.examples, r.elements, f"{r.worst_ulp:.2f}", r.tight, worst, r.undecided)
         cells = (*map(str, numbers), gradient, verdict)
-        table.add_row(o.op, *(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in cells))
+        table.add_row(o.op, *cells)
     return table

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHUNK, LINE = 16, 128  # bytes that stay together in shared memory, and those that its banks hold side by side
 SWIZZLES = {0: 0, 2: 64, 3: 128}
-SIZES = {0: 1, 1: 2, 6: 2, 10: 2}  # of an element: 8 bits, 16 bits, float16, bfloat16
+SIZES = {0: 1, 1: 2, 2: 4, 4: 8, 6: 2, 10: 2}  # bytes of an element: 8, 16, 32, 64 bits, float16, bfloat16
 PLAIN = 0x40002  # of a map's second word, all but the rank, the element's type, the swizzle, and
 LARGE = 1 << 21  # whether the tensor has 128 kB, which changes no result
 

@@ -221,3 +221,16 @@ def test_axes_that_both_factors_have(tmp_path, inputs, output, x, w, letters, dt
     np.testing.assert_array_equal(y, expected)
     for got, e in zip(pull(g), wanted(g), strict=True):
         np.testing.assert_array_equal(got.astype("float32"), e)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_an_epilogue_reads_tiles_of_any_width(tmp_path, dtype):
+    """TMA brings them on Hopper, with words of as many bits as an element has."""
+    inputs = f"x: bfloat16[..., K]; w: bfloat16[N, K]; r: {dtype}[..., N]"
+    op = make_op(tmp_path, spec_text(inputs, "y: bfloat16[..., N]", "y = x @ w + r", "y = x @ w.T + r"))
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        x, w = (jnp.asarray(random.integers(-3, 4, shape), "bfloat16") for shape in ((128, 64), (64, 64)))
+        r = jnp.asarray(random.integers(-9, 10, (128, 64)), dtype)
+        got = op(x, w, r, implementation="interpret")
+        np.testing.assert_array_equal(got, (np.float32(x) @ np.float32(w).T + r).astype(got.dtype))

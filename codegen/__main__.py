@@ -7,6 +7,7 @@ CuTe DSL.
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import sys
 from typing import Annotated
 
@@ -58,6 +59,8 @@ for name, command in (
 
 def main() -> None:
     """Run the command line; user mistakes end in one message and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a locale cannot encode is escaped, as it is on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except SpecError as error:

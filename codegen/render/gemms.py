@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from codegen.contraction import rounding
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
+from codegen.ir import topological
 from codegen.names import fresh
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
@@ -52,6 +54,8 @@ class TileContext(ElementwiseContext):
         assert isinstance(op.plan, Gemm) and isinstance(op.plan.tile, Tile)
         self.name, self.gemm, self.tile_plan, self.written = op.spec.op, op.plan, op.plan.tile, chain
         super().__init__(replace(op.plan.epilogue, spec=self.tile_plan.spec, statements=self.tile_plan.statements))
+        # The tile's own statements end with the values that are reduced: whether these meet the result, the epilogue knows
+        self.rounding = rounding(list(topological(s.value for s in op.plan.epilogue.statements)))
         self.accs = [a for a in self.tile_plan.plan.loads if self.is_acc(a)]
         self.leaf_names |= {access_key(self.tile_plan.plan, a): a.name for a in self.accs}
 

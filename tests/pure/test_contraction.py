@@ -52,3 +52,28 @@ def test_what_is_rounded_by_itself(lines, expected):
 )
 def test_other_values_may_be_contracted(lines):
     assert "device.multiply" not in chain_of(lines) and "device.settled" not in chain_of(lines)
+
+
+def test_a_tile_of_products_is_rounded_as_what_follows_it():
+    text = """
+op: met
+summary: A product with its epilogue, and the greatest of each row.
+inputs:
+  x: bfloat16[..., K]
+  w: bfloat16[K, N]
+  a: float32[N]
+outputs:
+  y: bfloat16[..., N]
+  top: float32[...]
+chain: |
+  z = (x @ w) * a + 0.5
+  y = z
+  top = max(z, axis=N)
+reference: |
+  y, top = x, x
+"""
+    made = render_op(read_op("specs/met.yaml", text))
+    written = [line.strip() for line in made.splitlines() if "acc" in line and "0.5" in line]
+    assert len(written) > 5 and all(
+        "device.multiply(acc, a)" in w or "runtime.settled(acc * a)" in w for w in written
+    ), written

@@ -1,0 +1,65 @@
+"""The documents' Python runs as it stands there, and so does the tutorial, from its spec to its sharded arrays."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TUTORIAL = ROOT / "docs/tutorial.md"
+BLOCK = re.compile(r"^```(python|console) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCUMENTS = [
+    pytest.param(document, id=document.relative_to(ROOT).as_posix())
+    for document in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if document != TUTORIAL and BLOCK.search(document.read_text())
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_of_a_document_runs(document, monkeypatch):
+    """Its blocks one after the other, as a reader runs them."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")  # undone after a document that sets it
+    names = {"__name__": "document"}
+    for language, code in BLOCK.findall(document.read_text()):
+        assert language == "python"
+        exec(compile(code, document.name, "exec"), names)
+
+
+def test_there_are_documents_to_run():
+    assert len(DOCUMENTS) >= 6
+
+
+STEPS = """
+import contextlib, shlex, sys
+from codegen.__main__ import main
+
+names = {"__name__": "tutorial"}
+for step in sys.argv[1:]:
+    language, _, text = step.partition(":")
+    if language == "python":
+        exec(compile(text, "tutorial.md", "exec"), names)
+    for line in text.splitlines() if language == "console" else ():
+        sys.argv = shlex.split(line.removeprefix("$ "), comments=True)
+        try:
+            main()
+        except SystemExit as stopped:
+            assert not stopped.code, line
+"""
+
+
+def test_the_tutorial_runs(tmp_path):
+    """In a folder of its own, with nothing but the spec that it shows."""
+    text = TUTORIAL.read_text()
+    for path, spec in re.findall(r"^```yaml spec (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(spec)
+    steps = [f"{language}:{code}" for language, code in BLOCK.findall(text)]
+    assert len(steps) >= 8
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-c", STEPS, *steps]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "1 of 1 ops agree" in result.stdout

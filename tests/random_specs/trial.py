@@ -29,7 +29,7 @@ from tests.mutants import check_names
 from tests.random_specs.tree import RandomSpec
 
 ARCH = "sm_90a"
-IMPLEMENTATIONS = ("xla", "interpret")
+IMPLEMENTATIONS = testing.IMPLEMENTATIONS  # on a GPU its own kernels, elsewhere interpreted
 SLOW = 3.0  # seconds that a build may take, on a machine that others use too
 
 

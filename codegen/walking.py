@@ -9,6 +9,9 @@ A thread holds one row that it folds, and the next on its way, in registers or i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -110,6 +113,20 @@ def clusters(arch: str | None) -> bool:
     return arch is not None and arch.startswith(("sm_90", "sm_100", "sm_103"))
 
 
+_most_parts: ContextVar[int] = ContextVar("most parts", default=2**31)
+
+
+@contextmanager
+def in_parts(most: int) -> Iterator[None]:
+    """Launches that are planned inside take rows in so many parts at most: each block then walks far down few rows, which
+    tests of small arrays want to see."""
+    token = _most_parts.set(most)
+    try:
+        yield
+    finally:
+        _most_parts.reset(token)
+
+
 def processors(arch: str | None) -> int:
     """How many an architecture's GPU has."""
     return next((n for name, n in PROCESSORS.items() if arch is not None and arch.startswith(name)), 132)
@@ -173,6 +190,7 @@ def whole(
         long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))
         if apart > 1 and rows is not None and not paced:  # nothing but this may depend on how many rows there are
             parts = least_steps(apart, slots, handfuls)
+        parts = min(parts, _most_parts.get())
         launch = WalkLaunch(
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, parts, lean, resident, staged,
             shared_sums, paced=paced, long=long,
@@ -236,7 +254,7 @@ def tiles(
     resident = max(1, RESIDENT // threads)
     slots = resident * processors(arch)
     full = shares(pieces, slots, waves)
-    parts = max(1, min(full, handfuls))
+    parts = min(max(1, min(full, handfuls)), _most_parts.get())
     resident = resident if full * pieces <= slots else 0  # all at once; else a block that is done makes room
     return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts, resident=resident)
 
@@ -279,7 +297,7 @@ def everything(
     threads = schedule.get("threads", THREADS)
     at_once, wide = rows_at_once(width, written, False, dear, None if ragged else arch), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
-    parts = max(1, min(resident * processors(arch), -(-rows // at_once)))
+    parts = max(1, min(resident * processors(arch), -(-rows // at_once), _most_parts.get()))
     return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, True, parts, resident=resident)
 
 

@@ -14,8 +14,13 @@ _count = itertools.count()
 def make_op(folder: Path, text: str):
     """The op of a spec's text, generated into a file of its own and imported (CuTe DSL reads its own source)."""
     name = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("op:"))
+    return import_op(folder, name, render_op(read_op(f"specs/{name}.yaml", text)))
+
+
+def import_op(folder: Path, name: str, module: str):
+    """The op of a generated module's text."""
     path = folder / f"{name}_{next(_count)}.py"
-    path.write_text(render_op(read_op(f"specs/{name}.yaml", text)))
+    path.write_text(module)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

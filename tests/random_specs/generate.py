@@ -39,7 +39,7 @@ class Wanted:
     """What may be drawn. Without `ties`, no computed value is compared with a statistic of itself: no maximum is taken of
     what may be contracted to different FMAs."""
 
-    ties: bool = False
+    ties: bool = True
     families: tuple[str, ...] = tuple(FAMILIES)
 
 

@@ -103,6 +103,14 @@ def compile_ops(
     ragged: Annotated[
         bool, typer.Option("--ragged", help="With --ptx or --sass: the kernel for awkward extents.")
     ] = False,
+    backward: Annotated[
+        bool | None,
+        typer.Option(
+            "--backward/--no-backward",
+            help="The kernels of gradients alone, or none of them.",
+            show_default="all kernels",
+        ),
+    ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", help="Processes; one a core if not given.")] = None,
     package: Package = None,
     as_json: AsJson = False,
@@ -118,11 +126,13 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
     from codegen.arch import lacks
-    from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, variants
+    from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, is_of_gradients, variants
 
     project = find_project().at(package=package)
     ops, wanted = load_kernels(project.package, names), read_types(types)
     archs = read_architectures(arch, project)
+    if backward is not None:
+        ops = [op for op in ops if is_of_gradients(op) == backward]
     if (ptx or sass) and len(names or ops) != 1:
         raise UsageError("--ptx and --sass show one op: name it")
     if jobs is not None and jobs < 1:
@@ -279,7 +289,8 @@ def bench(
     where = timing.machine()
     title = name or kind or ("-".join(names) if names else "-".join(kinds))
     command = shlex.join(["codegen", *sys.argv[1:]])
-    for path in timing.write(measured, where, out, title, command):
+    title += "" if whole else "-partial"  # what a whole run wrote stays
+    for path in timing.write(measured, where, out, title, command) if measured else ():
         print(f"wrote {named(path)}", file=sys.stderr)
     if as_json:
         print(json.dumps(timing.as_json(measured, where), indent=2))

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import io
 import itertools
+import json
 import math
 import re
 import shutil
@@ -18,7 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -28,13 +29,14 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from codegen import cache
 from codegen.ir import DTYPES
 from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
-from codegen.runtime import views
+from codegen.runtime import kernels, views
 from codegen.runtime.arguments import Types
 from codegen.runtime.gemm_op import GemmOp
-from codegen.runtime.kernels import nameable
+from codegen.runtime.kernels import Call, nameable
 from codegen.runtime.op import KernelCall, Op
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 from codegen.spec import Spec
@@ -151,70 +153,108 @@ def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | Row
 
 
 def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None) -> Compiled:
-    """Compile one kernel. `static` overrides the defaults of static params (1 where there is none)."""
+    """Compile one kernel, or take it from the cache on disk. `static` overrides the defaults of static params (1 where there
+    is none)."""
+    call, names = _call(op, variant, arch, static)
+    return _with_operands(op, _kept(call) or _compile(op, call), names)
+
+
+def kept_kernel(op: Op, variant: Variant, arch: str) -> Compiled | None:
+    """The kernel that `compile_kernel` made before, if the cache on disk has it."""
+    call, names = _call(op, variant, arch)
+    found = _kept(call)
+    return None if found is None else _with_operands(op, found, names)
+
+
+def compile_call(op: GemmOp, example: KernelCall, arch: str) -> Compiled:
+    """The kernel of such a call. How wide a main loop's accesses are is its own affair."""
+    call = example.compiled_for(arch)
+    return _kept(call) or _compile(op, call)
+
+
+def _call(
+    op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None
+) -> tuple[Call, dict[str, bool] | None]:
+    """What is compiled, and the names of its tensors, each with whether it is there; None of a kernel that contracts, which is
+    that for large matrices."""
     if isinstance(op, GemmOp):
-        return _compile_product(op, variant, arch)
+        return op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch), None
     spec, how = op.spec, launch_of(op, variant, arch)
 
     def array(a):
         if a.default is not None and variant.defaults:
             return None
         dtype = variant.types.dtype(a)
-        return _fake(DTYPES[dtype].cutlass, views.divisibility(op.plan, a, how), views.alignment(op.plan, a, dtype))
+        return dtype, views.divisibility(op.plan, a, how), views.alignment(op.plan, a, dtype)
 
     there = [a for a in spec.inputs if a.default is None or not variant.defaults]
     wide = any(variant.types.dtype(a) == "float64" for a in there)
-    scalar = {
-        k: DTYPES[d] for k, d in (("float", "float64" if wide else "float32"), ("int", "int32"), ("bool", "bool"))
-    }
+    scalar = {"float": "float64" if wide else "float32", "int": "int32", "bool": "bool"}
     tensors = {a.name: array(a) for a in spec.inputs}
-    tensors |= {p.name: _fake(scalar[p.kind].cutlass, (1,), scalar[p.kind].size) for p in spec.params if not p.static}
+    tensors |= {p.name: (scalar[p.kind], (1,), DTYPES[scalar[p.kind]].size) for p in spec.params if not p.static}
     tensors |= {a.name: array(a) for a in spec.outputs}
     for statistic, dtype in views.part_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
-        divisors = (1, 1) if statistic.over == "column" else (1,)
-        tensors[f"{statistic.name} parts"] = _fake(DTYPES[dtype].cutlass, divisors, views.PARTS_ALIGNMENT)
+        divisors: tuple[int, ...] = (1, 1) if statistic.over == "column" else (1,)
+        tensors[f"{statistic.name} parts"] = dtype, divisors, views.PARTS_ALIGNMENT
     for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1,) * max(1, op.plan.kept)
-        tensors[f"{statistic.name} of rows"] = _fake(DTYPES[dtype].cutlass, divisors, views.PARTS_ALIGNMENT)
+        tensors[f"{statistic.name} of rows"] = dtype, divisors, views.PARTS_ALIGNMENT
     for _, dtype in views.counter(op.plan, how):
-        tensors["counter"] = _fake(DTYPES[dtype].cutlass, (1,), views.PARTS_ALIGNMENT)
-    constants = [nameable((static or {}).get(p.name, p.example)) for p in spec.params if p.static]
-    constants += op.passed_types(variant.types).values()
-    arguments = [*tensors.values(), *constants, *how.constants.values()]
-
-    made = _compile(op._launch, arguments, arch)
-    found = {name: value is not None for name, value in tensors.items()}
-    kernels = [(text, [n for n in _parameters(op, name, list(found)) if found[n]]) for name, text in entries(made.ptx)]
-    return replace(made, operands=operands(kernels, [n for n in found if found[n]]))
+        tensors["counter"] = dtype, (1,), views.PARTS_ALIGNMENT
+    constants: dict[str, Any] = {p.name: (static or {}).get(p.name, p.example) for p in spec.params if p.static}
+    constants |= op.passed_types(variant.types) | how.constants
+    call = Call(op._launch, tuple(tensors.values()), (), tuple(constants.items()), arch)
+    return call, {name: tensor is not None for name, tensor in tensors.items()}
 
 
-def _compile(launch: Any, arguments: Sequence[Any], arch: str) -> Compiled:
+def _with_operands(op: Op, made: Compiled, found: dict[str, bool] | None) -> Compiled:
+    if found is None:
+        return made
+    own = [(text, [n for n in _parameters(op, name, list(found)) if found[n]]) for name, text in entries(made.ptx)]
+    return replace(made, operands=operands(own, [n for n in found if found[n]]))
+
+
+OPTIONS = f"{COMPILE_OPTIONS} --keep-ptx --keep-cubin"
+_KEPT_AS = f"{OPTIONS} and what is spilled"  # what entries of the cache hold
+
+
+def _compile(op: Op, call: Call) -> Compiled:
     """A launcher's kernels, but for what they access."""
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    def compiled(options: str):
-        options = f"{COMPILE_OPTIONS} {options}"
-        return cute.compile(launch, make_fake_stream(), *arguments, options=options, no_jit_engine=True)
+    tensors = [None if t is None else _fake(DTYPES[t[0]].cutlass, *t[1:]) for t in (*call.inputs, *call.outputs)]
+    arguments = [*tensors, *(nameable(value) for _, value in call.constants)]
 
-    with compiling_for(arch):
-        result = compiled("--keep-ptx --keep-cubin")
+    def compiled(options: str):
+        return cute.compile(op._launch, make_fake_stream(), *arguments, options=options, no_jit_engine=True)
+
+    with compiling_for(call.arch):
+        result = compiled(OPTIONS)
         registers, stack, shared = read_cubin(result.__cubin__)
         # What is spilled lies on the stack, so only a kernel that has one is compiled again for ptxas's report
-        spills = _spills(lambda: compiled("remarks{ptx}")) if stack else 0
-    return Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())
+        spills = _spills(lambda: compiled(f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0
+    made = Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())
+    _keep(call, made)
+    return made
 
 
-def _compile_product(op: GemmOp, variant: Variant, arch: str) -> Compiled:
-    """A kernel that contracts, for large matrices. How wide a main loop's accesses are is its own affair."""
-    return compile_call(op, op.example_call(variant.types, variant.ragged, variant.defaults, arch), arch)
+def _keep(call: Call, made: Compiled) -> None:
+    """Into the cache on disk, where it is certain what decides the kernel."""
+    key = kernels.key_of(call, _KEPT_AS)
+    if key is not None:
+        numbers = json.dumps([made.registers, made.stack, made.spills, made.shared]).encode()
+        cache.store(kernels.name_of(call), key, {"ptx": made.ptx.encode(), "cubin": made.cubin, "numbers": numbers})
 
 
-def compile_call(op: GemmOp, example: KernelCall, arch: str) -> Compiled:
-    """The kernel of such a call."""
-    call = example.compiled_for(arch)
-    tensors = [None if t is None else _fake(DTYPES[t[0]].cutlass, *t[1:]) for t in (*call.inputs, *call.outputs)]
-    return _compile(op._launch, [*tensors, *dict(call.constants).values()], arch)
+def _kept(call: Call) -> Compiled | None:
+    """What `_keep` put there for this call, but for what it accesses."""
+    key = kernels.key_of(call, _KEPT_AS)
+    found = None if key is None else cache.load(kernels.name_of(call), key)
+    if found is None or found.keys() != {"ptx", "cubin", "numbers"}:
+        return None
+    registers, stack, spills, shared = json.loads(found["numbers"])
+    return Compiled(found["ptx"].decode(), found["cubin"], registers, stack, spills, shared, ())
 
 
 def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
@@ -359,11 +399,11 @@ def _access(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> M
     return MemoryAccess(words[0] == "st", vector * bits // 8, found)
 
 
-def operands(kernels: list[tuple[str, list[str]]], names: list[str]) -> tuple[Operand, ...]:
-    """What a launcher's kernels read and write of each array. `kernels` are their texts and the arrays each takes, in its
+def operands(found: list[tuple[str, list[str]]], names: list[str]) -> tuple[Operand, ...]:
+    """What a launcher's kernels read and write of each array. `found` are their texts and the arrays each takes, in its
     order; `names` are all of them."""
     widths: dict[tuple[str, bool], list[int]] = {}
-    for text, own in kernels:
+    for text, own in found:
         for access in memory_accesses(text):
             tables = all(isinstance(source, str) for source in access.sources)
             if len(access.sources) != 1 or not (tables or access.sources <= set(range(len(own)))):
@@ -416,14 +456,23 @@ def load_package(folder: Path) -> Any:
 
 
 def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcome]:
-    """Compile in this many processes; outcomes come as they are ready."""
-    if jobs <= 1:
-        yield from (_run(folder, task) for task in tasks)
+    """Compile in this many processes, but for what the cache on disk has; outcomes come as they are ready."""
+    missing = []
+    for task in tasks:
+        kernel = None
+        with contextlib.suppress(Exception):  # what is wrong with a task is said when it is compiled
+            kernel = kept_kernel(_kernel(folder, task), task.variant, task.arch)
+        if kernel is None:
+            missing.append(task)
+        else:
+            yield Outcome(task, kernel)
+    if jobs <= 1 or not missing:
+        yield from (_run(folder, task) for task in missing)
         return
     # Spawned, not forked: the compiler has threads of its own
     ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    with ProcessPoolExecutor(min(jobs, len(tasks)), get_context("spawn"), *ignore) as pool:
-        futures = [pool.submit(_run, folder, task) for task in tasks]
+    with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn"), *ignore) as pool:
+        futures = [pool.submit(_run, folder, task) for task in missing]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -433,10 +482,14 @@ def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcom
 
 def _run(folder: Path, task: Task) -> Outcome:
     try:
-        (kernel,) = [k for k in kernels_named(load_package(folder), [task.op]) if k.spec.op == task.op]
-        return Outcome(task, compile_kernel(kernel, task.variant, task.arch))
+        return Outcome(task, compile_kernel(_kernel(folder, task), task.variant, task.arch))
     except Exception as error:  # the compiler's own kinds of failure are many; the run goes on, and says which failed
         return Outcome(task, None, f"{type(error).__name__}: {error}")
+
+
+def _kernel(folder: Path, task: Task) -> Op:
+    (kernel,) = [k for k in kernels_named(load_package(folder), [task.op]) if k.spec.op == task.op]
+    return kernel
 
 
 def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
@@ -452,6 +505,11 @@ def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
         if not found or found[-1].spec.op != name:
             raise KeyError(name)
     return found
+
+
+def is_of_gradients(kernel: Op) -> bool:
+    """Whether a kernel runs only where gradients are asked for."""
+    return kernel not in getattr(kernel, "origin", kernel).own_kernels
 
 
 def as_row(outcome: Outcome) -> dict[str, Any]:
@@ -479,19 +537,21 @@ def as_row(outcome: Outcome) -> dict[str, Any]:
 
 
 def as_table(outcomes: Iterable[Outcome]) -> Table:
-    """Outcomes as a person reads them."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("op", "types", "arch"):
-        table.add_column(name, no_wrap=True)
+    """Outcomes as a person reads them, a kernel a row; in 80 columns its name and types are folded, and nothing is lost."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("kernel", overflow="fold")
+    table.add_column("arch", no_wrap=True)
     for name in ("regs", "spills", "stack", "shared"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("loads", "stores"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for outcome in outcomes:
         task, made = outcome.task, outcome.compiled
-        cells = [task.op, str(task.variant), task.arch]
+        types = str(task.variant)
+        cells = [task.op if types == "-" else f"{task.op} {types}", task.arch]
         if made is None:
-            table.add_row(*cells, "", "", "", "", f"[red]{escape(outcome.error.splitlines()[0])}[/red]")
+            cells[0] += f"\n[red]{escape(outcome.error.splitlines()[0])}[/red]"
+            table.add_row(*cells)
             continue
         sizes = [str(n) if n else "-" for n in (made.spills, made.stack, made.shared)]
         widths = [" ".join(map(str, w)) or "-" for w in (made.loads, made.stores)]

@@ -44,6 +44,11 @@ class GemmOp(Op[P, R]):
         return Epilogue(self, "epilogue", self._parts)
 
     @property
+    def own_kernels(self) -> tuple[Op, ...]:
+        """Its own, where it has one, and its epilogue's."""
+        return (self, self.epilogue) if isinstance(self.plan.tile, Tile) else (self.epilogue,)
+
+    @property
     def kernels(self) -> tuple[Op, ...]:
         """Its own, where it has one; those of its epilogue and of its gradient."""
         backward = self._backward

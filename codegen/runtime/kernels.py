@@ -97,8 +97,7 @@ def _binary(call: Call, kept: Kept) -> Binary:
     if call.arch not in ARCHITECTURES:
         hint = known(call.arch, ARCHITECTURES, "there are")
         raise ValueError(f"CUTE_DSL_ARCH: there is no architecture {call.arch!r}; {hint}")
-    key = _key(call, kept)
-    name = _launcher(call.launch).__name__.removesuffix("_launch")
+    key, name = key_of(call, OPTIONS[kept], lines=kept == "lines"), name_of(call)
     found = None if key is None else cache.load(name, key)
     if found is None or not _is_compiled(found, kept):
         found = _compile(call, kept)
@@ -183,8 +182,14 @@ def _load_runtime() -> None:
 # What decides a compiled kernel
 
 
-def _key(call: Call, kept: Kept) -> str | None:
-    """All that decides what the compiler makes; None where that cannot be told."""
+def name_of(call: Call) -> str:
+    """The name under which what is compiled of a call is kept."""
+    return _launcher(call.launch).__name__.removesuffix("_launch")
+
+
+def key_of(call: Call, options: str, lines: bool = False) -> str | None:
+    """All that decides what the compiler makes of a call with these options; None where that cannot be told. With `lines`,
+    the files' names are part of what is made."""
     sources = _sources(call.launch)
     if sources is None or not all(isinstance(value, bool | int | float | str) for _, value in call.constants):
         return None
@@ -193,12 +198,12 @@ def _key(call: Call, kept: Kept) -> str | None:
     source = [
         name,
         list(files.values()),
-        list(files) if kept == "lines" else [],  # which the PTX names
+        list(files) if lines else [],  # which the PTX names
         constants,
     ]
     host = [sys.platform, platform.machine()]
     tensors = [call.inputs, call.outputs, dtypes]
-    return repr([source, tensors, call.constants, call.arch, OPTIONS[kept], _compiler(call.arch), host])
+    return repr([source, tensors, call.constants, call.arch, options, _compiler(call.arch), host])
 
 
 def _compiler(arch: str) -> str:

@@ -132,6 +132,11 @@ class Op(Generic[P, R]):
         return self._op.plan
 
     @property
+    def own_kernels(self) -> tuple[Op, ...]:
+        """Those of `kernels` that a call runs of which no gradient is asked for."""
+        return (self,)
+
+    @property
     def kernels(self) -> tuple[Op, ...]:
         """The op itself and those generated with it: its backward last, before it what is run for that or in its place."""
         found = self._backward

@@ -268,6 +268,37 @@ def test_one_failure_is_a_row_and_status_1(pretended_gpu, monkeypatch, capsys, t
     ]
 
 
+def test_ctrl_c_leaves_what_was_measured(pretended_gpu, monkeypatch, capsys, tmp_path):
+    timed = bench.bench_op
+
+    def interrupted(*task):
+        if len(pretended_gpu) == 2:
+            raise KeyboardInterrupt
+        return timed(*task)
+
+    monkeypatch.setattr(bench, "bench_op", interrupted)
+    assert run(monkeypatch, "bench", "--kind", "row", "--out", tmp_path) == 130
+    out, err = capsys.readouterr()
+    assert "over XLA" in out
+    assert "interrupted: these are 2 of " in err
+    assert {p.name for p in tmp_path.iterdir()} == {f"row-partial.{suffix}" for suffix in ("json", "md", "png")}
+    assert len(json.loads((tmp_path / "row-partial.json").read_text())["measurements"]) == 2
+
+
+def test_the_table_fits_80_columns():
+    from rich.console import Console
+
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(bench.as_table([made_up("dense_row_scaled_residual"), made_up("relu")]))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in shown.get()
+    words = shown.get().split()
+    for cell in bench.cells(made_up("relu"))[3:8]:
+        assert cell.split()[0] in words
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -275,7 +306,7 @@ def test_one_failure_is_a_row_and_status_1(pretended_gpu, monkeypatch, capsys, t
         (["nonsuch"], "no op 'nonsuch'"),
         (["relu", "--shape", "M=3"], "no axis 'M'"),
         (["relu", "--types", "T=int8"], "T=int8"),
-        (["--suite", "matrix"], "of the kinds column, elementwise, gemm, row, row+column"),
+        (["--kind", "matrix"], "of the kinds column, elementwise, gemm, row, row+column"),
         (["--package", "nowhere"], "codegen build"),
     ],
 )

@@ -213,3 +213,21 @@ def test_verifying_runs_the_backward_s_kernel(tmp_path, monkeypatch):
         made._functions.cache_clear()
     (wrong,) = verify([op], "interpret", 8, 1)
     assert not wrong.good and "the gradient of 'x' is off by" in wrong.gradient
+
+
+def test_verifying_that_is_interrupted_shows_what_it_has(packages, monkeypatch, capsys):
+    from codegen.runtime import verify as verifying
+
+    packages("of_two", double=DOUBLE, same=DOUBLE, third=DOUBLE)
+    whole = verifying.verify
+
+    def interrupted(ops, *rest):
+        yield from whole(ops[:2], *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verifying, "verify", interrupted)
+    words = ("verify", "--package", "of_two", "--implementation", "xla", "--examples", 1)
+    status, out, err = run(monkeypatch, capsys, *words)
+    assert (status, err) == (130, "interrupted: these are 2 of 3\n")
+    assert "double" in out and "same" in out and "third" not in out
+    assert "2 of 2 ops agree" in out

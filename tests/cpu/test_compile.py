@@ -12,13 +12,14 @@ from making import make_op
 
 import generated
 from codegen import __main__ as command_line
-from codegen import sizes
+from codegen import cache, sizes
 from codegen.arch import USUAL, lacks
 from codegen.hopper_tiles import HALVES
 from codegen.ir import DTYPES, topological
 from codegen.plan import Launch, overrides
 from codegen.runtime import compile as compiling
 from codegen.runtime import kernels
+from codegen.runtime.arguments import Types
 from codegen.runtime.compile import (
     Compiled,
     Task,
@@ -297,7 +298,8 @@ def run(monkeypatch, *words) -> int:
     return stopped.value.code or 0
 
 
-def test_processes_agree_with_one():
+def test_processes_agree_with_one(cold_cache, monkeypatch):
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", "0")  # each compiles them
     tasks = [Task("relu", variant, "sm_90a") for variant in variants(generated.relu)]
     one, two = ({o.task: o.compiled for o in compile_tasks(Path("generated"), tasks, jobs)} for jobs in (1, 2))
     assert one == two
@@ -317,7 +319,78 @@ def test_compile_prints_a_table_as_json(monkeypatch, capsys):
     assert rows[0]["spills"] == 0 < rows[0]["registers"]
 
 
-def test_a_kernel_that_does_not_compile_is_a_row_and_status_1(monkeypatch, capsys):
+def test_what_was_compiled_before_is_not_compiled_again(cold_cache, monkeypatch):
+    tasks = [Task("relu", variant, "sm_90a") for variant in variants(generated.relu, {"T": "float32"})]
+    tasks.append(Task("dense_relu", next(variants(generated.dense_relu)), "sm_80"))
+    first = {o.task: o.compiled for o in compile_tasks(Path("generated"), tasks, 1)}
+    assert None not in first.values()
+    assert {entry.kernel for entry in cache.entries(cold_cache)} == {"relu", "dense_relu"}
+    monkeypatch.setattr(compiling, "_compile", lambda *_: pytest.fail("it is compiled again"))
+    monkeypatch.setattr(compiling, "ProcessPoolExecutor", lambda *_: pytest.fail("a process is started"))
+    assert {o.task: o.compiled for o in compile_tasks(Path("generated"), tasks, 2)} == first
+    assert compiling.kept_kernel(generated.relu, tasks[0].variant, "sm_80") is None
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Compiling that takes no time and gives two outcomes, then ends as by Ctrl-C where there is more; its tasks."""
+    asked: list[Task] = []
+    made = compiling.Compiled("", b"", 255, 64, 1024, 65536, (compiling.Operand("x", (16, 8, 4, 2, 1), (16, 8, 4, 2)),))
+
+    def compile_tasks(folder, tasks, jobs):
+        asked.extend(tasks)
+        for place, task in enumerate(tasks):
+            if place == 2:
+                raise KeyboardInterrupt
+            yield compiling.Outcome(task, made)
+
+    monkeypatch.setattr(compiling, "compile_tasks", compile_tasks)
+    return asked
+
+
+def test_backwards_can_be_left_out(pretended, monkeypatch, capsys):
+    words = ["compile", "bias_relu", "dense_gelu", "--arch", "sm_90a", "--types", "T=bfloat16", "--json"]
+    names = {}
+    for option in ("--no-backward", "--backward", "--json"):
+        run(monkeypatch, *words, option)
+        capsys.readouterr()
+        names[option] = {task.op for task in pretended}
+        pretended.clear()
+    assert names["--no-backward"] == {"bias_relu", "dense_gelu", "dense_gelu_epilogue"}
+    assert {"bias_relu_backward", "bias_relu_frozen", "dense_gelu_backward"} <= names["--backward"]
+    assert names["--json"] == names["--no-backward"] | names["--backward"]
+    assert not names["--no-backward"] & names["--backward"]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_compile_that_is_interrupted_shows_what_it_has(form, pretended, monkeypatch, capsys):
+    words = ["compile", "relu", "--no-backward", "--arch", "sm_90a"]
+    assert run(monkeypatch, *words, *form) == 130
+    out, err = capsys.readouterr()
+    assert err == f"interrupted: these are 2 of {len(pretended)}\n"
+    if form:
+        assert [row["registers"] for row in json.loads(out)] == [255, 255]
+    else:
+        assert len([line for line in out.splitlines() if line.startswith("relu T=")]) == 2
+
+
+def test_the_table_fits_80_columns_and_loses_nothing(pretended):
+    from rich.console import Console
+
+    variant = Variant(Types((("T", "bfloat16"), ("S", "float32"))), True, True, 131072)
+    task = Task("dense_row_scaled_residual_backward", variant, "sm_100a")
+    outcomes = [next(compiling.compile_tasks(Path(), [task], 1)), compiling.Outcome(task, None, "ptxas: no\nmore")]
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(compiling.as_table(outcomes))
+    text = shown.get()
+    assert "".join(text.split()).count("dense_row_") == 2
+    for cell in ("sm_100a", " 255 ", " 1024 ", " 64 ", " 65536 ", " 16 8 4 2 1 ", "16 8 4 2", "columns=131072", "no"):
+        assert cell in text
+    assert "…" not in text
+
+
+def test_a_kernel_that_does_not_compile_is_a_row_and_status_1(cold_cache, monkeypatch, capsys):
     def refuse(op, variant, arch):
         raise RuntimeError("ptxas: no\nmore")
 

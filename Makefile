@@ -22,12 +22,13 @@ ifneq ($(origin PYTHON),file)
 ANEW := $(if $(filter-out $(call version,$(PYTHON)),$(call version,$(BIN)/python)),anew)
 endif
 
-.PHONY: help setup build demo test lint types check tests instructions bench clean anew
+.PHONY: help setup build demo test lint types check tests instructions bench docs docs-serve clean anew
 
 help:
 	@echo 'make demo    bias + ReLU from ten lines of YAML to a result'
 	@echo 'make test    every check: lint, types, generated files, tests'
 	@echo 'make bench   on a GPU: every op against XLA'
+	@echo 'make docs    the documents as a site, in build/site'
 	@echo 'make clean   remove the environment and the caches'
 
 setup: $(STAMP)
@@ -68,6 +69,17 @@ instructions: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/codegen bench
+
+$(VENV)/.docs: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[$(EXTRAS),docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo 'made build/site; its search needs a server: make docs-serve'
+
+docs-serve: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .codegen-cache

@@ -207,6 +207,8 @@ class _Emitter:
             alone = all(a.is_const for a in node.args) and not (op.infix and node.kind != "bool")
             if alone or (node.op == "where" and node.args[0].is_const):
                 args[0] = self.constant_vector(node.args[0])
+            if node.op == "where" and all(a.is_const for a in node.args[1:]) and self.is_wide(node.kind):
+                args[1] = self.constant_vector(node.args[1])  # of two numbers a kernel makes 32 bits
         approx = dialect.approx_of.get(id(node), dialect.approx)
         text = text.format(*args, approx=approx, exact=dialect.exact)
         if dialect.name == "jnp" and id(node) in dialect.rounding.products | dialect.rounding.functions:
@@ -255,6 +257,10 @@ class _Emitter:
         if kind == "bool":
             return self.dialect.types["bool"]
         return self.dialect.floating if kind == "float" else self.dialect.integer
+
+    def is_wide(self, kind: str) -> bool:
+        """Whether values of a kind may be computed in 64 bits."""
+        return kind != "bool" and self.typed(kind) not in ("cutlass.Float32", "cutlass.Int32")
 
     def convert(self, node: Node, dtype: str) -> str:
         text = self.text[id(node)] if self.binding[id(node)] == ATOM else f"({self.text[id(node)]})"

@@ -175,3 +175,30 @@ def test_x64_widens_no_count_of_what_ties(name):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         assert jax.grad(total)(x).dtype == x.dtype
         assert "f64[3" not in str(jax.make_jaxpr(jax.grad(total))(x))
+
+
+WIDE = """
+op: wide_choices
+summary: A choice of two numbers in 64 bits.
+inputs:
+  a: float64[..., N]
+  i: int64[..., N]
+outputs:
+  y: float64[..., N]
+  j: int64[..., N]
+chain: |
+  y = minimum(a, where(a < 0, 0.1, -1.0))
+  j = minimum(i, where(i < 0, 1, -1))
+reference: |
+  y = jnp.minimum(a, jnp.where(a < 0, 0.1, -1.0))
+  j = jnp.minimum(i, jnp.where(i < 0, 1, -1))
+grad: none
+"""
+
+
+def test_a_choice_of_two_numbers_has_the_type_of_what_it_meets(tmp_path):
+    with jax.enable_x64(True):
+        op = make_op(tmp_path, WIDE)
+        a = jnp.asarray([[-0.5, 0.25, -2.0]], jnp.float64)
+        y, j = op(a, (a * 4).astype(jnp.int64), implementation="interpret")
+        assert y.tolist() == [[-0.5, -1.0, -2.0]] and j.tolist() == [[-2, -1, -8]]

@@ -177,7 +177,7 @@ def test_x64_widens_no_count_of_what_ties(name):
         assert "f64[3" not in str(jax.make_jaxpr(jax.grad(total))(x))
 
 
-WIDE = """
+CHOICES = """
 op: wide_choices
 summary: A choice of two numbers in 64 bits.
 inputs:
@@ -198,7 +198,7 @@ grad: none
 
 def test_a_choice_of_two_numbers_has_the_type_of_what_it_meets(tmp_path):
     with jax.enable_x64(True):
-        op = make_op(tmp_path, WIDE)
+        op = make_op(tmp_path, CHOICES)
         a = jnp.asarray([[-0.5, 0.25, -2.0]], jnp.float64)
         y, j = op(a, (a * 4).astype(jnp.int64), implementation="interpret")
         assert y.tolist() == [[-0.5, -1.0, -2.0]] and j.tolist() == [[-2, -1, -8]]

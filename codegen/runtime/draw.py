@@ -240,8 +240,8 @@ def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) ->
             lines[place] = (-np.inf, np.nan, 0.0)[kind]
         elif kind == 3:
             lines[place][generator.integers(count)] = np.inf
-        elif kind == 4:
-            lines[place] = 300 + 2 * generator.standard_normal(count)
+        elif kind < 6:
+            lines[place] = (300 if kind == 4 else -300) + 2 * generator.standard_normal(count)
     return np.moveaxis(lines, -1, along)
 
 

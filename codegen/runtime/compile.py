@@ -470,8 +470,8 @@ def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcom
         yield from (_run(folder, task) for task in missing)
         return
     # Spawned, not forked: the compiler has threads of its own
-    ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn"), *ignore) as pool:
+    ends = signal.signal, (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the parent to answer
+    with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn"), *ends) as pool:
         futures = [pool.submit(_run, folder, task) for task in missing]
         try:
             for future in as_completed(futures):

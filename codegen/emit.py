@@ -191,7 +191,7 @@ class _Emitter:
             if node.op == "where" and all(a.is_const for a in node.args[1:]) and node.kind != "bool":
                 # Python's numbers have no type of their own: x64 would widen them
                 args[1] = self.typed_constant(node.args[1], node.kind)
-            elif node.kind == "float" and not op.infix and all(a.is_const for a in node.args):
+            elif node.kind != "bool" and not op.infix and all(a.is_const for a in node.args):
                 args[0] = self.typed_constant(node.args[0], node.args[0].kind)
             if node.op == "rem":  # jax.lax's wants one type
                 args = [

@@ -90,12 +90,13 @@ def test_a_condition_that_is_a_constant(tmp_path, implementation, condition):
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
-def test_a_function_of_a_constant_is_computed_in_float32(tmp_path, implementation):
-    """Not in what x64 makes of a Python number, which `rem` refuses beside float32."""
-    op = op_of(tmp_path, "a: 2.0", "x + a * rem(exp(1), 1.75)")
+@pytest.mark.parametrize(("expression", "value"), [("rem(exp(1), 1.75)", np.e - 1.75), ("rem(maximum(5, -1), 3)", 2)])
+def test_functions_of_constants_are_computed_in_32_bits(tmp_path, implementation, expression, value):
+    """Not in what x64 makes of a Python number, which `rem` refuses beside the type of others."""
+    op = op_of(tmp_path, "a: 2.0", f"x + a * {expression}")
     with jax.enable_x64(True):
         got = op(X, implementation=implementation)
-    np.testing.assert_allclose(np.asarray(got), X + 2 * np.float32(np.e - 1.75), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(got), X + 2 * np.float32(value), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

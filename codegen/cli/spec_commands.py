@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 
 def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = None) -> None:
-    """Write a commented starter spec, specs/OP.yaml.
+    """Write a commented starter spec, specs/OP.yaml, and beside it the JSON Schema that its first line names for editors.
 
     Example: codegen new my_bias_relu
     """
     from codegen.cli.scaffold import starter
+    from codegen.cli.schema import keep_schema
     from codegen.names import op_name_mistake
     from codegen.outputs import put
 
@@ -41,6 +42,7 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
         raise UsageError(f"{named(path)} exists already; pick another name or edit it")
     project.specs.mkdir(parents=True, exist_ok=True)
     put(path, starter(op).encode())
+    keep_schema(project.specs)
     print(f"wrote {named(path)}; next: {_build_command(project)}")
 
 
@@ -63,6 +65,7 @@ def build(
     """
     from codegen import outputs, placing
     from codegen.build import find_specs, read_ops
+    from codegen.cli.schema import keep_schema
 
     project = find_project().at(specs, package or out, tests)
     paths = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(project.specs)
@@ -76,6 +79,7 @@ def build(
             message = f"{named(path)} was not generated for this package and would be overwritten"
             raise UsageError(f"{message}; {_way_out(outputs.tested_package(path))}")
         changed = outputs.write(found, held, remove=not files)
+    keep_schema(project.specs, only_where_there=True)
     total, removed = sum(len(contents) for contents in folders.values()), sum(not path.exists() for path in changed)
     print(
         f"{len(ops)} ops: {len(changed) - removed} of {total} files changed{f', {removed} removed' if removed else ''}"
@@ -174,9 +178,9 @@ def schema() -> None:
 
     Example: codegen schema > spec.schema.json
     """
-    from codegen.cli.scaffold import json_schema
+    from codegen.cli.schema import schema_text
 
-    print(json.dumps(json_schema(), indent=2))
+    print(schema_text(), end="")
 
 
 def _print_notices(ops: Iterable[Op]) -> None:

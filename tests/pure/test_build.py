@@ -7,13 +7,14 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from codegen import __main__ as command
-from codegen.cli.scaffold import json_schema
+from codegen.cli.schema import json_schema
 from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml
 from tests.pure.building import HERE, ROOT, SPEC, contents, process, write_specs
 
@@ -448,6 +449,40 @@ def test_schema_is_a_schema(run):
     assert result.status == 0
     assert json.loads(result.out) == json_schema()
     jsonschema.Draft202012Validator.check_schema(json_schema())
+
+
+def properties(schema: dict, path: str = "") -> Iterator[tuple[str, dict]]:
+    """Every key that a schema names, below others too, with what is said of it."""
+    for key, value in schema.get("properties", {}).items():
+        yield f"{path}{key}", value
+        yield from properties(value, f"{path}{key}.")
+    for inner in (schema.get("additionalProperties"), schema.get("items"), *schema.get("oneOf", ())):
+        if isinstance(inner, dict):
+            yield from properties(inner, path)
+
+
+def test_every_key_of_the_schema_is_described():
+    found = dict(properties(json_schema()))
+    assert {"op", "bench", "params.static", "tolerance.why", "schedule.sm_90a.threads"} <= found.keys()
+    assert [key for key, value in found.items() if not value.get("description")] == []
+
+
+def test_editors_find_the_schema_by_the_first_line_of_a_spec(run, tmp_path):
+    assert run("new", "a").status == 0
+    first = (tmp_path / "specs/a.yaml").read_text().splitlines()[0]
+    schema = tmp_path / "specs" / first.removeprefix("# yaml-language-server: $schema=")
+    assert json.loads(schema.read_text()) == json_schema()
+    validate((tmp_path / "specs/a.yaml").read_text())
+    # A build brings it up to date where it is, and writes none where it is not
+    schema.write_text(schema.read_text().replace("math", "maths"))
+    assert run("build").status == run("check").status == 0
+    assert json.loads(schema.read_text()) == json_schema()
+    schema.write_text("{}")  # somebody else's
+    assert run("build").status == run("new", "b").status == 0
+    assert schema.read_text() == "{}"
+    schema.unlink()
+    assert run("build").status == 0
+    assert not schema.exists()
 
 
 GOOD = sorted((Path(__file__).parent / "good_specs").glob("*.yaml"))

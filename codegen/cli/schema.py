@@ -1,0 +1,160 @@
+"""The JSON Schema of a spec, and the file of it that editors read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from codegen.arch import ARCHITECTURES
+from codegen.ir import DTYPES
+from codegen.outputs import put
+from codegen.specfile import KEYS, REQUIRED
+
+SCHEMA_FILE = "spec.schema.json"  # in the folder of specs
+TITLE = "codegen op spec"
+
+DESCRIPTIONS = {
+    "op": "The name of the op: the file's stem, the generated module and the Python function.",
+    "summary": "One sentence: the first line of the docstring.",
+    "types": "Type variables, each with the dtypes it ranges over: `T: [float32, bfloat16]`. The arrays of a call bind them.",
+    "inputs": "The arrays that the op takes, in the order of the function's arguments: `x: T[..., N]`. `...` is any number of "
+    "leading axes, a name is one axis. `bias: T[N] = 0` may be left out of a call.",
+    "outputs": "The arrays that the op returns: `y: T[..., N]`. Several come back as a NamedTuple.",
+    "params": "Scalars, given by keyword: `eps: 1e-6` is compiled in, `{type: float, default: 1.0, static: false}` may change "
+    "with every call.",
+    "chain": "The formulas of the kernel, one `name = expression` a line. Values broadcast by the names of their axes, floats "
+    "are computed in float32 and rounded at the store.",
+    "reference": "The same op in jnp, written independently: an expression, or statements that assign every output. Tests hold "
+    "the kernel to it.",
+    "grad": "auto: the backward is derived from the chain. none: the op has no gradient. Or a formula for each input, in the "
+    "chain's language, with `dy` for the cotangent of `y`.",
+    "aliases": "Which output may take the buffer of which input, where a call donates it: `{residual_out: residual}`.",
+    "save": "Names of the chain that the forward pass keeps for the backward. Decided by the program where it is left out.",
+    "math": "auto: approximate functions where the output's type does not show it. precise: none. fast: wherever there is one.",
+    "tolerance": "Replaces the tolerance that tests derive from the chain.",
+    "domain": "The values that an input or a parameter may take, for tests: `x: positive`, `x: [0, 1]`, `i: index(N)`.",
+    "schedule": "Settings of the launch in place of the plan's, for all architectures or for one.",
+    "bench": "Shapes that `codegen bench` measures, every axis given: `- {...: 8192, N: 4096}`.",
+}
+
+
+def json_schema() -> dict:
+    """The JSON Schema (2020-12) of a spec: keys and forms. What the chain says is checked by `codegen build`."""
+    dtype = {"enum": sorted(DTYPES)}
+    array = {
+        "type": "string",
+        "pattern": r"^\s*[A-Za-z_]\w*\s*\[.*\]\s*(=\s*.+)?$",
+        "description": "DTYPE[axes], as in T[..., N]; an input may have a default: T[N] = 0",
+    }
+    arrays = {"type": "object", "minProperties": 1, "additionalProperties": array}
+    number: dict[str, Any] = {"type": "number"}
+    param = {
+        "oneOf": [
+            {
+                "type": "number",
+                "description": "a static parameter with this default: an int where it is whole, else a float",
+            },
+            {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    "type": {
+                        "enum": ["float", "int", "bool"],
+                        "description": "that of the default if not given, else float",
+                    },
+                    "default": {"type": ["number", "boolean", "null"], "description": "without one, a call gives it"},
+                    "static": {
+                        "type": "boolean",
+                        "default": True,
+                        "description": "compiled in; where false, it may change with every call and be traced",
+                    },
+                    "doc": {"type": "string", "description": "its line in the docstring"},
+                },
+            },
+        ]
+    }
+    domain = {
+        "oneOf": [
+            {"enum": ["positive", "nonzero", "finite"]},
+            {"type": "string", "pattern": r"^index\([A-Z]\w*\)$"},
+            {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+        ]
+    }
+    power: dict[str, Any] = {"type": "integer", "minimum": 1}
+    schedule = {
+        "threads": power | {"description": "threads of a block"},
+        "vector_bytes": power | {"description": "bytes that a thread loads and stores at once"},
+    }
+    properties = {
+        "op": {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"},
+        "summary": {"type": "string", "maxLength": 300},
+        "types": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Z][A-Za-z0-9]{0,15}$"},
+            "additionalProperties": {"type": "array", "items": dtype, "minItems": 1, "uniqueItems": True},
+        },
+        "inputs": arrays,
+        "outputs": arrays,
+        "params": {"type": "object", "additionalProperties": param},
+        "chain": {"type": "string"},
+        "reference": {"type": "string"},
+        "grad": {"oneOf": [{"enum": ["auto", "none"]}, {"type": "object", "additionalProperties": {"type": "string"}}]},
+        "aliases": {"type": "object", "additionalProperties": {"type": "string"}},
+        "save": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+        "math": {"enum": ["auto", "precise", "fast"], "default": "auto"},
+        "tolerance": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["why"],
+            "properties": {
+                "rtol": number | {"description": "of the reference's value"},
+                "atol": number | {"description": "of any value"},
+                "why": {"type": "string", "description": "why the derived tolerance is not right here"},
+            },
+        },
+        "domain": {"type": "object", "additionalProperties": domain},
+        "schedule": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": schedule
+            | {
+                a: {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": schedule,
+                    "description": f"for {a} alone",
+                }
+                for a in ARCHITECTURES
+            },
+        },
+        "bench": {
+            "type": "array",
+            "items": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
+        },
+    }
+    assert set(properties) == set(DESCRIPTIONS) == set(KEYS)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": TITLE,
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(REQUIRED),
+        "properties": {key: {"description": DESCRIPTIONS[key]} | value for key, value in properties.items()},
+    }
+
+
+def schema_text() -> str:
+    """The schema as a file has it."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def keep_schema(folder: Path, only_where_there: bool = False) -> None:
+    """Have the schema of this version in a folder of specs, where editors find it by the first line of `codegen new`'s specs.
+    A file of that name that is no schema of ours stays. Raises OSError."""
+    path = folder / SCHEMA_FILE
+    there = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+    if (there is None and only_where_there) or (there is not None and f'"title": "{TITLE}"' not in there):
+        return
+    if there != schema_text():
+        put(path, schema_text().encode())

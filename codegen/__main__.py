@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from codegen.cli import kernel_commands, spec_commands
-from codegen.cli.options import UsageError
-from codegen.errors import SpecError, printable
+from codegen.cli.options import UsageError, print_error
+from codegen.errors import SpecError
 
 app = typer.Typer(
     name="codegen",
@@ -42,6 +42,7 @@ def program(
 
 
 for name, command in (
+    ("init", spec_commands.init),
     ("new", spec_commands.new),
     ("build", spec_commands.build),
     ("check", spec_commands.check),
@@ -63,11 +64,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
-    except SpecError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    except (UsageError, OSError) as error:  # OSError: a folder that cannot be read or written
-        print("error:", printable(str(error), keep="\n"), file=sys.stderr)
+    except (SpecError, UsageError, OSError) as error:  # OSError: a folder that cannot be read or written
+        print_error(error)
         sys.exit(2)
 
 

@@ -4,6 +4,7 @@ one name in all commands; names that it had before are hidden options, for the s
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ import typer
 
 from codegen.arch import USUAL
 from codegen.cli.project import PACKAGE, SPECS, Project, checked_architectures
-from codegen.errors import Mistake
+from codegen.errors import Mistake, SpecError, printable
 
 Specs = Annotated[Path | None, typer.Option("--specs", help="The folder of specs.", show_default=str(SPECS))]
 Package = Annotated[
@@ -41,6 +42,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 class UsageError(Exception):
     """A mistake on the command line: one message, exit status 2."""
+
+
+def print_error(error: Exception) -> None:
+    """A user's mistake, or a folder that cannot be read or written, on stderr."""
+    print(error if isinstance(error, SpecError) else f"error: {printable(str(error), keep=chr(10))}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from codegen.cli.project import Project
 from codegen.cli.schema import SCHEMA_FILE
+from codegen.errors import Mistake, named
+
+FIRST = "bias_relu"  # the op of a project's first spec
 
 STARTER = """\
 # yaml-language-server: $schema={schema}
@@ -39,3 +51,73 @@ reference: jax.nn.relu(x + bias)
 def starter(op: str) -> str:
     """The starter spec of an op."""
     return STARTER.format(op=op, schema=SCHEMA_FILE)
+
+
+# A project
+
+HOOK = """\
+- repo: local
+  hooks:
+    - id: codegen-check
+      name: codegen check
+      entry: codegen check
+      language: system
+      pass_filenames: false
+      always_run: true
+"""
+
+
+def has_section(pyproject: Path) -> bool:
+    """Whether a pyproject.toml has a section [tool.cutefuse]. Raises `Mistake` where it is no TOML."""
+    tool = _toml(pyproject, _read(pyproject)).get("tool")
+    return isinstance(tool, dict) and "cutefuse" in tool
+
+
+def with_section(pyproject: Path, project: Project) -> str:
+    """A pyproject.toml with a section of a project's folders behind what it has. Raises `Mistake`."""
+    before = _read(pyproject)
+    tests = "" if project.tests == Path() else project.tests.as_posix()
+    folders = {"specs": project.specs.as_posix(), "package": project.package.as_posix(), "tests": tests}
+    section = "\n".join(["[tool.cutefuse]", *(f"{key} = {json.dumps(value)}" for key, value in folders.items()), ""])
+    text = f"{before.rstrip()}\n\n{section}" if before.strip() else section
+    _toml(pyproject, text, f"add this to it:\n{section}")
+    return text
+
+
+def _toml(path: Path, text: str, hint: str = "") -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Mistake(f"{named(path)}: {error}", hint) from None
+
+
+def with_hook(path: Path) -> str:
+    """A .pre-commit-config.yaml in which `codegen check` runs before every commit; as it is where it does already. Raises
+    `Mistake` where the text cannot be added behind what is there."""
+    before = _read(path)
+    if "codegen check" in before:
+        return before
+    if not before.strip():
+        return f"repos:\n{_indented(HOOK, '  ')}"
+    entry = re.search(r"^([ ]*)- repo:", before, re.MULTILINE)
+    text = f"{before.rstrip()}\n{_indented(HOOK, entry[1] if entry else '  ')}"
+    old, new = _yaml(before), _yaml(text)
+    repos = old.get("repos") if isinstance(old, dict) else None
+    if not isinstance(repos, list) or new != {**old, "repos": [*repos, *_yaml(HOOK)]}:
+        raise Mistake(f"{named(path)}: its hooks are not at its end", f"add this to its `repos`:\n{HOOK}")
+    return text
+
+
+def _indented(text: str, indent: str) -> str:
+    return "".join(f"{indent}{line}" for line in text.splitlines(keepends=True))
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -86,7 +86,7 @@ def json_schema() -> dict:
         "threads": power | {"description": "threads of a block"},
         "vector_bytes": power | {"description": "bytes that a thread loads and stores at once"},
     }
-    properties = {
+    properties: dict[str, dict[str, Any]] = {
         "op": {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"},
         "summary": {"type": "string", "maxLength": 300},
         "types": {

@@ -4,6 +4,7 @@ CuTe DSL.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import keyword
 import shlex
@@ -15,9 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codegen.cli.options import AsJson, Kind, OldPackage, Package, Specs, Tests, UsageError, check_kind
+from codegen.cli.options import (
+    AsJson,
+    Kind,
+    OldPackage,
+    Package,
+    Specs,
+    Tests,
+    UsageError,
+    check_kind,
+    print_error,
+    usage,
+)
 from codegen.cli.project import Project, find_project
-from codegen.errors import named, printable
+from codegen.errors import SpecError, named, printable
 
 if TYPE_CHECKING:
     from codegen.pipeline import Op
@@ -46,11 +58,46 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
     print(f"wrote {named(path)}; next: {_build_command(project)}")
 
 
+def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> None:
+    """Make this folder a project: [tool.cutefuse] in its pyproject.toml, a first spec, and `codegen check` before commits.
+
+    What is there already stays.
+
+    \b
+    Example: codegen init
+    Example: codegen init --package src/mine/ops
+    """
+    from codegen.cli import scaffold
+    from codegen.cli.schema import keep_schema
+    from codegen.outputs import put
+
+    files: dict[Path, str] = {}
+    project = Project().at(specs, package, tests)
+    _import_name(project.package)
+    with usage():
+        if scaffold.has_section(Path("pyproject.toml")):
+            project = find_project().at(specs, package, tests)
+        else:
+            files[Path("pyproject.toml")] = scaffold.with_section(Path("pyproject.toml"), project)
+        hooks = Path(".pre-commit-config.yaml")
+        files[hooks] = scaffold.with_hook(hooks)
+    if not any(project.specs.glob("*.yaml")):
+        files[project.specs / f"{scaffold.FIRST}.yaml"] = scaffold.starter(scaffold.FIRST)
+    project.specs.mkdir(parents=True, exist_ok=True)
+    for path, text in files.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            put(path, text.encode())
+            print(f"wrote {named(path)}")
+    keep_schema(project.specs)
+    print("next: codegen build")
+
+
 def build(
     files: Annotated[list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; all of --specs.")] = None,
     specs: Specs = None,
     package: Package = None,
     tests: Tests = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Build again whenever a spec is saved, until Ctrl-C.")] = False,
     out: OldPackage = None,
 ) -> None:
     """Turn specs into kernels, JAX functions and tests: all of them, or nothing.
@@ -61,13 +108,34 @@ def build(
     \b
     Example: codegen build
     Example: codegen build specs/bias_relu.yaml
+    Example: codegen build --watch
     Example: codegen build --specs my/specs --package my_package/ops
     """
+    project = find_project().at(specs, package or out, tests)
+    if not watch:
+        _build(files, project)
+        return
+    from codegen.cli.watch import saves
+
+    def watched() -> Iterable[Path]:
+        return files or sorted(project.specs.glob("*.yaml"))
+
+    print(f"watching {named(project.specs)} (Ctrl-C ends)", file=sys.stderr)
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in saves(watched):
+            try:
+                _build(files, project)
+            except (SpecError, UsageError, OSError) as error:
+                print_error(error)
+            sys.stdout.flush()
+
+
+def _build(files: list[Path] | None, project: Project) -> None:
+    """All specs of a project, or these files, built and put in place. Raises `SpecError`, `UsageError`, OSError."""
     from codegen import outputs, placing
     from codegen.build import find_specs, read_ops
     from codegen.cli.schema import keep_schema
 
-    project = find_project().at(specs, package or out, tests)
     paths = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(project.specs)
     _no_repeats(paths)
     ops, name = read_ops(paths), _import_name(project.package)

@@ -2,12 +2,16 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from codegen.cli.project import Project, find_project
-from tests.pure.building import contents, write_specs
+from tests.pure.building import HERE, contents, write_specs
 
 SECTION = '[tool.cutefuse]\nspecs = "ops/yaml"\npackage = "src/mine"\ntests = "checks"\narch = ["sm_90a", "sm_120a"]\n'
 WRITTEN = {"src/mine/__init__.py", "src/mine/a.py", "checks/test_a.py"}
@@ -114,3 +118,86 @@ def test_what_is_wrong_with_it_is_one_error(run, tmp_path, text, message):
         assert (result.status, result.out) == (2, "")
         assert result.err.startswith(message), result.err
     assert not (tmp_path / "generated").exists()
+
+
+# codegen init
+
+
+def test_init_makes_a_project(run, tmp_path):
+    result = run("init", "--package", "src/mine", "--specs", "ops")
+    assert (result.status, result.err) == (0, "")
+    assert (
+        result.out
+        == "wrote pyproject.toml\nwrote .pre-commit-config.yaml\nwrote ops/bias_relu.yaml\nnext: codegen build\n"
+    )
+    assert (tmp_path / "pyproject.toml").read_text() == (
+        '[tool.cutefuse]\nspecs = "ops"\npackage = "src/mine"\ntests = "src/tests/mine"\n'
+    )
+    hooks = yaml.safe_load((tmp_path / ".pre-commit-config.yaml").read_text())
+    assert [hook["entry"] for hook in hooks["repos"][0]["hooks"]] == ["codegen check"]
+    assert (tmp_path / "ops/spec.schema.json").is_file()
+    assert run("build").status == run("check").status == 0
+    assert "src/mine/bias_relu.py" in written(tmp_path)
+    before = contents(tmp_path)
+    assert run("init").out == "next: codegen build\n"
+    assert contents(tmp_path) == before
+
+
+def test_init_keeps_what_is_there(run, tmp_path):
+    write_specs(tmp_path / "specs", a=1.0)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"  # ours\n')
+    (tmp_path / ".pre-commit-config.yaml").write_text(
+        "# hooks\nrepos:\n- repo: https://a\n  rev: v1\n  hooks:\n  - id: b\n"
+    )
+    assert run("init").status == 0
+    assert (tmp_path / "pyproject.toml").read_text().startswith('[project]\nname = "mine"  # ours\n\n[tool.cutefuse]\n')
+    text = (tmp_path / ".pre-commit-config.yaml").read_text()
+    assert text.startswith("# hooks\nrepos:\n- repo: https://a\n")
+    assert [repo["repo"] for repo in yaml.safe_load(text)["repos"]] == ["https://a", "local"]
+    assert [path.stem for path in (tmp_path / "specs").glob("*.yaml")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (".pre-commit-config.yaml", "repos: []\n", ": its hooks are not at its end\n  add this to its `repos`:\n- repo: local\n"),
+        (".pre-commit-config.yaml", "repos:\n  - repo: a\nfail_fast: true\n", ": its hooks are not at its end\n"),
+        ("pyproject.toml", "tool = 3\n", ": Cannot "),
+        ("pyproject.toml", "[[[", ": "),
+    ],
+)  # fmt: skip
+def test_init_says_what_to_add_where_it_cannot(run, tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    result = run("init")
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith(f"error: {name}{message}"), result.err
+    assert contents(tmp_path) == {name: text.encode()}
+
+
+# codegen build --watch
+
+
+def test_watching_builds_what_is_saved_until_ctrl_c(tmp_path):
+    write_specs(tmp_path / "specs", a=1.0)
+    command = [sys.executable, "-m", "codegen", "build", "--watch"]
+    watching = subprocess.Popen(
+        command, cwd=tmp_path, env=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert watching.stdout.readline() == "watching specs (Ctrl-C ends)\n"
+        assert watching.stdout.readline() == "1 ops: 3 of 3 files changed\n"
+        for _ in range(3):
+            watching.stdout.readline()
+        (tmp_path / "specs/b.yaml").write_text("op: b\n")
+        assert watching.stdout.readline().startswith("specs/b.yaml:1:1: error: ")
+        write_specs(tmp_path / "new", b=2.0)
+        (tmp_path / "new/b.yaml").replace(tmp_path / "specs/b.yaml")  # as editors save
+        line = next(line for line in watching.stdout if line.startswith("2 ops"))
+        assert line == "2 ops: 3 of 5 files changed\n"
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 0
+        assert "Traceback" not in watching.stdout.read()
+    finally:
+        watching.kill()
+        watching.stdout.close()
+        watching.wait()

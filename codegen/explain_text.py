@@ -101,24 +101,32 @@ def _arrays(report: dict[str, Any]) -> Table:
     return table
 
 
-def _costs(report: dict[str, Any]) -> Table:
-    columns = _LAUNCH_OF_ROWS if "threads_a_row" in report["costs"][0]["launch"] else _LAUNCH
-    table = _table("types", *columns.values(), "bytes fused", "unfused", "ratio", right=1)
-
-    def facts(launch: dict[str, Any]) -> list[str]:
-        words = {"None": "-", "True": "yes", "False": "no"}
-        return [words.get(str(launch[c]), str(launch[c])) for c in columns]
-
+def _costs(report: dict[str, Any]) -> Group:
+    """A row for each number and a column for each choice of types, so few in a table that 80 columns hold it."""
+    lines = _LAUNCH_OF_ROWS if "threads_a_row" in report["costs"][0]["launch"] else _LAUNCH
+    columns: list[tuple[str, list[str]]] = []
     for cost in report["costs"]:
-        moved = cost["bytes"]
+        types, moved = _types_text(cost["types"]), cost["bytes"]
         ratio = f"{moved['unfused'] / moved['fused']:.2f}x" if moved["fused"] else "-"
-        sizes = (size_text(moved["fused"]), size_text(moved["unfused"]), ratio)
-        table.add_row(_types_text(cost["types"]), *facts(cost["launch"]), *sizes)
+        sizes = [size_text(moved["fused"]), size_text(moved["unfused"]), ratio]
+        columns.append((types, [*_facts_of(cost["launch"], lines), *sizes]))
         if cost["launch_in_clusters"]:
-            table.add_row("  where blocks form clusters", *facts(cost["launch_in_clusters"]))
-    return table
+            columns.append((f"{types} in clusters", [*_facts_of(cost["launch_in_clusters"], lines), "", "", ""]))
+    names, tables = [*lines.values(), "bytes fused", "bytes unfused", "ratio"], []
+    for start in range(0, len(columns), _CHOICES):
+        some = columns[start : start + _CHOICES]
+        tables.append(_table("types", *(types for types, _ in some), right=1))
+        for place, name in enumerate(names):
+            tables[-1].add_row(name, *(values[place] for _, values in some))
+    return Group(*tables)
 
 
+def _facts_of(launch: dict[str, Any], lines: dict[str, str]) -> list[str]:
+    words = {"None": "-", "True": "yes", "False": "no"}
+    return [words.get(str(launch[line]), str(launch[line])) for line in lines]
+
+
+_CHOICES = 3
 _LAUNCH = {"vector": "elements a thread", "threads": "threads", "blocks": "blocks", "ragged": "ragged"}
 _LAUNCH_OF_ROWS = {
     "vector": "elements a vector", "vectors_a_thread": "vectors a thread", "rows_at_once": "rows at once", "threads_a_row": "threads a row",
@@ -193,7 +201,7 @@ def _table(*columns: str, right: int = 99) -> Table:
     """Columns from number `right` on hold numbers."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place >= right else "left")
+        table.add_column(name, justify="right" if place >= right else "left", overflow="fold")
     return table
 
 

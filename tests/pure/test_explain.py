@@ -8,12 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from codegen import __main__ as command_line
 from codegen.build import find_specs
 from codegen.errors import Mistake
 from codegen.explain import GPUS, bindings, explain, graph, unfused_bytes
-from codegen.explain_text import size_text, time_text
+from codegen.explain_text import as_text, size_text, time_text
 from codegen.pipeline import read_op
 from codegen.sizes import default_shape, parse_shape
 from codegen.svg import draw
@@ -291,7 +292,7 @@ def test_the_command_prints_json_and_draws(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gel"], "no spec 'gel'"),
+        (["gel"], "no op 'gel'"),
         (["gelu", "--shape", "M=1"], "no axis 'M'"),
         (["gelu", "--svg", "no/such/x.svg"], "No such file"),
     ],
@@ -443,3 +444,17 @@ def test_what_multiplies_is_printed(monkeypatch, capsys):
 
 def test_what_does_not_contract_has_no_main_loop():
     assert all(c["main_loop"] is None for c in explain(library("rmsnorm"), {"...": 8, "N": 64})["costs"])
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "layernorm_fp8", "dense_gelu", "rotary", "dgelu_dbias_fp8"])
+def test_the_tables_fit_80_columns_and_lose_nothing(name):
+    op = library(name)
+    report = explain(op, default_shape(op.spec))
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(as_text(report))
+    assert max(map(len, shown.get().splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown.get()
+    words = set(shown.get().split())
+    for cost in report["costs"]:
+        assert {str(cost["launch"][name] or "-") for name in ("threads", "blocks")} <= words

@@ -387,7 +387,7 @@ def test_a_vjp_that_only_jnp_has_may_need_its_extents(tmp_path, monkeypatch, cap
     text = spec_text(
         "x: float32[..., N]; w: float32[N]",
         "y: float32[N]",
-        "y = max(x * w, axis=...) * w * prod(x, axis=...)",
+        "y = max(exp(x) * w, axis=...) * w * prod(x, axis=...)",
     )
     (tmp_path / "specs/made.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)

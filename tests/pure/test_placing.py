@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,10 +32,17 @@ from tests.turns import EVERY
 CHANGES = ("os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.flock")
 
 
+def fork() -> int:
+    """`os.fork`, also where a test of the same process has imported JAX, which warns of its threads: a child here calls none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
 def attempt(run: Callable[..., Result], step: int, act: Callable[[], None], once: bool) -> bool:
     """A build in a process of its own, which acts before this step that changes a file, and before all later ones unless
     it does so `once`; whether it has as many steps."""
-    child = os.fork()
+    child = fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != UNDISTURBED
     steps = 0
@@ -176,7 +184,7 @@ def test_builds_that_are_killed_at_random_moments(project):
     most = time.perf_counter() - start
     for i in range(200 if EVERY else 10):
         project.again()
-        child = os.fork()
+        child = fork()
         if not child:
             with contextlib.suppress(BaseException):
                 project.run("build")
@@ -192,7 +200,7 @@ def test_a_command_that_reads_a_package_undoes_a_killed_build_of_it(run, tmp_pat
     write_specs(tmp_path / "specs", a=1.0)
     (tmp_path / "generated/sub").mkdir(parents=True)  # its files are renamed, the tests exchanged
     monkeypatch.setattr(placing._Lock, "close_journal", lambda lock: kill())
-    child = os.fork()
+    child = fork()
     if not child:
         run("build")
     os.waitpid(child, 0)
@@ -209,7 +217,7 @@ def test_a_command_that_reads_a_package_undoes_a_killed_build_of_it(run, tmp_pat
 def test_a_file_that_cannot_be_written_changes_nothing(project):
     """The system's limit on a file's size stands for a disk that fills up: in a journal, then in a module."""
     for most in (0, 300, 4000):
-        child = os.fork()
+        child = fork()
         if not child:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
             result = project.run("build")
@@ -228,7 +236,7 @@ def test_a_torn_file_is_not_put_in_place(project, monkeypatch, torn):
         write_bytes(path, torn)
         kill()
 
-    child = os.fork()
+    child = fork()
     if not child:
         monkeypatch.setattr(Path, "write_bytes", tear)
         project.run("build")

@@ -18,7 +18,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.turns import EVERY
+from tests.turns import EVERY, SPARSER
 
 # Kernels are kept between runs, but beside the checkout; also by the processes that tests start
 os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
@@ -76,12 +76,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with `@pytest.mark.turns(n)` every n-th set of parameters, where not all are asked for."""
+    """Of a test with `@pytest.mark.turns(n)` one set of parameters in n * SPARSER, where not all are asked for."""
     found: Counter[str] = Counter()
     kept, left = [], []
     for item in items:
         mark, name = item.get_closest_marker("turns"), item.nodeid.partition("[")[0]
-        (left if mark and not EVERY and found[name] % mark.args[0] else kept).append(item)
+        (left if mark and not EVERY and found[name] % (mark.args[0] * SPARSER) else kept).append(item)
         found[name] += 1
     config.hook.pytest_deselected(items=left)
     items[:] = kept

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 EVERY = os.environ.get("CODEGEN_EVERY_TEST") == "1"
-SPARSER = 2  # how many times fewer sets of parameters than `turns` says, so that all tests take 12 minutes
+SPARSER = 4  # how many times fewer sets of parameters than `turns` says, so that all tests take 12 minutes
 FEWER = 1 if EVERY else 3  # by how much, of calls that Hypothesis draws
 
 

@@ -180,9 +180,12 @@ def test_init_says_what_to_add_where_it_cannot(run, tmp_path, name, text, messag
 def test_watching_builds_what_is_saved_until_ctrl_c(tmp_path):
     write_specs(tmp_path / "specs", a=1.0)
     command = [sys.executable, "-m", "codegen", "build", "--watch"]
+    # Started in the background of a shell, tests ignore Ctrl-C, and so would what they start
+    restored = signal.signal(signal.SIGINT, signal.default_int_handler)
     watching = subprocess.Popen(
         command, cwd=tmp_path, env=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    signal.signal(signal.SIGINT, restored)
     try:
         assert watching.stdout.readline() == "watching specs (Ctrl-C ends)\n"
         assert watching.stdout.readline() == "1 ops: 3 of 3 files changed\n"

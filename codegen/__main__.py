@@ -6,16 +6,21 @@ CuTe DSL.
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import sys
 from typing import Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:  # said here, before other modules of the command line import it
+    print("error: typer is not installed: pip install 'cutefuse[build]'", file=sys.stderr)
+    sys.exit(2)
 
+from codegen import __version__
 from codegen.cli import kernel_commands, spec_commands
 from codegen.cli.options import UsageError, print_error
 from codegen.errors import SpecError
+from codegen.extras import MissingExtra
 
 app = typer.Typer(
     name="codegen",
@@ -28,7 +33,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"codegen {importlib.metadata.version('cutefuse')} (cutefuse)")
+        print(f"codegen {__version__} (cutefuse)")
         raise typer.Exit
 
 
@@ -64,7 +69,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
-    except (SpecError, UsageError, OSError) as error:  # OSError: a folder that cannot be read or written
+    except (SpecError, UsageError, MissingExtra, OSError) as error:  # OSError: a folder that cannot be read or written
         print_error(error)
         sys.exit(2)
 

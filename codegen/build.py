@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from codegen.errors import Diagnostic, Span, SpecError, named
 from codegen.parsing import parse
@@ -65,13 +68,37 @@ def _spec_text(module: str) -> str:
     return ""
 
 
-def generated_files(ops: list[Op], package: str, specs: str, also: Iterable[str] = ()) -> dict[str, str]:
-    """The package's files: one module an op, and the package itself, which lists `also` ops that are there already."""
+def generated_files(
+    ops: list[Op], package: str, specs: str, also: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """The package's files: one module an op, and the package itself, which lists the ops of `also` too: modules that are
+    there already, each with its first line."""
     files = {f"{op.spec.op}.py": render_op(op) for op in ops}
-    names = sorted({*(op.spec.op for op in ops), *also})
+    first_lines = {**also, **{op.spec.op: files[f"{op.spec.op}.py"].partition("\n")[0] for op in ops}}
     specs = "".join(c if c.isprintable() else "?" for c in specs)
-    files["__init__.py"] = environment().get_template("init.py.jinja").render(ops=names, package=package, specs=specs)
+    template = environment().get_template("init.py.jinja")
+    files["__init__.py"] = template.render(
+        ops=sorted(first_lines), kinds=_by_kind(first_lines), package=package, specs=specs
+    )
     return files
+
+
+KINDS = {
+    "elementwise": "Element-wise",
+    "row": "Reductions along rows",
+    "column": "Reductions over rows",
+    "gemm": "Contractions",
+}
+
+
+def _by_kind(first_lines: Mapping[str, str]) -> dict[str, list[str]]:
+    """Lines of names of ops, by the kind of their kernel, which a module's first line says by the name of its template."""
+    kinds = {name: re.search(r"templates/(\w+)\.py\.jinja", line) for name, line in sorted(first_lines.items())}
+    found = {
+        title: ", ".join(name for name, match in kinds.items() if match and match[1] == kind)
+        for kind, title in KINDS.items()
+    }
+    return {title: textwrap.wrap(names, 76) for title, names in found.items() if names}
 
 
 def test_files(ops: list[Op], package: str) -> dict[str, str]:

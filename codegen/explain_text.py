@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
+from codegen import extras
 from codegen.words import statistics_words
+
+with extras.needed("build"):
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
 
 
 def as_text(report: dict[str, Any]) -> Group:

@@ -55,9 +55,10 @@ def compare(folder: Path, files: Mapping[str, str], package: str) -> list[Differ
     return found
 
 
-def modules(folder: Path) -> list[str]:
-    """The generated modules of a folder, by name."""
-    return [p.stem for p in sorted(folder.glob("*.py")) if is_generated(p) and p.stem != "__init__"]
+def modules(folder: Path) -> dict[str, str]:
+    """The first lines of the generated modules of a folder, by their names."""
+    found = [path for path in sorted(folder.glob("*.py")) if is_generated(path) and path.stem != "__init__"]
+    return {path.stem: path.read_text(errors="replace").partition("\n")[0] for path in found}
 
 
 def leftovers(folder: Path, files: Mapping[str, str], package: str) -> list[Path]:

@@ -6,7 +6,7 @@ import ast
 import functools
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib import resources
 
 from codegen.parsing import parse_expression
 
@@ -25,7 +25,7 @@ class Composite:
 @functools.cache
 def prelude() -> dict[str, Composite]:
     found: dict[str, Composite] = {}
-    for line in (Path(__file__).parent / "prelude.txt").read_text().splitlines():
+    for line in (resources.files("codegen") / "prelude.txt").read_text(encoding="utf-8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         if line.startswith(" "):

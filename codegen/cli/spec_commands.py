@@ -10,8 +10,9 @@ import keyword
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -141,7 +142,7 @@ def _build(files: list[Path] | None, project: Project) -> None:
     ops, name = read_ops(paths), _import_name(project.package)
     _print_notices(ops)
     with placing.locked(_folders([], project)) as held:
-        folders = _folders(ops, project, also=outputs.modules(project.package) if files else [])
+        folders = _folders(ops, project, also=outputs.modules(project.package) if files else {})
         found = {folder: outputs.compare(folder, contents, name) for folder, contents in folders.items()}
         for path in (d.path for differences in found.values() for d in differences if d.in_the_way):
             message = f"{named(path)} was not generated for this package and would be overwritten"
@@ -257,7 +258,9 @@ def _print_notices(ops: Iterable[Op]) -> None:
             print(notice, file=sys.stderr)
 
 
-def _folders(ops: list[Op], project: Project, also: Iterable[str] = ()) -> dict[Path, dict[str, str]]:
+def _folders(
+    ops: list[Op], project: Project, also: Mapping[str, str] = MappingProxyType({})
+) -> dict[Path, dict[str, str]]:
     """What a build writes, by folder."""
     from codegen.build import generated_files, test_files
 

@@ -14,7 +14,9 @@ import itertools
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from codegen import extras
 from codegen.interpret.machine import LaunchConfig
 from codegen.interpret.ptx import Program
 
@@ -23,6 +25,14 @@ _ENTRY = "cutlass_jit_wrapper"
 _RELOCATABLE = 1  # e_type of an object file that is still to be linked
 _WITHOUT_BYTES = (0, 8)  # sh_type of sections that take no room in the file: none, and zeroed memory
 _lock = threading.RLock()
+
+
+def llvm_binding() -> Any:
+    """The library that links launchers, loaded when the first one is. Raises `MissingExtra`."""
+    with extras.needed("interpret"):
+        import llvmlite.binding
+
+    return llvmlite.binding
 
 
 class _Attribute(ctypes.Structure):
@@ -51,8 +61,7 @@ class _Runtime:
         self.keep: list = []
 
     def install(self) -> None:
-        import llvmlite.binding as llvm
-
+        llvm = llvm_binding()
         pointer = ctypes.c_void_p
         for name, function, count in (
             ("_cudaLibraryLoadData", lambda *a: 0, 8),
@@ -105,8 +114,7 @@ _modules = itertools.count()
 def _installed() -> _Runtime:
     global _runtime
     if _runtime is None:
-        import llvmlite.binding as llvm
-
+        llvm = llvm_binding()
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         _runtime = _Runtime()
@@ -118,8 +126,7 @@ class Launcher:
     """A compiled launcher, linked once and called with addresses of arrays."""
 
     def __init__(self, module: bytes, programs: dict[str, Program]):
-        import llvmlite.binding as llvm
-
+        llvm = llvm_binding()
         with _lock:
             self.runtime, self.programs = _installed(), programs
             machine = llvm.Target.from_default_triple().create_target_machine()
@@ -191,7 +198,8 @@ def _is_entry(name: str) -> bool:
 
 def _symbols(module: bytes) -> list[str]:
     """The names an object file defines."""
-    from elftools.elf.elffile import ELFFile
+    with extras.needed("interpret"):
+        from elftools.elf.elffile import ELFFile
 
     table = ELFFile(io.BytesIO(module)).get_section_by_name(".symtab")
     return [symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"]

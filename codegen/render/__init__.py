@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 
-import jinja2
-
+from codegen import extras, library
 from codegen.gemms import Gemm
 from codegen.pipeline import Derived, Op
 from codegen.plan import Elementwise
@@ -20,14 +18,17 @@ from codegen.render.gemms import GemmContext
 from codegen.render.rows import RowContext
 from codegen.render.walks import WalkContext
 
-TEMPLATES = Path(__file__).parent.parent.parent / "templates"
+with extras.needed("build"):
+    import jinja2
+
 WIDTH = 120
 
 
 @functools.cache
 def environment() -> jinja2.Environment:
+    folder = library.folder("templates")
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

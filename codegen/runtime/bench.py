@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.table import Table
 
+from codegen import extras
 from codegen.explain import Binding, fused_bytes
 from codegen.explain_text import size_text, time_text
 from codegen.ir import DTYPES
@@ -34,6 +34,9 @@ from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
 from codegen.sizes import Shape, extents
 from codegen.spec import Array, Spec
+
+with extras.needed("bench"):
+    from rich.table import Table
 
 GROUPS, CALLS = 5, 25
 BEYOND_CACHE = 384 * 2**20  # three times the largest L2 today

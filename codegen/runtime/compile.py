@@ -26,10 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
-from codegen import cache
+from codegen import cache, extras
 from codegen.ir import DTYPES
 from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
@@ -40,6 +37,11 @@ from codegen.runtime.kernels import Call, nameable
 from codegen.runtime.op import KernelCall, Op
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
 from codegen.spec import Spec
+
+with extras.needed("build"):
+    from elftools.elf.elffile import ELFFile
+    from rich.markup import escape
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -296,8 +298,6 @@ def _spills(compile_verbosely) -> int:
 
 def read_cubin(cubin: bytes) -> tuple[int, int, int]:
     """A kernel's registers, stack and shared memory, as `cuobjdump -res-usage` shows them."""
-    from elftools.elf.elffile import ELFFile
-
     registers = stack = shared = 0
     for section in ELFFile(io.BytesIO(cubin)).iter_sections():
         if section.name == ".nv.info":

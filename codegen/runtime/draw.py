@@ -13,14 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
+from codegen import extras
 from codegen.ir import DTYPES, ROWS
 from codegen.plan import Plan, overrides
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.errorbound import stored
 from codegen.runtime.views import user_shape
 from codegen.spec import Param
+
+with extras.needed("test"):
+    from hypothesis import strategies as st
 
 BUDGET = 20_000  # elements of the largest array
 SCALES = (1.0, 1.0, 1e-3, 30.0, 1e4)

@@ -28,6 +28,7 @@ from jax.interpreters import ad
 from codegen import pipeline
 from codegen.arch import lacks
 from codegen.errors import Mistake
+from codegen.interpret import host
 from codegen.ir import DTYPES, Statement
 from codegen.plan import Launch, dtype_constant, overrides, unheld_types
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
@@ -249,6 +250,8 @@ class Op(Generic[P, R]):
                 static.append((param.name, arguments.static_value(spec, param, value)))
         if implementation is None and interpreted.chosen():
             implementation = "interpret"
+        if implementation == "interpret":
+            host.llvm_binding()  # says what is missing here, not out of a computation that runs
         key = Key(cast(Implementation, implementation), types, tuple(arrays), tuple(static))
         dynamic = [
             arguments.dynamic_value(spec, p, given.get(p.name, p.default), self._scalar_dtype(key, p.kind))

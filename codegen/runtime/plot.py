@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-from matplotlib.axes import Axes
-
+from codegen import extras
 from codegen.runtime.bench import Measurement
+
+with extras.needed("bench"):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.axes import Axes
 
 OURS, XLA, COPY, INK, PALE = "#1a7f37", "#7f93b2", "#9aa1ab", "#1f2328", "#d8dee4"
 MANY = 26  # rows of one column: more go into two, so that a chart fits a screen

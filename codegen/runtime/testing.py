@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from codegen import extras
 from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.ir import DTYPES, reaching
@@ -38,6 +38,9 @@ from codegen.runtime.products import product
 from codegen.runtime.rounding import UNIT, rounded_apart
 from codegen.spec import Spec
 from codegen.walking import in_parts
+
+with extras.needed("test"):
+    import hypothesis
 
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
 # Calls a test, beside one of every dtype: fewer of ops that reduce, nearly each of which has a row length, so a kernel to

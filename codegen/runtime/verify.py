@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rich.table import Table
-
+from codegen import extras
 from codegen.runtime.agreement import Disagreement, Report
 from codegen.runtime.op import Op
 from codegen.runtime.platform import on_gpu
 from codegen.runtime.testing import check_gradient, check_op
+
+with extras.needed("build"):
+    from rich.table import Table
 
 
 @dataclass(frozen=True)

@@ -375,7 +375,7 @@ def test_the_package_is_named_by_its_parents(run, tmp_path):
     (tmp_path / "mine/__init__.py").write_text("")
     assert run("build", "--out", "mine/ops", "--tests", "mine/tests").status == 0
     assert "from mine.ops import a\n" in (tmp_path / "mine/tests/test_a.py").read_text()
-    assert "from mine.ops.a import a as a\n" in (tmp_path / "mine/ops/__init__.py").read_text()
+    assert "from .a import a as a\n" in (tmp_path / "mine/ops/__init__.py").read_text()
 
 
 # The other commands

@@ -22,11 +22,13 @@ ifneq ($(origin PYTHON),file)
 ANEW := $(if $(filter-out $(call version,$(PYTHON)),$(call version,$(BIN)/python)),anew)
 endif
 
-.PHONY: help setup build demo test lint types check tests instructions bench docs docs-serve clean anew
+.PHONY: help setup build demo test compat wheel lint types check tests instructions bench docs docs-serve clean anew
 
 help:
 	@echo 'make demo    bias + ReLU from ten lines of YAML to a result'
 	@echo 'make test    every check: lint, types, generated files, tests'
+	@echo 'make compat  the tests with the newest libraries, in an environment of its own'
+	@echo 'make wheel   a source distribution and a wheel, in dist'
 	@echo 'make bench   on a GPU: every op against XLA'
 	@echo 'make docs    the documents as a site, in build/site'
 	@echo 'make clean   remove the environment and the caches'
@@ -63,6 +65,23 @@ check: $(STAMP)
 tests: $(STAMP) lint types check
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
+# With the newest Python here, and the newest libraries that pyproject.toml allows: the tests that need no GPU.
+NEWEST ?= $(shell for v in 3.13 3.12 3.11; do for p in python$$v $(HOME)/.pyenv/versions/$$v.*/bin/python; do \
+	"$$p" -c '' 2>/dev/null && echo "$$p" && exit; done; done)
+COMPAT := $(VENV)-newest
+
+compat:
+	@$(NEWEST) --version
+	@test -x $(COMPAT)/bin/python || $(NEWEST) -m venv $(COMPAT)
+	@$(COMPAT)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade --upgrade-strategy eager --editable '.[dev]'
+	@$(COMPAT)/bin/python -m pip list --disable-pip-version-check | grep -iE '^(jax|jaxlib|numpy|nvidia-cutlass-dsl|hypothesis) '
+	CODEGEN_UNTRIED=1 $(COMPAT)/bin/python -m pytest tests/pure tests/cpu -n $(WORKERS) --dist worksteal
+
+wheel: $(STAMP)
+	@mkdir -p dist
+	@$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')" >/dev/null
+	@ls dist
+
 # What test_compile asks for where kernels have an instruction that tests/instructions.txt lacks; OPS names some of the ops.
 instructions: $(STAMP)
 	$(BIN)/python tests/instruction_list.py $(OPS)
@@ -82,5 +101,5 @@ docs-serve: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .codegen-cache
+	rm -rf $(VENV) $(COMPAT) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .codegen-cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ from codegen.errors import SpecError
 from codegen.pipeline import read_op
 from codegen.runtime import Implementation, Op, interpreted
 from codegen.runtime.compile import Compiled, Variant, bindings, compile_kernel
-from generated import bias_relu, silu_mul_fp8
+from cutefuse import bias_relu, silu_mul_fp8
 
 ROOT = Path(__file__).parent.parent
 GPU = jax.default_backend() == "gpu"

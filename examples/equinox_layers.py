@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from generated import bias_gelu, layernorm
+from cutefuse import bias_gelu, layernorm
 
 
 class LayerNorm(eqx.Module):

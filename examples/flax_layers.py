@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from generated import rmsnorm, swiglu
+from cutefuse import rmsnorm, swiglu
 
 
 class RMSNorm(nnx.Module):

@@ -1,6 +1,7 @@
 """What a user sees for a mistake: each file of bad_specs/ with its output beside it, and no message without such a file."""
 
 import ast
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,8 @@ MODULES = (
     ir,
 )
 
+PARSES_DEEP = sys.version_info >= (3, 13)  # Python parses what the formula's reader then refuses, at its own place
+
 # Mistakes that need a file too long to be read as a golden, or none
 LONG = {
     "no_file": (None, "specs/no_file.yaml:1:1: error: cannot read the file: No such file or directory"),
@@ -68,9 +71,9 @@ LONG = {
         "op: deep_signs\nsummary: Deep.\ninputs:\n  x: float32[N]\noutputs:\n  y: float32[N]\nreference: x\nchain: y = "
         + "-" * 3900
         + "x",
-        "specs/deep_signs.yaml:8:8: error: nested too deeply\n"
+        f"specs/deep_signs.yaml:8:{12 if PARSES_DEEP else 8}: error: nested too deeply\n"
         "    chain: y = " + "-" * 149 + "\n"
-        "           ^\n"
+        f"           {'    ' + '^' * 149 if PARSES_DEEP else '^'}\n"
         "  split it in several names",
     ),
     "long_statement": (
@@ -150,7 +153,7 @@ def messages(module) -> list[tuple[int, int, str]]:
     return found
 
 
-def executed_lines(run: Callable[[], None]) -> set[tuple[str, int]]:
+def executed_lines(run: Callable[[], object]) -> set[tuple[str, int]]:
     files = {module.__file__ for module in MODULES}
     lines: set[tuple[str, int]] = set()
 
@@ -175,10 +178,10 @@ def test_every_message_has_an_example():
     def run() -> None:
         for path in BAD:
             output(f"specs/{path.name}", path.read_bytes())
-        for name, (data, _) in LONG.items():
-            output(f"specs/{name}.yaml", data)
 
     lines = executed_lines(run)
+    for name, (data, _) in LONG.items():  # one by one: where Python runs out of stack it ends the trace
+        lines |= executed_lines(functools.partial(output, f"specs/{name}.yaml", data))
     missing = [
         f"{Path(module.__file__).name}:{first}: {text}"
         for module in MODULES

@@ -78,7 +78,7 @@ compat:
 	CODEGEN_UNTRIED=1 $(COMPAT)/bin/python -m pytest tests/pure tests/cpu -n $(WORKERS) --dist worksteal
 
 wheel: $(STAMP)
-	@mkdir -p dist
+	@rm -rf build/lib dist && mkdir dist  # setuptools would take what an earlier build left
 	@$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')" >/dev/null
 	@ls dist
 

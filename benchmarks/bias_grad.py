@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import generated
+import cutefuse
 from codegen.runtime.bench import machine, measure
 
 SHAPES = ((8192, 8192), (4096, 16384))
@@ -31,7 +31,7 @@ def of_an_addition(dy: jax.Array) -> jax.Array:
 
 
 FORMS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "ours": generated.bias_grad,
+    "ours": cutefuse.bias_grad,
     "sum": lambda dy: jnp.sum(dy, axis=0),
     "vjp of an addition": of_an_addition,
     "product": lambda dy: jnp.ones(dy.shape[:1], dy.dtype) @ dy,

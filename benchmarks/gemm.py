@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import generated
+import cutefuse
 from codegen.runtime.bench import machine, measure
 
 SHAPES = (
@@ -64,7 +64,7 @@ def bench(name: str, shape: tuple[int, int, int], turn: int) -> dict:
     """One op at one shape (M, K, N)."""
     extents = dict(zip("mkn", shape, strict=True))
     inputs, form = FORMS[name]
-    op = getattr(generated, name)
+    op = getattr(cutefuse, name)
 
     def made(words: str, seed: int) -> jax.Array:
         scale = extents["k"] ** -0.5 if words in ("kn", "nk") else 1.0

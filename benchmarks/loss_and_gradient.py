@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.runtime.bench import machine, measure
-from generated import cross_entropy_grad
+from cutefuse import cross_entropy_grad
 
 ROWS, CLASSES = 4096, 128256
 

@@ -37,7 +37,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
-import generated  # noqa: E402
+import cutefuse  # noqa: E402
 from codegen.runtime import bench  # noqa: E402
 
 ROWS = options.rows or (64 if options.cpu else 65536)
@@ -65,7 +65,7 @@ def backward(f: Callable) -> Callable:
 
 
 X, W = ((ROWS, options.columns), P("rows")), ((options.columns,), P())
-g = generated
+g = cutefuse
 CASES = (
     Case("rmsnorm", g.rmsnorm, g.rmsnorm.reference, (X, W), {}),
     Case("rmsnorm, its backward", backward(g.rmsnorm), backward(g.rmsnorm.reference), (X, X, W), {"all-reduce": 1}),

@@ -22,7 +22,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import generated
+import cutefuse
 from codegen.interpret import approximations
 from codegen.runtime import draw, interpreted
 from codegen.runtime.compile import bindings
@@ -46,8 +46,8 @@ def name_of(op, types) -> str:
 
 
 def cases() -> Iterator[tuple]:
-    for name in generated.__all__:
-        op = getattr(generated, name)
+    for name in cutefuse.__all__:
+        op = getattr(cutefuse, name)
         for types in () if isinstance(op, GemmOp) else bindings(op.spec):
             yield op, types
 

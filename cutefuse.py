@@ -6,6 +6,7 @@ No distribution contains this file. There the files of generated/ are the packag
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import generated
 from codegen import __version__
 
 
-class Alias:
+class Alias(Loader):
     """Finds `cutefuse.NAME` as `generated.NAME`."""
 
     def find_spec(
@@ -27,9 +28,10 @@ class Alias:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
 sys.meta_path.insert(0, Alias())
-generated.__version__ = __version__
+vars(generated)["__version__"] = __version__
 sys.modules[__name__] = generated

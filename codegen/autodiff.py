@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from codegen.chain import output_parts, read_chain
-from codegen.contraction import is_definite, meetings
+from codegen.contraction import is_definite, marks, meetings, reached_types
 from codegen.errors import Mistake
 from codegen.formula import Reader
 from codegen.ir import DTYPES, Leaf, Node, Statement, lost_axes, topological
@@ -287,7 +287,8 @@ class Reverse:
         inputs += kept
         inputs += self.spec.inputs_for(used, inputs, {axis for _, output, _ in outputs for axis in output.axes})
         calls = {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and not self.holds(n, leaves)}
-        text = unparse(assigned, calls, self.named, leaves, self.taken, self.pinned(assigned, saved))
+        pinned = self.pinned(assigned, saved, [output for _, output, _ in outputs])
+        text = unparse(assigned, calls, self.named, leaves, self.taken, pinned)
         if text.count("\n") > MAX_STATEMENTS:
             raise Mistake(f"the backward has more than {MAX_STATEMENTS} statements")
         spec = self.spec.with_chain(
@@ -317,12 +318,16 @@ class Reverse:
             ),
         )
 
-    def pinned(self, assigned: list[Statement], saved: Mapping[str, Node]) -> set[int]:
-        """The values that meet a statistic of themselves which the forward saves, by identity: the backward computes them
-        as the forward did."""
+    def pinned(
+        self, assigned: list[Statement], saved: Mapping[str, Node], gradients: Iterable[Array]
+    ) -> dict[int, tuple[str, ...]]:
+        """The values that meet a statistic of themselves which the forward saves: the backward computes them as the forward
+        did (`contraction.marks`)."""
         behind = {id(n) for n in topological(saved.values())}
         nodes = list(topological(s.value for s in (*self.statements, *assigned)))
-        return {id(value) for value, statistic in meetings(nodes) if id(statistic) in behind}
+        values = [value for value, statistic in meetings(nodes) if id(statistic) in behind]
+        again = reached_types(assigned, gradients, {id(node) for node in saved.values()})
+        return marks(values, reached_types(self.statements, self.spec.asking), again)
 
     def written_formulas(self) -> dict[tuple[str, int | None], Node]:
         """The gradients that the spec gives itself."""

@@ -7,16 +7,21 @@ a statistic of itself, the last bit decides: `z == max(z)` finds no element, and
 So a value that is reduced, and also used together with the result, is *pinned*: each product and sum that it is made of is
 rounded by itself, in kernels and in jnp. The argument of a maximum or minimum is always pinned: the result may be stored and
 compared elsewhere.
+
+Where a second kernel computes a pinned value again, its chain marks the value: `_pinned(value)`. A function may be
+approximate in one kernel and precise in another, because `math: auto` looks at the types of the outputs that it reaches. The
+mark of such a function names the types that decide in both: `_pinned(sigmoid(x), T)`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from codegen.ir import Node, topological
+from codegen.ir import Node, Statement, topological
 from codegen.ops import OPS, PINNED, REDUCTIONS
+from codegen.spec import Array
 
 SUMS = frozenset({"add", "sub"})
 # Functions that multiply or divide what they take before they add anything to it; others may begin with a sum
@@ -87,6 +92,40 @@ def _with(reduction: Node, nodes: Sequence[Node], users: dict[int, list[Node]]) 
         if node is not reduction and any(id(user) in found for user in users[id(node)]):
             found.add(id(node))
     return found
+
+
+def marks(
+    values: Iterable[Node], first: Mapping[int, frozenset[str]], again: Mapping[int, frozenset[str]]
+) -> dict[int, tuple[str, ...]]:
+    """The pinned values that a second kernel computes again, by identity, each with the types that decide whether it may be
+    approximate, where the kernels would decide differently. `first` and `again` have the types of the outputs that a node
+    reaches in either kernel."""
+    found: dict[int, tuple[str, ...]] = {}
+    for value in values:
+        found.setdefault(id(value), ())
+        for node in made_of(value):
+            here, there = first.get(id(node)), again.get(id(node))
+            if is_approximable(node) and here and there and here != there:
+                found[id(node)] = tuple(sorted(here))
+    return found
+
+
+def reached_types(
+    statements: Iterable[Statement], outputs: Iterable[Array], leaves: Collection[int] = ()
+) -> dict[int, frozenset[str]]:
+    """The types of the outputs that each node reaches, by identity; not through `leaves`, which an array holds."""
+    types = {array.name: array.dtype for array in outputs}
+    found: dict[int, frozenset[str]] = {}
+    for statement in statements:
+        if statement.name in types:
+            for node in topological([statement.value], lambda n: id(n) in leaves):
+                found[id(node)] = found.get(id(node), frozenset()) | {types[statement.name]}
+    return found
+
+
+def is_approximable(node: Node) -> bool:
+    """Whether kernels have an approximate form of an operation."""
+    return node.op in OPS and "{approx}" in OPS[node.op].cute
 
 
 def users_of(nodes: Iterable[Node]) -> dict[int, list[Node]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from codegen.errors import Mistake, known, shown
 from codegen.ir import DTYPES, ROWS, Call, Leaf, Node, dtypes_of, topological
-from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS
+from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, PINNED, REDUCTIONS
 from codegen.prelude import Composite, prelude
 from codegen.scope import Scope
 from codegen.spec import Array
@@ -205,6 +205,9 @@ class Reader:
             return self.reduction(tree, name)
         if name in OPS and name not in OPERATORS:
             op = OPS[name]
+            if name == PINNED and tree.args:
+                value, types = self.read(tree.args[0]), tuple(a.id for a in tree.args[1:] if isinstance(a, ast.Name))
+                return self.graph.node(PINNED, (value,), types, kind=value.kind, dims=value.dims)
             if tree.keywords or len(tree.args) != op.arity:
                 raise self.fail(
                     tree, f"{name!r} does not take these arguments", f"it is {name}({', '.join('abc'[: op.arity])})"

@@ -133,6 +133,11 @@ class Spec:
         return tuple(sorted(chosen, key=self.inputs.index))
 
     @property
+    def asking(self) -> tuple[Array, ...]:
+        """The outputs whose types say how exact what reaches them is: not those that are there for a backward alone."""
+        return tuple(a for a in self.outputs if a.name not in self.kept)
+
+    @property
     def arrays(self) -> tuple[Array, ...]:
         return self.inputs + self.outputs
 

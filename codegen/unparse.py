@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from codegen.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.ir import Call, Leaf, Node, Statement, axes_text, lost_axes, topological
@@ -15,21 +16,21 @@ SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}"}  # where jnp's 
 
 def unparse(
     statements: Iterable[Statement], calls: Mapping[int, Call], names: Mapping[int, str], leaves: Mapping[int, str],
-    taken: Collection[str], pinned: Collection[int] = (),
+    taken: Collection[str], pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> str:  # fmt: skip
     """A line for each statement, and before it for each value it shares with others: `names` are what the values were
     called before. Composite functions (`calls`) are written as calls; the private ones of the prelude are written out.
     `leaves` are there already, under these names; no new one is among those `taken`. `pinned` values are marked so, by
-    identity (`contraction.py`)."""
+    identity, with the types that each has there (`contraction.marks`)."""
     return _Writer(list(statements), calls, names, leaves, taken, pinned).text()
 
 
 class _Writer:
     def __init__(
         self, statements: list[Statement], calls: Mapping, names: Mapping[int, str], leaves: Mapping[int, str],
-        taken: Collection[str], pinned: Collection[int],
+        taken: Collection[str], pinned: Mapping[int, tuple[str, ...]],
     ):  # fmt: skip
-        self.pinned = frozenset(pinned)
+        self.pinned = pinned
         self.statements, self.calls, self.names, self.leaves = statements, calls, names, leaves
         self.uses: Counter[int] = Counter(id(s.value) for s in statements)
         for node in self.reached(s.value for s in statements):
@@ -42,7 +43,16 @@ class _Writer:
 
     def call(self, node: Node) -> Call | None:
         call = self.calls.get(id(node))
-        return call if call is not None and not call.name.startswith("_") else None
+        return (
+            call if call is not None and not call.name.startswith("_") and not self.marked_inside(node, call) else None
+        )
+
+    def marked_inside(self, node: Node, call: Call) -> bool:
+        """Whether a call stands for a function whose mark names types: it is written out, to show the mark."""
+        if not any(self.pinned.values()):
+            return False
+        given = {id(a) for a in call.values}
+        return any(self.pinned.get(id(n)) for n in topological([node], lambda n: id(n) in given) if n is not node)
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         call = self.call(node)
@@ -68,7 +78,7 @@ class _Writer:
     def write(self, node: Node) -> None:
         text, binding = self.expression(node)
         if id(node) in self.pinned and id(node) not in self.leaves:
-            text, binding = f"{PINNED}({text})", ATOM
+            text, binding = f"{PINNED}({', '.join([text, *self.pinned[id(node)]])})", ATOM
         leaf = id(node) in self.leaves or node.op in ("input", "param", "const", "index", "size", "float")
         if not leaf and (self.uses[id(node)] > 1 or len(text) > WIDTH):
             name = self.names.get(id(node)) or self.fresh()
@@ -106,6 +116,8 @@ class _Writer:
             return f"take({args[0][0]}, {args[1][0]}, axis={node.attr})", ATOM
         if node.op == "cast":
             return f"cast({args[0][0]}, {node.attr})", ATOM
+        if node.op == PINNED:
+            return f"{PINNED}({', '.join([args[0][0], *node.attr])})", ATOM
         if node.op in REDUCTIONS:
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]

@@ -3,10 +3,11 @@ gives. No kernel does both, since blocks that wait for all others would need all
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from codegen.contraction import meetings
+from codegen.contraction import marks, meetings, reached_types
 from codegen.errors import Mistake
 from codegen.ir import Call, Leaf, Node, Statement, topological
 from codegen.spec import Array, Axis, Spec
@@ -25,16 +26,19 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
         kept.append(Array(name, dtypes[node.kind], tuple(Axis((a,), extents=(None,)) for a in node.dims)))
     own = {a.name for a in spec.outputs}
     # What one op reduces, the other computes again and uses with the result
-    pinned = {id(value) for value, _ in meetings(list(topological(s.value for s in statements)))}
+    pinned = [value for value, _ in meetings(list(topological(s.value for s in statements)))]
+    asked = reached_types(statements, spec.asking)
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
-    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {}, pinned)
+    marked = marks(pinned, asked, reached_types(results, kept))
+    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {}, marked)
     if not first.computes_as(spec):
         raise Mistake("what all rows come to would be computed in float32, which float64 loses")
     leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
     # The parameters are all the other's too: who calls both takes their values from its
-    then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {}, pinned)
+    marked = marks(pinned, asked, reached_types(assigned, spec.outputs, leaves))
+    then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {}, marked)
     return first, replace(then, params=spec.params)
 
 
@@ -47,7 +51,7 @@ def restricted(
     names: dict[int, str],
     leaves: dict[int, str],
     calls: Mapping[int, Call],
-    pinned: Collection[int] = (),
+    pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Spec:
     """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`. `pinned` values
     are marked so."""

@@ -661,10 +661,10 @@ def causal_softmax_frozen_xla(dy, row_max, row_sum, x, index_k, index_q, scale):
     return dx
 
 
-def causal_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale):
+def causal_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale, approx):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
     t0 = index_k <= index_q
-    t1 = device.divide_by_row(device.exp(device.where(t0, device.multiply(x, scale), -float("inf")) - row_max, False), row_sum, False)
+    t1 = device.divide_by_row(device.exp(device.where(t0, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, False)
     return device.where(t0, dy, 0.0) * t1
 
 
@@ -698,6 +698,7 @@ def causal_softmax_backward_rows_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, Q, K = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    approx = device.narrow(mDy)
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
@@ -750,6 +751,7 @@ def causal_softmax_backward_rows_kernel(
                     reduce.count_up(c, vec).to(cutlass.Int32),
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
+                    approx,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -801,18 +803,18 @@ def causal_softmax_backward_rows_launch(
     )
 
 
-def causal_softmax_backward_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale):
+def causal_softmax_backward_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale, approx):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
     seen = index_k <= index_q
-    t0 = device.divide_by_row(device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, False), row_sum, False)
+    t0 = device.divide_by_row(device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, False)
     t1 = device.where(seen, dy, 0.0)
     return t1 * t0
 
 
-def causal_softmax_backward_chain(dy, row_max, row_sum, x, index_k, index_q, scale, row_sum_):
+def causal_softmax_backward_chain(dy, row_max, row_sum, x, index_k, index_q, scale, row_sum_, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     seen = index_k <= index_q
-    t0 = device.divide_by_row(device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, False), row_sum, False)
+    t0 = device.divide_by_row(device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, False)
     t1 = device.where(seen, dy, 0.0)
     t2 = device.where(seen, t0 * (t1 - row_sum_), 0.0)
     dx = scale * t2
@@ -869,6 +871,7 @@ def causal_softmax_backward_kernel(
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
+    approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
@@ -932,6 +935,7 @@ def causal_softmax_backward_kernel(
                         reduce.count_up(c, vec).to(cutlass.Int32),
                         cute.full((vec,), iQ, cutlass.Int32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
+                        approx,
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum_], ("sum",), values, inside)
@@ -952,6 +956,7 @@ def causal_softmax_backward_kernel(
                     cute.full((vec,), iQ, cutlass.Int32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     cute.full((vec,), row_sum_, cutlass.Float32),
+                    approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)

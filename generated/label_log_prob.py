@@ -411,7 +411,7 @@ def label_log_prob_forward_xla(x, label, index_n, temperature):
 
 def label_log_prob_frozen_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(device.subtract(device.settled(device.divide(x, temperature, approx)), row_logsumexp), approx)
+    t0 = device.exp(device.subtract(device.settled(device.divide(x, temperature, False)), row_logsumexp), approx)
     dx = device.divide(device.where(index_n == label, dy, 0.0) - dy * t0, temperature, approx)
     return dx
 

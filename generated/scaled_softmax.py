@@ -608,9 +608,9 @@ def scaled_softmax_frozen_xla(dy, row_max, row_sum, x, scale):
     return dx
 
 
-def scaled_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, scale):
+def scaled_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, scale, approx):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    t0 = dy * device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, False), row_sum, False)
+    t0 = dy * device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, False)
     return t0
 
 
@@ -644,6 +644,7 @@ def scaled_softmax_backward_rows_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
+    approx = device.narrow(mDy)
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
@@ -692,6 +693,7 @@ def scaled_softmax_backward_rows_kernel(
                     device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
+                    approx,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -743,15 +745,15 @@ def scaled_softmax_backward_rows_launch(
     )
 
 
-def scaled_softmax_backward_row_sum_(dy, row_max, row_sum, x, scale):
+def scaled_softmax_backward_row_sum_(dy, row_max, row_sum, x, scale, approx):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, False), row_sum, False)
+    t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, False)
     return dy * t0
 
 
-def scaled_softmax_backward_chain(dy, row_max, row_sum, x, scale, row_sum_):
+def scaled_softmax_backward_chain(dy, row_max, row_sum, x, scale, row_sum_, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, False), row_sum, False)
+    t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, False)
     t1 = dy - row_sum_
     dx = scale * t0 * t1
     return dx, t0 * t1 * x
@@ -807,6 +809,7 @@ def scaled_softmax_backward_kernel(
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
+    approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(staged) else at_once  # rows in registers
     rDy = cute.make_rmem_tensor((vec, vectors, held), mDy.element_type)
@@ -864,6 +867,7 @@ def scaled_softmax_backward_kernel(
                         device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mScale[0], cutlass.Float32),
+                        approx,
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum_], ("sum",), values, inside)
@@ -882,6 +886,7 @@ def scaled_softmax_backward_kernel(
                     device.cast(rX[None, v, k].load(), cutlass.Float32),
                     cute.full((vec,), mScale[0], cutlass.Float32),
                     cute.full((vec,), row_sum_, cutlass.Float32),
+                    approx,
                 )
                 inside = reduce.inside(c, columns, vec, ragged, exact)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)

@@ -619,10 +619,10 @@ def softcap_softmax_frozen_xla(dy, row_max, row_sum, x, cap):
     return dx
 
 
-def softcap_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, cap):
+def softcap_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, cap, approx):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, False)))) - row_max
-    return dy * device.divide_by_row(device.exp(t0, False), row_sum, False)
+    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx)))) - row_max
+    return dy * device.divide_by_row(device.exp(t0, approx), row_sum, False)
 
 
 def softcap_softmax_backward_rows_row(row_sum_):
@@ -655,6 +655,7 @@ def softcap_softmax_backward_rows_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows, N = mDy.shape[0], mDy.shape[1]
+    approx = device.narrow(mDy)
 
     rDy = cute.make_rmem_tensor((vec, vectors, at_once), mDy.element_type)
     rX = cute.make_rmem_tensor((vec, vectors, at_once), mX.element_type)
@@ -703,6 +704,7 @@ def softcap_softmax_backward_rows_kernel(
                     device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), mCap[0], cutlass.Float32),
+                    approx,
                 )
                 certain = exact or (kept and reduce.within(v, vectors, ragged))
                 inside = reduce.inside(c, columns, vec, ragged, certain)
@@ -754,19 +756,19 @@ def softcap_softmax_backward_rows_launch(
     )
 
 
-def softcap_softmax_backward_row_sum_(dy, row_max, row_sum, x, cap):
+def softcap_softmax_backward_row_sum_(dy, row_max, row_sum, x, cap, approx):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    t0 = device.settled(device.divide_by_row(x, cap, False))
+    t0 = device.settled(device.divide_by_row(x, cap, approx))
     t1 = cute.math.tanh(t0)
-    t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, False), row_sum, False)
+    t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
     return dy * t2
 
 
 def softcap_softmax_backward_chain(dy, row_max, row_sum, x, cap, row_sum_, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    t0 = device.settled(device.divide_by_row(x, cap, False))
+    t0 = device.settled(device.divide_by_row(x, cap, approx))
     t1 = cute.math.tanh(t0)
-    t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, False), row_sum, False)
+    t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
     t3 = dy - row_sum_
     t4 = cap * t2 * t3 * (1.0 - t1 * t1)
     dx = device.divide_by_row(t4, cap, approx)
@@ -881,6 +883,7 @@ def softcap_softmax_backward_kernel(
                         device.cast(cute.full((vec,), rRowSum[0, u], rRowSum.element_type), cutlass.Float32),
                         device.cast(rX[None, v, k].load(), cutlass.Float32),
                         cute.full((vec,), mCap[0], cutlass.Float32),
+                        approx,
                     )
                     inside = reduce.inside(c, columns, vec, ragged, exact)
                     reduce.accumulate([rRowSum_], ("sum",), values, inside)

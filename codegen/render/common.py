@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from codegen import emit, online, ranges
-from codegen.contraction import rounding
+from codegen.contraction import is_approximable, rounding
 from codegen.gemms import Gemm
-from codegen.ir import DTYPES, Leaf, reaching, topological
+from codegen.ir import DTYPES, Leaf, dtypes_of, reaching, topological
 from codegen.names import fresh
-from codegen.ops import OPS
+from codegen.ops import PINNED
 from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key, dtype_constant, unheld_types
 from codegen.reductions import Reduction
@@ -116,11 +116,9 @@ class Context:
         if self.spec.math != "auto":
             return {}, {}
         outputs = self.asking()
-        narrow = {
-            a.name: {DTYPES[d].kind == "float" and DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in outputs
-        }
+        narrow = {a.name: {is_narrow(d) for d in self.spec.dtypes(a)} for a in outputs}
         reached = reaching(self.statements, narrow)
-        approximable = {id(n) for n in self.nodes if n.op in OPS and "{approx}" in OPS[n.op].cute}
+        approximable = {id(n) for n in self.nodes if is_approximable(n)}
         taken = (
             {a.name for a in self.spec.arrays} | {p.name for p in self.spec.params} | {s.name for s in self.statements}
         )
@@ -136,9 +134,10 @@ class Context:
             for i, found in reached.items()
             if i in approximable and found and not any(narrow[name] == {False} for name in found)
         }
+        deciding.update(self.marked())
         kinds = {some for some in deciding.values() if some}
         for i in approximable:
-            if i not in deciding:
+            if deciding.get(i) is None:
                 texts[i] = "False"
             elif not deciding[i]:
                 texts[i] = "True"
@@ -151,9 +150,24 @@ class Context:
                 texts[i] = flags[read] = flags.get(read) or fresh(taken, "approx_terms")
         return texts, {name: arrays for arrays, name in flags.items()}
 
+    def marked(self) -> dict[int, tuple[Array, ...] | None]:
+        """The functions that another kernel computes too, by identity, with an array of each type that decides in both whether
+        they may be approximate. None: never."""
+        there = [a for a in self.spec.inputs if a.default is None and a.name not in self.in_registers()]
+        arrays = {a.dtype: a for a in reversed([*self.asking(), *there])}
+        found: dict[int, tuple[Array, ...] | None] = {}
+        for node in self.nodes:
+            if node.op != PINNED or not node.attr:
+                continue
+            widths = {t: {is_narrow(d) for d in dtypes_of(t, dict(self.spec.types))} for t in node.attr}
+            open_types = [t for t, narrow in widths.items() if len(narrow) == 2]
+            never = any(narrow == {False} for narrow in widths.values()) or any(t not in arrays for t in open_types)
+            found[id(node.args[0])] = None if never else tuple(arrays[t] for t in open_types)
+        return found
+
     def asking(self) -> tuple[Array, ...]:
         """The outputs whose types say how exact what reaches them is."""
-        return tuple(a for a in self.spec.outputs if a.name not in self.spec.kept)
+        return self.spec.asking
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def cheaper(self) -> dict[int, str]:
@@ -372,3 +386,8 @@ class Context:
             "  TypeError, ValueError: an argument's dtype or shape does not fit; the message says which.",
         ]
         return lines
+
+
+def is_narrow(dtype: str) -> bool:
+    """Whether values of a type are floats with less precision than float32."""
+    return DTYPES[dtype].kind == "float" and DTYPES[dtype].size < 4

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 from tests.making import make_op
 
@@ -195,3 +196,50 @@ def test_softmax_over_one_column_is_one_and_has_no_gradient(tmp_path):
         dy = jnp.asarray(np.random.default_rng(1).standard_normal((64, 1)), jnp.float32)
         (dx,) = pull(type(out)(dy, jnp.zeros(64)))
         assert (dx == 0).all(), implementation
+
+
+# Over x, with the derivative in NumPy; `math: auto` has approximate forms of all of them
+STEEP = {
+    "exp(x)": np.exp,
+    "sigmoid(x)": lambda x: np.exp(-x) / (1 + np.exp(-x)) ** 2,
+    "gelu(x)": lambda x: 0.5 * special.erfc(-x / 2**0.5) + x * np.exp(-x * x / 2) / (2 * np.pi) ** 0.5,
+    "1.0 / (3.0 + x * x)": lambda x: -2 * x / (3 + x * x) ** 2,
+}
+STEEP_HEAD = """
+op: steep
+summary: Large values of a function, of which a row's statistic is kept.
+types:
+  T: [float32, bfloat16]
+inputs:
+  x: T[..., N]
+  w: {w}[N]
+outputs:
+  y: {y}
+chain: |
+  z = 65536.0 * w * {function}
+  y = {chain}
+reference: |
+  y = x
+"""
+
+
+@pytest.mark.parametrize("function", STEEP)
+def test_a_function_has_one_precision_in_forward_and_backward(function, tmp_path):
+    """The loss is float32 and its gradient bfloat16. One element is all of its row: its probability is 1."""
+    text = STEEP_HEAD.format(w="T", y="float32[...]", function=function, chain="logsumexp(z, axis=N)")
+    op = make_op(tmp_path, text)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((400, 1)), jnp.bfloat16)
+    expected = 65536 * STEEP[function](np.asarray(x, np.float64))
+    for implementation in IMPLEMENTATIONS:
+        got = jax.grad(lambda x, way=implementation: op(x, jnp.ones(1, x.dtype), implementation=way).sum())(x)
+        assert np.allclose(np.asarray(got, np.float64), expected, rtol=2**-7, atol=65536 * 2**-15), implementation
+
+
+@pytest.mark.parametrize("function", STEEP)
+def test_a_function_has_one_precision_where_a_gradient_is_wider_than_the_output(function, tmp_path):
+    """The output is bfloat16, one of the gradients float32. The softmax of one element does not change."""
+    op = make_op(tmp_path, STEEP_HEAD.format(w="float32", y="T[..., N]", function=function, chain="softmax(z, axis=N)"))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((400, 1)), jnp.bfloat16)
+    for implementation in IMPLEMENTATIONS:
+        got = jax.grad(lambda w, way=implementation: op(x, w, implementation=way).sum())(jnp.ones(1))
+        assert (got == 0).all(), implementation

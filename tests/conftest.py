@@ -9,7 +9,6 @@ tests/gpu        an NVIDIA GPU; skipped, here and nowhere else, where there is n
 import contextlib
 import gc
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import versions
+from tests import versions, xla_flags
 from tests.turns import EVERY, SPARSER
 
 # Kernels are kept between runs, but beside the checkout; also by the processes that tests start
@@ -33,37 +32,18 @@ hypothesis.settings.register_profile("ci", derandomize=True, database=None, dead
 hypothesis.settings.load_profile("ci")
 
 
-def has_gpu() -> bool:
-    """Whether the driver answers, and JAX was not told to leave the GPU alone."""
-    if (os.environ.get("JAX_PLATFORMS") or "cuda").split(",")[0] not in ("cuda", "gpu"):
-        return False
-    with contextlib.suppress(OSError):
-        return b"GPU " in subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout
-    return False
-
-
-GPU = has_gpu()
+GPU = xla_flags.has_gpu()
 if GPU:
     # Several test processes share the GPU
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 else:
     os.environ["JAX_PLATFORMS"] = "cpu"
-# What XLA compiles for a CPU runs once or twice, on little: code that is made in a third of the time does
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-
-
-def has_flags(flags: str) -> bool:
-    """Whether XLA knows them: it aborts where it does not."""
-    start = [sys.executable, "-c", "from jaxlib import xla_client; xla_client.make_cpu_client()"]
-    environment = {**os.environ, "XLA_FLAGS": flags}
-    return subprocess.run(start, env=environment, capture_output=True, check=False).returncode == 0
-
 
 given = os.environ.get("XLA_FLAGS", "")
 if "device_count" not in given:  # as it is in the processes of pytest-xdist
     # Sharded arrays are tested on eight devices that the CPU stands for: decided here, before JAX starts
-    quick = [QUICK] if not GPU and has_flags(QUICK) else []
-    os.environ["XLA_FLAGS"] = " ".join([*quick, given, "--xla_force_host_platform_device_count=8"])
+    quick = "" if GPU else xla_flags.quick()
+    os.environ["XLA_FLAGS"] = " ".join([quick, given, "--xla_force_host_platform_device_count=8"])
 
 
 @pytest.hookimpl(trylast=True)  # of what the command line selects

@@ -7,6 +7,7 @@ fails alike, at the end a table of what was done.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -17,10 +18,10 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from tests import xla_flags
 from tests.random_specs.generate import Wanted, random_spec
 
 BATCH = {False: 15, True: 500}  # specs of a process; where they are only built
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
 def main() -> None:
@@ -77,13 +78,21 @@ def whole(given: argparse.Namespace, seeds: range) -> None:
     sys.exit(bool(failures))
 
 
+@functools.cache
+def surroundings() -> dict[str, str]:
+    """How batches run: on a GPU where there is one, beside other users of it."""
+    if xla_flags.has_gpu():
+        return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags.quick()}
+
+
 def run(given: argparse.Namespace, first: int, last: int, seconds: float):
     """The rows that a batch in its own process prints; one that says so where it dies."""
     options = [f"--{name}={getattr(given, name)}" for name in ("variants", "calls", "gradients")]
     options += ["--ties" if given.ties else "--no-ties"]
     options += [] if given.shrink else ["--no-shrink"]
     options += ["--build-only"] if given.build_only else []
-    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK} | os.environ
+    environment = surroundings() | os.environ
     command = [sys.executable, "-m", "tests.random_specs", "--batch", f"--seeds={first}:{last}", *options]
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment

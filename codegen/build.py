@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from codegen.errors import Diagnostic, Span, SpecError, named
 from codegen.parsing import parse
@@ -54,18 +55,18 @@ def _is_fresh(module: Path, spec: Path) -> bool:
     if spec.is_file():
         return render_op(read_op(spec)).encode() == written
     try:
-        return render_op(read_op(f"specs/{module.stem}.yaml", _spec_text(written.decode()))).encode() == written
-    except (SpecError, SyntaxError, ValueError):  # it was edited to what no build writes
+        return render_op(read_op(f"specs/{module.stem}.yaml", _spec(written.decode()))).encode() == written
+    except (SpecError, SyntaxError, ValueError, TypeError, RecursionError):  # it was edited to what no build writes
         return False
 
 
-def _spec_text(module: str) -> str:
-    """The spec that a generated module holds, or "" where it holds none."""
+def _spec(module: str) -> dict[str, Any]:
+    """The spec that a generated module holds as data; {} where it holds none. Raises what `ast` does for what is no data."""
     for statement in parse(module).body:
         match statement:
-            case ast.Assign(targets=[ast.Name("SPEC")], value=ast.Constant(str(text))):
-                return text
-    return ""
+            case ast.Assign(targets=[ast.Name("SPEC")], value=ast.Dict() as value):
+                return ast.literal_eval(value)
+    return {}
 
 
 def generated_files(

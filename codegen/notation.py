@@ -8,7 +8,7 @@ from codegen.errors import Mistake, known, shown
 from codegen.ir import DTYPES, ROWS, dtypes_of
 from codegen.names import AXIS, MAX_NAME, RESERVED
 from codegen.spec import Array, Axis
-from codegen.text import LARGEST, resolve
+from codegen.tree import LARGEST, resolve
 
 _MAX_DIMS = 16
 

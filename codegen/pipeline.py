@@ -8,6 +8,7 @@ import functools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from codegen import gemms, plan, reducing
 from codegen.autodiff import Backward, Reverse
@@ -272,8 +273,8 @@ def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:
         return Gemm(products, epilogue, mistake)
 
 
-def read_op(path: str | Path, data: bytes | str | None = None) -> Op:
-    """Read, check and plan one spec. Raises `SpecError` with every mistake found."""
+def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Op:
+    """Read, check and plan one spec: a file, what it holds, or its data. Raises `SpecError` with every mistake found."""
     spec, diagnostics = read_spec(path, data)
     if spec is None:
         raise SpecError(diagnostics)

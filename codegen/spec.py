@@ -14,7 +14,7 @@ from typing import Any
 from codegen.errors import Span
 from codegen.ir import COMPUTE, DTYPES, ROWS, dtypes_of
 from codegen.names import REDUCING_NAMES
-from codegen.text import Scalar, Source
+from codegen.tree import Scalar, Source
 
 
 @dataclass(frozen=True)

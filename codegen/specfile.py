@@ -1,20 +1,23 @@
 """A spec file to a `Spec`: the keys of the language, their forms, and the places of what they hold.
 
-Reads YAML trees (`text.py`). All the mistakes of a file are collected on the way.
+Reads trees: of YAML (`text.py`), or of the data that a generated module holds (`embedding.py`). All the mistakes of a file
+are collected on the way.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from codegen.arch import ARCHITECTURES
+from codegen.embedding import from_data
 from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, nearest, shown
 from codegen.ir import DTYPES, dtypes_of
 from codegen.names import IMPORTED_NAMES, KERNEL_NAMES, NAME, RESERVED, name_mistake, op_name_mistake
 from codegen.notation import as_kind, kind_of, parse_array
 from codegen.spec import Array, Axis, Param, Spec, fits
-from codegen.text import LARGEST, Mapping, Scalar, Sequence, Tree, parse_yaml
+from codegen.tree import LARGEST, Mapping, Scalar, Sequence, Tree
 
 KEYS = (
     "op", "summary", "types", "inputs", "outputs", "params", "chain", "reference", "grad", "aliases", "save", "math",
@@ -24,7 +27,7 @@ REQUIRED = ("op", "summary", "inputs", "outputs", "chain", "reference")
 _MAX_LINE = 300  # characters of a summary or a parameter's doc
 
 
-def load_spec(path: str | Path, data: bytes | str | None = None) -> Spec:
+def load_spec(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Spec:
     """Read one spec. Raises `SpecError` with every mistake in its form; expressions are read later."""
     spec, diagnostics = read_spec(path, data)
     if diagnostics or spec is None:
@@ -32,10 +35,16 @@ def load_spec(path: str | Path, data: bytes | str | None = None) -> Spec:
     return spec
 
 
-def read_spec(path: str | Path, data: bytes | str | None = None) -> tuple[Spec | None, list[Diagnostic]]:
+def read_spec(
+    path: str | Path, data: bytes | str | dict[str, Any] | None = None
+) -> tuple[Spec | None, list[Diagnostic]]:
     """A spec and the mistakes in its form. It is there despite mistakes where its formulas can be read all the same;
-    one that is missing is empty. Raises `SpecError` where the file is no YAML mapping."""
+    one that is missing is empty. `data` is what the file holds, or a spec as data; without it the file is read. Raises
+    `SpecError` where the file is no YAML mapping."""
     path = Path(path)
+    if isinstance(data, dict):
+        reader = _Reader(from_data(f"{path} (as built)", data), path)
+        return reader.spec(), reader.diagnostics
     if data is None:
         try:
             data = path.read_bytes()
@@ -43,8 +52,10 @@ def read_spec(path: str | Path, data: bytes | str | None = None) -> tuple[Spec |
             span = Span(str(path), 1, 1)
             message = f"cannot read the file: {error.strerror or error}"
             raise SpecError([Diagnostic(span, message)]) from None
+    from codegen.text import parse_yaml  # which needs PyYAML
+
     tree, repeated = parse_yaml(str(path), data)
-    reader = _Reader(tree, path.stem)
+    reader = _Reader(tree, path)
     spec = reader.spec()
     return spec, [*repeated, *reader.diagnostics]
 
@@ -52,8 +63,8 @@ def read_spec(path: str | Path, data: bytes | str | None = None) -> tuple[Spec |
 class _Reader:
     """Takes a spec's tree apart, collecting mistakes as it goes."""
 
-    def __init__(self, tree: Mapping, stem: str):
-        self.tree, self.stem = tree, stem
+    def __init__(self, tree: Mapping, path: Path):
+        self.tree, self.path, self.stem = tree, path, path.stem
         self.source = tree.source
         self.values = {key.value: value for key, value in tree.items}
         self.keys = {key.value: key for key, _ in tree.items}
@@ -95,7 +106,7 @@ class _Reader:
             self.mistake(self.tree.span, f"missing {', '.join(map(repr, missing))}", "see `codegen new` for a start")
         empty = Scalar(self.source, "", "plain", 0, 0)
         spec = Spec(
-            path=self.source.path,
+            path=str(self.path),
             source=self.source,
             op=op or "",
             summary=self.line("summary"),

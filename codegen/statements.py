@@ -15,7 +15,7 @@ from typing import Any
 
 from codegen.errors import Diagnostic, Mistake, shown
 from codegen.parsing import parse
-from codegen.text import Scalar
+from codegen.tree import Scalar
 
 MAX_FORMULA = 4000  # characters of one statement
 MAX_STATEMENTS = 500

@@ -6,150 +6,25 @@ follow YAML 1.2 (`no` is a string, `1e-6` is a number), and aliases, tags and ru
 
 from __future__ import annotations
 
-import bisect
-import functools
-import itertools
-import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import yaml
+from codegen import extras
+from codegen.errors import Diagnostic, Span, SpecError, shown
+from codegen.tree import Mapping, Scalar, Sequence, Source, Tree
 
-from codegen.errors import Diagnostic, Mistake, Span, SpecError, shown
+with extras.needed("build"):
+    import yaml
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_INT = re.compile(r"[-+]?[0-9]{1,300}")  # each of them is a float too
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 # What YAML does not allow, line breaks other than \n, lone surrogates, and marks that make text look other than it is
 _REFUSED = re.compile(
     r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
     r"|[\u061c\u200e\u200f\u2028\u2029\ufeff\u202a-\u202e\u2066-\u2069]"
 )
-_SPECIAL = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file's text, for places and excerpts."""
-
-    path: str
-    text: str
-    lines: tuple[str, ...] = field(repr=False)
-
-    def diagnostic(self, span: Span, message: str, hint: str = "", severity: str = "error") -> Diagnostic:
-        line = self.lines[span.line - 1] if 0 < span.line <= len(self.lines) else ""
-        return Diagnostic(span, message, hint, line, severity)
-
-    @functools.cached_property
-    def starts(self) -> tuple[int, ...]:
-        """Where each line starts in the text."""
-        return tuple(itertools.accumulate((len(line) + 1 for line in self.lines), initial=0))
-
-    def span(self, start: int, end: int) -> Span:
-        """The place of a stretch of the text, cut at the end of its first line."""
-        line = bisect.bisect_right(self.starts, start) - 1
-        column = start - self.starts[line]
-        last = min(end - self.starts[line], len(self.lines[line].rstrip()))
-        return Span(self.path, line + 1, column + 1, max(1, last - column))
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A scalar's text; `plain` ones may be numbers, booleans or null, as YAML 1.2's core schema says."""
-
-    source: Source = field(repr=False)
-    value: str
-    style: str  # "plain", "single", "double" (both quoted) or "block"
-    start: int  # where it begins and ends in the file's text, quotes and block indicators included
-    end: int
-
-    @property
-    def span(self) -> Span:
-        return self.source.span(self.start, self.end)
-
-    def at(self, line: int, column: int, length: int = 1) -> Span:
-        """The place of the text's own 0-based line and column."""
-        rows = self.value.split("\n")
-        first = sum(len(row) + 1 for row in rows[:line]) + column
-        last = max(first, min(first + length, len(self.value)) - 1)
-        return self.source.span(self.place(first), self.place(last) + 1)
-
-    def place(self, index: int) -> int:
-        """Where a character of the value stands in the file."""
-        return self._places[min(index, len(self._places) - 1)]
-
-    @functools.cached_property
-    def _places(self) -> list[int]:
-        # Character for character, except that folding, indentation and escapes stand only in the file
-        text, at = self.source.text + "\0", self.start + (self.style in ("single", "double"))
-        double = self.style == "double"
-        if self.style == "block":
-            at = text.find("\n", at) + 1 or len(text) - 1
-        places = []
-        for char in self.value:
-            while double and text.startswith("\\\n", at):
-                at += 2
-                while text[at] in " \t":
-                    at += 1
-            while text[at] in " \t\n" and char not in " \t\n":
-                at += 1
-            places.append(at)
-            if double and text[at] == "\\":
-                at += {"x": 4, "u": 6, "U": 10}.get(text[at + 1], 2)
-            elif text[at] == char or text[at] in " \t":
-                at += 2 if self.style == "single" and char == "'" else 1
-            at = min(at, len(text) - 1)
-        return [*places, at]
-
-    def resolve(self) -> bool | int | float | str | None:
-        """What the scalar means. Raises `Mistake` for a number that no float64 holds."""
-        return resolve(self.value) if self.style == "plain" else self.value
-
-
-def resolve(text: str) -> bool | int | float | str | None:
-    """What a plain scalar's text means. Raises `Mistake` for a number that no float64 holds."""
-    if text in ("", "~", "null", "Null", "NULL"):
-        return None
-    if text in ("true", "True", "TRUE"):
-        return True
-    if text in ("false", "False", "FALSE"):
-        return False
-    if _INT.fullmatch(text):
-        return int(text)
-    if _FLOAT.fullmatch(text):
-        number = float(text)
-        if math.isinf(number):
-            raise too_large(text, "-.inf" if number < 0 else ".inf")
-        return number
-    return _SPECIAL.get(text.lower(), text)
-
-
-LARGEST = "the largest number is about 1.8e308"
-
-
-def too_large(text: str, infinity: str) -> Mistake:
-    """The mistake of a number that no float64 holds."""
-    return Mistake(f"no float64 holds {shown(text)}", f"{LARGEST}; write {infinity} for infinity")
-
-
-@dataclass(frozen=True)
-class Sequence:
-    source: Source
-    span: Span
-    items: tuple[Tree, ...]
-
-
-@dataclass(frozen=True)
-class Mapping:
-    source: Source
-    span: Span
-    items: tuple[tuple[Scalar, Tree], ...]
-
-
-Tree = Scalar | Sequence | Mapping
 
 
 def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]:

@@ -15,35 +15,27 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: add_layernorm
-summary: Add a residual, then layer normalisation of each row; the sum is an output too.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  residual: T[..., N]
-  weight: T[N] = 1
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-  residual_out: T[..., N]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  residual_out = x + residual
-  centred = residual_out - mean(residual_out, axis=N)
-  rstd = rsqrt(var(residual_out, axis=N) + eps)
-  y = centred * rstd * weight + bias
-reference: |
-  residual_out = x + residual
-  std = jnp.sqrt(jnp.var(residual_out, axis=-1, keepdims=True) + eps)
-  y = (residual_out - jnp.mean(residual_out, axis=-1, keepdims=True)) / std * weight + bias
-domain:
-  eps: positive
-aliases:
-  residual_out: residual
-"""
+SPEC = {
+    "op": "add_layernorm",
+    "summary": "Add a residual, then layer normalisation of each row; the sum is an output too.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "residual": "T[..., N]", "weight": "T[N] = 1.0", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]", "residual_out": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+residual_out = x + residual
+centred = residual_out - mean(residual_out, axis=N)
+rstd = rsqrt(var(residual_out, axis=N) + eps)
+y = centred * rstd * weight + bias
+""",
+    "reference": """\
+residual_out = x + residual
+std = jnp.sqrt(jnp.var(residual_out, axis=-1, keepdims=True) + eps)
+y = (residual_out - jnp.mean(residual_out, axis=-1, keepdims=True)) / std * weight + bias
+""",
+    "aliases": {"residual_out": "residual"},
+    "domain": {"eps": "positive"},
+}
 
 
 def add_layernorm_row_mean(x, residual):

@@ -15,35 +15,26 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The sum is normalised before it is rounded to be stored (QuACK, Transformer Engine); add_rmsnorm_rounded rounds first.
-op: add_rmsnorm
-summary: Add a residual, then root mean square normalisation of each row; the sum is an output too.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  residual: T[..., N]
-  weight: T[N] = 1
-outputs:
-  y: T[..., N]
-  residual_out: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  residual_out = x + residual
-  rstd = rsqrt(mean(square(residual_out), axis=N) + eps)
-  y = residual_out * rstd * weight
-reference: |
-  residual_out = x + residual
-  y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps) * weight
-domain:
-  eps: positive
-aliases:
-  residual_out: residual
-bench:
-  - {...: 8192, N: 8192}
-"""
+SPEC = {
+    "op": "add_rmsnorm",
+    "summary": "Add a residual, then root mean square normalisation of each row; the sum is an output too.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "residual": "T[..., N]", "weight": "T[N] = 1.0"},
+    "outputs": {"y": "T[..., N]", "residual_out": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+residual_out = x + residual
+rstd = rsqrt(mean(square(residual_out), axis=N) + eps)
+y = residual_out * rstd * weight
+""",
+    "reference": """\
+residual_out = x + residual
+y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps) * weight
+""",
+    "aliases": {"residual_out": "residual"},
+    "domain": {"eps": "positive"},
+    "bench": [{"...": 8192, "N": 8192}],
+}
 
 
 def add_rmsnorm_row_mean(x, residual):

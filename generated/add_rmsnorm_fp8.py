@@ -15,39 +15,28 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# Rounded once, as rmsnorm_fp8; the sum is normalised before it is rounded to be stored, as in add_rmsnorm.
-op: add_rmsnorm_fp8
-summary: Add a residual, root mean square normalisation of each row, divide by one scale and round once to float8.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  residual: T[..., N]
-  weight: T[N]
-  scale: float32[]
-outputs:
-  q: float8_e4m3fn[..., N]
-  residual_out: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  residual_out = x + residual
-  rstd = rsqrt(mean(square(residual_out), axis=N) + eps)
-  q = residual_out * rstd * weight / scale
-reference: |
-  residual_out = x + residual
-  rms = jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps)
-  q = residual_out / rms * weight / scale
-grad: none
-domain:
-  eps: positive
-  scale: positive
-aliases:
-  residual_out: residual
-bench:
-  - {...: 8192, N: 8192}
-"""
+SPEC = {
+    "op": "add_rmsnorm_fp8",
+    "summary": "Add a residual, root mean square normalisation of each row, divide by one scale and round once to float8.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "residual": "T[..., N]", "weight": "T[N]", "scale": "float32[]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]", "residual_out": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+residual_out = x + residual
+rstd = rsqrt(mean(square(residual_out), axis=N) + eps)
+q = residual_out * rstd * weight / scale
+""",
+    "reference": """\
+residual_out = x + residual
+rms = jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps)
+q = residual_out / rms * weight / scale
+""",
+    "grad": "none",
+    "aliases": {"residual_out": "residual"},
+    "domain": {"eps": "positive", "scale": "positive"},
+    "bench": [{"...": 8192, "N": 8192}],
+}
 
 
 def add_rmsnorm_fp8_row_mean(x, residual):

@@ -15,42 +15,34 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# As add_rmsnorm, then rmsnorm_group_fp8: nothing is rounded on the way. The scale multiplies back.
-op: add_rmsnorm_group_fp8
-summary: Add a residual, root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its own.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (B G=128)]
-  residual: T[..., (B G=128)]
-  weight: T[(B G=128)]
-outputs:
-  q: float8_e4m3fn[..., (B G=128)]
-  scale: float32[..., B]
-  residual_out: T[..., (B G=128)]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  residual_out = x + residual
-  rstd = rsqrt(mean(square(residual_out), axis=(B, G)) + eps)
-  y = residual_out * rstd * weight
-  scale = maximum(max(abs(y), axis=G), amax_min) / 448
-  q = y / scale
-reference: |
-  residual_out = x + residual
-  y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps) * weight
-  blocks = y.reshape(x.shape[:-1] + (x.shape[-1] // 128, 128))
-  scale = jnp.maximum(jnp.linalg.norm(blocks, ord=jnp.inf, axis=-1), amax_min) / 448
-  q = (blocks / scale[..., None]).reshape(x.shape)
-grad: none
-domain:
-  eps: positive
-  amax_min: positive
-bench:
-  - {...: 32768, B: 32}
-"""
+SPEC = {
+    "op": "add_rmsnorm_group_fp8",
+    "summary": "Add a residual, root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its own.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (B G=128)]", "residual": "T[..., (B G=128)]", "weight": "T[(B G=128)]"},
+    "outputs": {"q": "float8_e4m3fn[..., (B G=128)]", "scale": "float32[..., B]", "residual_out": "T[..., (B G=128)]"},
+    "params": {
+        "eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."},
+        "amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."},
+    },
+    "chain": """\
+residual_out = x + residual
+rstd = rsqrt(mean(square(residual_out), axis=(B, G)) + eps)
+y = residual_out * rstd * weight
+scale = maximum(max(abs(y), axis=G), amax_min) / 448
+q = y / scale
+""",
+    "reference": """\
+residual_out = x + residual
+y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps) * weight
+blocks = y.reshape(x.shape[:-1] + (x.shape[-1] // 128, 128))
+scale = jnp.maximum(jnp.linalg.norm(blocks, ord=jnp.inf, axis=-1), amax_min) / 448
+q = (blocks / scale[..., None]).reshape(x.shape)
+""",
+    "grad": "none",
+    "domain": {"eps": "positive", "amax_min": "positive"},
+    "bench": [{"...": 32768, "B": 32}],
+}
 
 
 def add_rmsnorm_group_fp8_row_mean(x, residual):

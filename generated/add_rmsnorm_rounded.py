@@ -15,31 +15,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The sum is rounded as it is stored, and that is what is normalised (vLLM's and FlashInfer's fused_add_rms_norm).
-op: add_rmsnorm_rounded
-summary: Add a residual, round the sum to bfloat16, then root mean square normalisation of each row of it.
-inputs:
-  x: bfloat16[..., N]
-  residual: bfloat16[..., N]
-  weight: bfloat16[N]
-outputs:
-  y: bfloat16[..., N]
-  residual_out: bfloat16[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  residual_out = cast(x + residual, bfloat16)
-  rstd = rsqrt(mean(square(residual_out), axis=N) + eps)
-  y = residual_out * rstd * weight
-reference: |
-  residual_out = jax.lax.reduce_precision(x + residual, exponent_bits=8, mantissa_bits=7)
-  y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps) * weight
-domain:
-  eps: positive
-aliases:
-  residual_out: residual
-"""
+SPEC = {
+    "op": "add_rmsnorm_rounded",
+    "summary": "Add a residual, round the sum to bfloat16, then root mean square normalisation of each row of it.",
+    "inputs": {"x": "bfloat16[..., N]", "residual": "bfloat16[..., N]", "weight": "bfloat16[N]"},
+    "outputs": {"y": "bfloat16[..., N]", "residual_out": "bfloat16[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+residual_out = cast(x + residual, bfloat16)
+rstd = rsqrt(mean(square(residual_out), axis=N) + eps)
+y = residual_out * rstd * weight
+""",
+    "reference": """\
+residual_out = jax.lax.reduce_precision(x + residual, exponent_bits=8, mantissa_bits=7)
+y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps) * weight
+""",
+    "aliases": {"residual_out": "residual"},
+    "domain": {"eps": "positive"},
+}
 
 
 def add_rmsnorm_rounded_row_mean(x, residual):

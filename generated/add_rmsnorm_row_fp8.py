@@ -15,41 +15,33 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# As add_rmsnorm, then rmsnorm_row_fp8: nothing is rounded on the way. The scale multiplies back.
-op: add_rmsnorm_row_fp8
-summary: Add a residual, root mean square normalisation of each row, quantised to float8 with a scale a row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  residual: T[..., N]
-  weight: T[N]
-outputs:
-  q: float8_e4m3fn[..., N]
-  scale: float32[...]
-  residual_out: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  residual_out = x + residual
-  rstd = rsqrt(mean(square(residual_out), axis=N) + eps)
-  y = residual_out * rstd * weight
-  scale = maximum(max(abs(y), axis=N), amax_min) / 448
-  q = y / scale
-reference: |
-  residual_out = x + residual
-  y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps) * weight
-  scale = jnp.maximum(jnp.linalg.norm(y, ord=jnp.inf, axis=-1), amax_min) / 448
-  q = y / scale[..., None]
-grad: none
-domain:
-  eps: positive
-  amax_min: positive
-aliases:
-  residual_out: residual
-"""
+SPEC = {
+    "op": "add_rmsnorm_row_fp8",
+    "summary": "Add a residual, root mean square normalisation of each row, quantised to float8 with a scale a row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "residual": "T[..., N]", "weight": "T[N]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]", "scale": "float32[...]", "residual_out": "T[..., N]"},
+    "params": {
+        "eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."},
+        "amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."},
+    },
+    "chain": """\
+residual_out = x + residual
+rstd = rsqrt(mean(square(residual_out), axis=N) + eps)
+y = residual_out * rstd * weight
+scale = maximum(max(abs(y), axis=N), amax_min) / 448
+q = y / scale
+""",
+    "reference": """\
+residual_out = x + residual
+y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims=True) + eps) * weight
+scale = jnp.maximum(jnp.linalg.norm(y, ord=jnp.inf, axis=-1), amax_min) / 448
+q = y / scale[..., None]
+""",
+    "grad": "none",
+    "aliases": {"residual_out": "residual"},
+    "domain": {"eps": "positive", "amax_min": "positive"},
+}
 
 
 def add_rmsnorm_row_fp8_row_mean(x, residual):

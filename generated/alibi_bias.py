@@ -13,23 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: alibi_bias
-summary: Add the ALiBi position bias, slope * (key position - query position), to attention logits.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, H, Q, K]
-  slope: float32[H]
-outputs:
-  y: T[B, H, Q, K]
-chain: |
-  distance = cast(index(K), float32) - cast(index(Q), float32)
-  y = x + slope * distance
-reference: |
-  query, key = jnp.indices(x.shape[-2:])
-  y = x + slope[:, None, None] * (key - query)
-"""
+SPEC = {
+    "op": "alibi_bias",
+    "summary": "Add the ALiBi position bias, slope * (key position - query position), to attention logits.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, H, Q, K]", "slope": "float32[H]"},
+    "outputs": {"y": "T[B, H, Q, K]"},
+    "chain": """\
+distance = cast(index(K), float32) - cast(index(Q), float32)
+y = x + slope * distance
+""",
+    "reference": """\
+query, key = jnp.indices(x.shape[-2:])
+y = x + slope[:, None, None] * (key - query)
+""",
+}
 
 
 def alibi_bias_chain(x, slope, index_k, index_q):

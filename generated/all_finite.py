@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# What a loss scale is adjusted by.
-op: all_finite
-summary: Whether the whole array is free of infinities and NaN.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: bool[]
-chain: |
-  y = all(isfinite(x), axis=(..., N))
-reference: jnp.all(jnp.isfinite(x))
-grad: none
-"""
+SPEC = {
+    "op": "all_finite",
+    "summary": "Whether the whole array is free of infinities and NaN.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "bool[]"},
+    "chain": """\
+y = all(isfinite(x), axis=(..., N))
+""",
+    "reference": "jnp.all(jnp.isfinite(x))",
+    "grad": "none",
+}
 
 
 def all_finite_chain(x):

@@ -15,23 +15,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: attention_scores
-summary: Queries times keys, scaled, plus a bias for each pair of positions.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  q: T[B, S, D]
-  k: T[B, P, D]
-  bias: T[S, P] = 0
-outputs:
-  scores: T[B, S, P]
-params:
-  scale: 0.125
-chain: |
-  scores = scale * (q @ k) + bias
-reference: scale * jnp.einsum("bsd,bpd->bsp", q, k) + bias
-"""
+SPEC = {
+    "op": "attention_scores",
+    "summary": "Queries times keys, scaled, plus a bias for each pair of positions.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"q": "T[B, S, D]", "k": "T[B, P, D]", "bias": "T[S, P] = 0.0"},
+    "outputs": {"scores": "T[B, S, P]"},
+    "params": {"scale": 0.125},
+    "chain": """\
+scores = scale * (q @ k) + bias
+""",
+    "reference": "scale * jnp.einsum(\"bsd,bpd->bsp\", q, k) + bias",
+}
 
 
 @cute.jit

@@ -13,23 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: axpby
-summary: Add x scaled by alpha to y scaled by beta, both given at the call.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  y: T[..., N]
-outputs:
-  z: T[..., N]
-params:
-  alpha: {type: float, default: 1.0, static: false, doc: The factor of x.}
-  beta: {type: float, default: 1.0, static: false, doc: The factor of y.}
-chain: |
-  z = alpha * x + beta * y
-reference: alpha * x + beta * y
-"""
+SPEC = {
+    "op": "axpby",
+    "summary": "Add x scaled by alpha to y scaled by beta, both given at the call.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"z": "T[..., N]"},
+    "params": {
+        "alpha": {"type": "float", "default": 1.0, "static": False, "doc": "The factor of x."},
+        "beta": {"type": "float", "default": 1.0, "static": False, "doc": "The factor of y."},
+    },
+    "chain": """\
+z = alpha * x + beta * y
+""",
+    "reference": "alpha * x + beta * y",
+}
 
 
 def axpby_chain(x, y, alpha, beta):

@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: batched_dense_gelu
-summary: A dense layer for each expert, with a weight and a bias of its own.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[E, M, K]
-  w: T[E, K, N]
-  bias: T[E, N]
-outputs:
-  y: T[E, M, N]
-chain: |
-  y = gelu(x @ w + bias)
-reference: jax.nn.gelu(jnp.matmul(x, w) + bias[:, None, :], approximate=False)
-"""
+SPEC = {
+    "op": "batched_dense_gelu",
+    "summary": "A dense layer for each expert, with a weight and a bias of its own.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[E, M, K]", "w": "T[E, K, N]", "bias": "T[E, N]"},
+    "outputs": {"y": "T[E, M, N]"},
+    "chain": """\
+y = gelu(x @ w + bias)
+""",
+    "reference": "jax.nn.gelu(jnp.matmul(x, w) + bias[:, None, :], approximate=False)",
+}
 
 
 @cute.jit

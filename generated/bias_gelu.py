@@ -13,24 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: bias_gelu
-summary: Add a per-column bias, then GELU in its erf form.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  bias: T[N]
-outputs:
-  y: T[..., N]
-chain: |
-  z = x + bias
-  y = gelu(z)
-reference: jax.nn.gelu(x + bias, approximate=False)
-bench:
-  - {...: 32768, N: 8192}
-  - {...: 8192, N: 4096}
-"""
+SPEC = {
+    "op": "bias_gelu",
+    "summary": "Add a per-column bias, then GELU in its erf form.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "bias": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+z = x + bias
+y = gelu(z)
+""",
+    "reference": "jax.nn.gelu(x + bias, approximate=False)",
+    "bench": [{"...": 32768, "N": 8192}, {"...": 8192, "N": 4096}],
+}
 
 
 def bias_gelu_chain(x, bias, approx):

@@ -12,25 +12,20 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: bias_gelu_fp8
-summary: Add a per-column bias, apply GELU in its erf form, divide by one scale and round once to float8.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  bias: T[N]
-  scale: float32[]
-outputs:
-  q: float8_e4m3fn[..., N]
-chain: |
-  z = x + bias
-  q = gelu(z) / scale
-reference: jax.nn.gelu(x + bias, approximate=False) / scale
-grad: none
-domain:
-  scale: positive
-"""
+SPEC = {
+    "op": "bias_gelu_fp8",
+    "summary": "Add a per-column bias, apply GELU in its erf form, divide by one scale and round once to float8.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "bias": "T[N]", "scale": "float32[]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]"},
+    "chain": """\
+z = x + bias
+q = gelu(z) / scale
+""",
+    "reference": "jax.nn.gelu(x + bias, approximate=False) / scale",
+    "grad": "none",
+    "domain": {"scale": "positive"},
+}
 
 
 def bias_gelu_fp8_chain(x, bias, scale):

@@ -13,24 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: bias_gelu_tanh
-summary: Add a per-column bias, then GELU in its tanh form.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  bias: T[N]
-outputs:
-  y: T[..., N]
-chain: |
-  z = x + bias
-  y = gelu_tanh(z)
-# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
-reference: |
-  z = x + bias
-  y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z ** 3))
-"""
+SPEC = {
+    "op": "bias_gelu_tanh",
+    "summary": "Add a per-column bias, then GELU in its tanh form.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "bias": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+z = x + bias
+y = gelu_tanh(z)
+""",
+    "reference": """\
+z = x + bias
+y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z ** 3))
+""",
+}
 
 
 def bias_gelu_tanh_chain(x, bias, approx):

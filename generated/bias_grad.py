@@ -13,23 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Accumulated in float32, rounded once (the bias gradient of a dense layer).
-op: bias_grad
-summary: Gradient of a per-column bias, the sum over the rows.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-outputs:
-  dbias: T[N]
-chain: |
-  dbias = sum(dy, axis=...)
-reference: jnp.einsum("...n->n", dy)
-bench:
-  - {...: 8192, N: 8192}
-  - {...: 4096, N: 16384}
-"""
+SPEC = {
+    "op": "bias_grad",
+    "summary": "Gradient of a per-column bias, the sum over the rows.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]"},
+    "outputs": {"dbias": "T[N]"},
+    "chain": """\
+dbias = sum(dy, axis=...)
+""",
+    "reference": "jnp.einsum(\"...n->n\", dy)",
+    "bench": [{"...": 8192, "N": 8192}, {"...": 4096, "N": 16384}],
+}
 
 
 def bias_grad_chain(dy):

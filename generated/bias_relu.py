@@ -13,24 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: bias_relu
-summary: Add a per-column bias, then ReLU; the epilogue of a dense layer.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  bias: T[N]
-outputs:
-  y: T[..., N]
-chain: |
-  z = x + bias
-  y = relu(z)
-reference: jax.nn.relu(x + bias)
-bench:
-  - {...: 32768, N: 8192}
-  - {...: 8192, N: 4096}
-"""
+SPEC = {
+    "op": "bias_relu",
+    "summary": "Add a per-column bias, then ReLU; the epilogue of a dense layer.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "bias": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+z = x + bias
+y = relu(z)
+""",
+    "reference": "jax.nn.relu(x + bias)",
+    "bench": [{"...": 32768, "N": 8192}, {"...": 8192, "N": 4096}],
+}
 
 
 def bias_relu_chain(x, bias):

@@ -13,22 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: bias_relu_residual
-summary: Add a per-column bias, apply ReLU, then add a residual.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  bias: T[N]
-  residual: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  z = x + bias
-  y = relu(z) + residual
-reference: jax.nn.relu(x + bias) + residual
-"""
+SPEC = {
+    "op": "bias_relu_residual",
+    "summary": "Add a per-column bias, apply ReLU, then add a residual.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "bias": "T[N]", "residual": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+z = x + bias
+y = relu(z) + residual
+""",
+    "reference": "jax.nn.relu(x + bias) + residual",
+}
 
 
 def bias_relu_residual_chain(x, bias, residual):

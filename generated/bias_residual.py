@@ -13,23 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: bias_residual
-summary: Add a per-column bias and a residual.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  bias: T[N]
-  residual: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = x + bias + residual
-reference: x + bias + residual
-aliases:
-  y: residual
-"""
+SPEC = {
+    "op": "bias_residual",
+    "summary": "Add a per-column bias and a residual.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "bias": "T[N]", "residual": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = x + bias + residual
+""",
+    "reference": "x + bias + residual",
+    "aliases": {"y": "residual"},
+}
 
 
 def bias_residual_chain(x, bias, residual):

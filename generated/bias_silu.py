@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: bias_silu
-summary: Add a per-column bias, then SiLU.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  bias: T[N]
-outputs:
-  y: T[..., N]
-chain: |
-  z = x + bias
-  y = silu(z)
-reference: jax.nn.silu(x + bias)
-"""
+SPEC = {
+    "op": "bias_silu",
+    "summary": "Add a per-column bias, then SiLU.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "bias": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+z = x + bias
+y = silu(z)
+""",
+    "reference": "jax.nn.silu(x + bias)",
+}
 
 
 def bias_silu_chain(x, bias, approx):

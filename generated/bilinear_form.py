@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: bilinear_form
-summary: The sum of a matrix times a weight for each row and one for each column.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  left: float32[...]
-  x: T[..., N]
-  right: float32[N]
-outputs:
-  y: float32[]
-chain: |
-  y = sum(left * x * right, axis=(..., N))
-reference: jnp.vdot(left[..., None] * x, jnp.broadcast_to(right, x.shape))
-"""
+SPEC = {
+    "op": "bilinear_form",
+    "summary": "The sum of a matrix times a weight for each row and one for each column.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"left": "float32[...]", "x": "T[..., N]", "right": "float32[N]"},
+    "outputs": {"y": "float32[]"},
+    "chain": """\
+y = sum(left * x * right, axis=(..., N))
+""",
+    "reference": "jnp.vdot(left[..., None] * x, jnp.broadcast_to(right, x.shape))",
+}
 
 
 def bilinear_form_chain(left, x, right):

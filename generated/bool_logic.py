@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: bool_logic
-summary: Combine masks, (a and not b) or c, with one value of c a column.
-inputs:
-  a: bool[..., N]
-  b: bool[..., N]
-  c: bool[N]
-outputs:
-  y: bool[..., N]
-chain: |
-  y = (a & ~b) | c
-reference: jnp.logical_or(jnp.logical_and(a, jnp.logical_not(b)), c)
-grad: none
-"""
+SPEC = {
+    "op": "bool_logic",
+    "summary": "Combine masks, (a and not b) or c, with one value of c a column.",
+    "inputs": {"a": "bool[..., N]", "b": "bool[..., N]", "c": "bool[N]"},
+    "outputs": {"y": "bool[..., N]"},
+    "chain": """\
+y = (a & ~b) | c
+""",
+    "reference": "jnp.logical_or(jnp.logical_and(a, jnp.logical_not(b)), c)",
+    "grad": "none",
+}
 
 
 def bool_logic_chain(a, b, c):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: broadcast_add_4d
-summary: Add one value per position and channel to every batch and head.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, S, H, D]
-  bias: T[S, D]
-outputs:
-  y: T[B, S, H, D]
-chain: |
-  y = x + bias
-reference: x + bias[None, :, None, :]
-"""
+SPEC = {
+    "op": "broadcast_add_4d",
+    "summary": "Add one value per position and channel to every batch and head.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, S, H, D]", "bias": "T[S, D]"},
+    "outputs": {"y": "T[B, S, H, D]"},
+    "chain": """\
+y = x + bias
+""",
+    "reference": "x + bias[None, :, None, :]",
+}
 
 
 def broadcast_add_4d_chain(x, bias):

@@ -13,27 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Query i sees the keys up to i, and masked places are 0 whatever their logits (Transformer Engine's scaled causal softmax).
-op: causal_softmax
-summary: Causal softmax of scaled attention logits.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., Q, K]
-outputs:
-  y: T[..., Q, K]
-params:
-  scale: {type: float, default: 1.0, static: false, doc: What the logits are multiplied by.}
-chain: |
-  seen = index(K) <= index(Q)
-  y = where(seen, softmax(where(seen, x * scale, -inf), axis=K), 0)
-reference: |
-  query, key = jnp.indices(x.shape[-2:])
-  y = jax.nn.softmax(x * scale, axis=-1, where=key <= query)
-bench:
-  - {...: 64, Q: 2048, K: 2048}
-"""
+SPEC = {
+    "op": "causal_softmax",
+    "summary": "Causal softmax of scaled attention logits.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., Q, K]"},
+    "outputs": {"y": "T[..., Q, K]"},
+    "params": {
+        "scale": {"type": "float", "default": 1.0, "static": False, "doc": "What the logits are multiplied by."},
+    },
+    "chain": """\
+seen = index(K) <= index(Q)
+y = where(seen, softmax(where(seen, x * scale, -inf), axis=K), 0)
+""",
+    "reference": """\
+query, key = jnp.indices(x.shape[-2:])
+y = jax.nn.softmax(x * scale, axis=-1, where=key <= query)
+""",
+    "bench": [{"...": 64, "Q": 2048, "K": 2048}],
+}
 
 
 def causal_softmax_keep_value(x, index_k, index_q, scale, row_max, approx):

@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: celu
-summary: Continuously differentiable exponential linear unit, alpha * (exp(x / alpha) - 1) for negative values.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  alpha: 1.0
-chain: |
-  y = celu(x, alpha)
-reference: jax.nn.celu(x, alpha)
-"""
+SPEC = {
+    "op": "celu",
+    "summary": "Continuously differentiable exponential linear unit, alpha * (exp(x / alpha) - 1) for negative values.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"alpha": 1.0},
+    "chain": """\
+y = celu(x, alpha)
+""",
+    "reference": "jax.nn.celu(x, alpha)",
+}
 
 
 def celu_chain(x, alpha, approx):

@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: channel_affine
-summary: Scale and shift each channel of a channels-first array.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, C, S]
-  scale: float32[C]
-  shift: float32[C]
-outputs:
-  y: T[B, C, S]
-chain: |
-  y = x * scale + shift
-reference: x * scale[None, :, None] + shift[None, :, None]
-"""
+SPEC = {
+    "op": "channel_affine",
+    "summary": "Scale and shift each channel of a channels-first array.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, C, S]", "scale": "float32[C]", "shift": "float32[C]"},
+    "outputs": {"y": "T[B, C, S]"},
+    "chain": """\
+y = x * scale + shift
+""",
+    "reference": "x * scale[None, :, None] + shift[None, :, None]",
+}
 
 
 def channel_affine_chain(x, scale, shift):

@@ -13,23 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# With lo above hi every value that is not NaN becomes hi, as with jnp.clip.
-op: clamp
-summary: Limit values to the range from lo to hi, NaN passing through.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  lo: {type: float, default: -1.0, static: false, doc: The least value.}
-  hi: {type: float, default: 1.0, static: false, doc: The greatest value.}
-chain: |
-  y = clip(x, lo, hi)
-reference: jnp.clip(x, lo, hi)
-"""
+SPEC = {
+    "op": "clamp",
+    "summary": "Limit values to the range from lo to hi, NaN passing through.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {
+        "lo": {"type": "float", "default": -1.0, "static": False, "doc": "The least value."},
+        "hi": {"type": "float", "default": 1.0, "static": False, "doc": "The greatest value."},
+    },
+    "chain": """\
+y = clip(x, lo, hi)
+""",
+    "reference": "jnp.clip(x, lo, hi)",
+}
 
 
 def clamp_chain(x, lo, hi):

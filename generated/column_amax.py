@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The calibration statistic of SmoothQuant and of per-channel scales. NaN wins.
-op: column_amax
-summary: Largest magnitude of each column.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[N]
-chain: |
-  y = max(abs(x), axis=...)
-reference: jnp.max(jnp.abs(x), axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])
-"""
+SPEC = {
+    "op": "column_amax",
+    "summary": "Largest magnitude of each column.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[N]"},
+    "chain": """\
+y = max(abs(x), axis=...)
+""",
+    "reference": "jnp.max(jnp.abs(x), axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])",
+}
 
 
 def column_amax_chain(x):

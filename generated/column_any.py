@@ -13,17 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: column_any
-summary: Whether any value of each column is true.
-inputs:
-  x: bool[..., N]
-outputs:
-  y: bool[N]
-chain: |
-  y = any(x, axis=...)
-reference: jnp.any(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])
-"""
+SPEC = {
+    "op": "column_any",
+    "summary": "Whether any value of each column is true.",
+    "inputs": {"x": "bool[..., N]"},
+    "outputs": {"y": "bool[N]"},
+    "chain": """\
+y = any(x, axis=...)
+""",
+    "reference": "jnp.any(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])",
+    "grad": "none",
+}
 
 
 def column_any_chain(x):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: column_dot
-summary: Dot product of each two columns, such as the gradient of a per-column scale.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  y: T[..., N]
-outputs:
-  dot: float32[N]
-chain: |
-  dot = sum(x * y, axis=...)
-reference: jnp.einsum("...n->n", x * y)
-"""
+SPEC = {
+    "op": "column_dot",
+    "summary": "Dot product of each two columns, such as the gradient of a per-column scale.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"dot": "float32[N]"},
+    "chain": """\
+dot = sum(x * y, axis=...)
+""",
+    "reference": "jnp.einsum(\"...n->n\", x * y)",
+}
 
 
 def column_dot_chain(x, y):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# NaN wins, as in jnp.max.
-op: column_max
-summary: Largest value of each column.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[N]
-chain: |
-  y = max(x, axis=...)
-reference: jnp.max(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])
-"""
+SPEC = {
+    "op": "column_max",
+    "summary": "Largest value of each column.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[N]"},
+    "chain": """\
+y = max(x, axis=...)
+""",
+    "reference": "jnp.max(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])",
+}
 
 
 def column_max_chain(x):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: column_mean
-summary: Mean of each column, accumulated in float32.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[N]
-chain: |
-  y = mean(x, axis=...)
-reference: jnp.mean(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])
-"""
+SPEC = {
+    "op": "column_mean",
+    "summary": "Mean of each column, accumulated in float32.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[N]"},
+    "chain": """\
+y = mean(x, axis=...)
+""",
+    "reference": "jnp.mean(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])",
+}
 
 
 def column_mean_chain(x):

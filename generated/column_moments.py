@@ -15,25 +15,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Both sums in one pass; a variance about the mean would have to wait for the mean of all rows.
-op: column_moments
-summary: Mean and mean square of each column.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  mean: float32[N]
-  mean_square: float32[N]
-chain: |
-  mean = mean(x, axis=...)
-  mean_square = mean(square(x), axis=...)
-reference: |
-  rows = jnp.sum(x, axis=-1).size
-  mean = jnp.einsum("...n->n", x) / rows
-  mean_square = jnp.einsum("...n->n", x**2) / rows
-"""
+SPEC = {
+    "op": "column_moments",
+    "summary": "Mean and mean square of each column.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"mean": "float32[N]", "mean_square": "float32[N]"},
+    "chain": """\
+mean = mean(x, axis=...)
+mean_square = mean(square(x), axis=...)
+""",
+    "reference": """\
+rows = jnp.sum(x, axis=-1).size
+mean = jnp.einsum("...n->n", x) / rows
+mean_square = jnp.einsum("...n->n", x**2) / rows
+""",
+}
 
 
 def column_moments_chain(x):

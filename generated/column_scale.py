@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: column_scale
-summary: Multiply each column by its scale.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  scale: T[N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = x * scale
-reference: x * scale
-"""
+SPEC = {
+    "op": "column_scale",
+    "summary": "Multiply each column by its scale.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "scale": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = x * scale
+""",
+    "reference": "x * scale",
+}
 
 
 def column_scale_chain(x, scale):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: column_sum
-summary: Sum of each column, accumulated and stored in float32.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[N]
-chain: |
-  y = sum(x, axis=...)
-reference: jnp.einsum("...n->n", x)
-"""
+SPEC = {
+    "op": "column_sum",
+    "summary": "Sum of each column, accumulated and stored in float32.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[N]"},
+    "chain": """\
+y = sum(x, axis=...)
+""",
+    "reference": "jnp.einsum(\"...n->n\", x)",
+}
 
 
 def column_sum_chain(x):

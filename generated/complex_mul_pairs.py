@@ -13,24 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# Interleaved along the last axis: real, imaginary, real, imaginary, ...
-op: complex_mul_pairs
-summary: Product of two complex arrays held as interleaved real and imaginary parts.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  a: T[..., (N 2)]
-  b: T[..., (N 2)]
-outputs:
-  y: T[..., (N 2)]
-chain: |
-  y[0] = a[0] * b[0] - a[1] * b[1]
-  y[1] = a[0] * b[1] + a[1] * b[0]
-reference: |
-  z = jax.lax.complex(a[..., 0::2], a[..., 1::2]) * jax.lax.complex(b[..., 0::2], b[..., 1::2])
-  y = jnp.stack([z.real, z.imag], axis=-1).reshape(a.shape)
-"""
+SPEC = {
+    "op": "complex_mul_pairs",
+    "summary": "Product of two complex arrays held as interleaved real and imaginary parts.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"a": "T[..., (N 2)]", "b": "T[..., (N 2)]"},
+    "outputs": {"y": "T[..., (N 2)]"},
+    "chain": """\
+y[0] = a[0] * b[0] - a[1] * b[1]
+y[1] = a[0] * b[1] + a[1] * b[0]
+""",
+    "reference": """\
+z = jax.lax.complex(a[..., 0::2], a[..., 1::2]) * jax.lax.complex(b[..., 0::2], b[..., 1::2])
+y = jnp.stack([z.real, z.imag], axis=-1).reshape(a.shape)
+""",
+}
 
 
 def complex_mul_pairs_chain(a0, a1, b0, b1):

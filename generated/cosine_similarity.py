@@ -13,30 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# Each norm has the floor eps (torch.nn.functional.cosine_similarity), so a row of zeros gives 0.
-op: cosine_similarity
-summary: Cosine of the angle between each two rows.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  y: T[..., N]
-outputs:
-  similarity: float32[...]
-params:
-  eps: {type: float, default: 1e-8, doc: The least norm to divide by.}
-chain: |
-  x_norm = maximum(norm(x, axis=N), eps)
-  y_norm = maximum(norm(y, axis=N), eps)
-  similarity = sum(x * y, axis=N) / (x_norm * y_norm)
-reference: |
-  x_unit = x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), eps)
-  y_unit = y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), eps)
-  similarity = jnp.sum(x_unit * y_unit, axis=-1)
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "cosine_similarity",
+    "summary": "Cosine of the angle between each two rows.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"similarity": "float32[...]"},
+    "params": {"eps": {"type": "float", "default": 1e-08, "doc": "The least norm to divide by."}},
+    "chain": """\
+x_norm = maximum(norm(x, axis=N), eps)
+y_norm = maximum(norm(y, axis=N), eps)
+similarity = sum(x * y, axis=N) / (x_norm * y_norm)
+""",
+    "reference": """\
+x_unit = x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), eps)
+y_unit = y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), eps)
+similarity = jnp.sum(x_unit * y_unit, axis=-1)
+""",
+    "domain": {"eps": "positive"},
+}
 
 
 def cosine_similarity_stage0(x, y):

@@ -15,33 +15,26 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# Rows whose label is ignore_index have the loss 0. lse is what a backward pass would save.
-op: cross_entropy
-summary: Cross-entropy of each row of logits with an integer label, and the logsumexp of the row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  label: int32[...]
-outputs:
-  loss: float32[...]
-  lse: float32[...]
-params:
-  ignore_index: {type: int, default: -100, doc: Rows with this label do not count.}
-chain: |
-  picked = take(x, label, axis=N)
-  lse = logsumexp(x, axis=N)
-  loss = where(label == ignore_index, 0, lse - picked)
-reference: |
-  lse = jax.nn.logsumexp(x, axis=-1)
-  picked = jnp.take_along_axis(x, jnp.maximum(label, 0)[..., None], axis=-1)[..., 0]
-  loss = jnp.where(label == ignore_index, 0, lse - picked)
-domain:
-  label: index(N)
-bench:
-  - {...: 4096, N: 128256}
-"""
+SPEC = {
+    "op": "cross_entropy",
+    "summary": "Cross-entropy of each row of logits with an integer label, and the logsumexp of the row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "label": "int32[...]"},
+    "outputs": {"loss": "float32[...]", "lse": "float32[...]"},
+    "params": {"ignore_index": {"type": "int", "default": -100, "doc": "Rows with this label do not count."}},
+    "chain": """\
+picked = take(x, label, axis=N)
+lse = logsumexp(x, axis=N)
+loss = where(label == ignore_index, 0, lse - picked)
+""",
+    "reference": """\
+lse = jax.nn.logsumexp(x, axis=-1)
+picked = jnp.take_along_axis(x, jnp.maximum(label, 0)[..., None], axis=-1)[..., 0]
+loss = jnp.where(label == ignore_index, 0, lse - picked)
+""",
+    "domain": {"label": "index(N)"},
+    "bench": [{"...": 4096, "N": 128256}],
+}
 
 
 def cross_entropy_row_max(x):

@@ -15,45 +15,43 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# The gradient leaves with the loss (QuACK, Liger): one pass where a backward would read the logits again. It is an output
-# already, hence grad: none. Rows whose label is ignore_index have the loss and the gradient 0. Loss and gradient share one
-# sum of exponentials, so a row with +inf is NaN in both, where cross_entropy's logsumexp is +inf.
-op: cross_entropy_grad
-summary: Cross-entropy of each row of logits with an integer label, and its weighted gradient by the logits.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  label: int32[...]
-outputs:
-  loss: float32[...]
-  dx: T[..., N]
-params:
-  ignore_index: {type: int, default: -100, doc: Rows with this label do not count.}
-  weight: {type: float, default: 1.0, static: false, doc: "The factor of the gradient, usually 1 / rows."}
-chain: |
-  at_label = index(N) == label
-  picked = take(x, label, axis=N)
-  top = max(x, axis=N)
-  centred = x - top
-  log_total = log(sum(exp(centred), axis=N))
-  ignored = label == ignore_index
-  loss = where(ignored, 0, log_total + (top - picked))
-  dx = where(ignored, 0, weight * (exp(centred - log_total) - where(at_label, 1, 0)))
-reference: |
-  counted = label != ignore_index
-  target = jnp.maximum(label, 0)
-  log_p = jnp.take_along_axis(jax.nn.log_softmax(x, axis=-1), target[..., None], axis=-1)[..., 0]
-  loss = jnp.where(counted, -log_p, 0)
-  one_hot = jax.nn.one_hot(target, x.shape[-1], dtype=x.dtype)
-  dx = jnp.where(counted[..., None], weight * (jax.nn.softmax(x, axis=-1) - one_hot), 0)
-grad: none
-domain:
-  label: index(N)
-bench:
-  - {...: 4096, N: 128256}
-"""
+SPEC = {
+    "op": "cross_entropy_grad",
+    "summary": "Cross-entropy of each row of logits with an integer label, and its weighted gradient by the logits.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "label": "int32[...]"},
+    "outputs": {"loss": "float32[...]", "dx": "T[..., N]"},
+    "params": {
+        "ignore_index": {"type": "int", "default": -100, "doc": "Rows with this label do not count."},
+        "weight": {
+            "type": "float",
+            "default": 1.0,
+            "static": False,
+            "doc": "The factor of the gradient, usually 1 / rows.",
+        },
+    },
+    "chain": """\
+at_label = index(N) == label
+picked = take(x, label, axis=N)
+top = max(x, axis=N)
+centred = x - top
+log_total = log(sum(exp(centred), axis=N))
+ignored = label == ignore_index
+loss = where(ignored, 0, log_total + (top - picked))
+dx = where(ignored, 0, weight * (exp(centred - log_total) - where(at_label, 1, 0)))
+""",
+    "reference": """\
+counted = label != ignore_index
+target = jnp.maximum(label, 0)
+log_p = jnp.take_along_axis(jax.nn.log_softmax(x, axis=-1), target[..., None], axis=-1)[..., 0]
+loss = jnp.where(counted, -log_p, 0)
+one_hot = jax.nn.one_hot(target, x.shape[-1], dtype=x.dtype)
+dx = jnp.where(counted[..., None], weight * (jax.nn.softmax(x, axis=-1) - one_hot), 0)
+""",
+    "grad": "none",
+    "domain": {"label": "index(N)"},
+    "bench": [{"...": 4096, "N": 128256}],
+}
 
 
 def cross_entropy_grad_top(x):

@@ -13,32 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# The target is 1 - smoothing at the label plus smoothing / N everywhere (torch.nn.CrossEntropyLoss).
-op: cross_entropy_smoothed
-summary: Cross-entropy of each row of logits with an integer label whose target is smoothed.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  label: int32[...]
-outputs:
-  loss: float32[...]
-params:
-  smoothing: {type: float, default: 0.1, doc: The share of the target that is spread evenly.}
-chain: |
-  lse = logsumexp(x, axis=N)
-  picked = sum(where(index(N) == label, x, 0), axis=N)
-  loss = (1 - smoothing) * (lse - picked) + smoothing * (lse - mean(x, axis=N))
-reference: |
-  log_p = jax.nn.log_softmax(x, axis=-1)
-  picked = jnp.take_along_axis(log_p, label[..., None], axis=-1)[..., 0]
-  loss = -(1 - smoothing) * picked - smoothing * jnp.mean(log_p, axis=-1)
-domain:
-  label: index(N)
-  smoothing: [0.0, 1.0]
-  x: finite
-"""
+SPEC = {
+    "op": "cross_entropy_smoothed",
+    "summary": "Cross-entropy of each row of logits with an integer label whose target is smoothed.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "label": "int32[...]"},
+    "outputs": {"loss": "float32[...]"},
+    "params": {"smoothing": {"type": "float", "default": 0.1, "doc": "The share of the target that is spread evenly."}},
+    "chain": """\
+lse = logsumexp(x, axis=N)
+picked = sum(where(index(N) == label, x, 0), axis=N)
+loss = (1 - smoothing) * (lse - picked) + smoothing * (lse - mean(x, axis=N))
+""",
+    "reference": """\
+log_p = jax.nn.log_softmax(x, axis=-1)
+picked = jnp.take_along_axis(log_p, label[..., None], axis=-1)[..., 0]
+loss = -(1 - smoothing) * picked - smoothing * jnp.mean(log_p, axis=-1)
+""",
+    "domain": {"label": "index(N)", "smoothing": [0.0, 1.0], "x": "finite"},
+}
 
 
 def cross_entropy_smoothed_stage0(x, label, index_n):

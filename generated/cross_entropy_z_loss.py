@@ -15,36 +15,37 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# PaLM's auxiliary loss keeps the logits' scale from drifting; Liger and QuACK return it beside the whole, as here.
-op: cross_entropy_z_loss
-summary: Cross-entropy of each row of logits with an integer label, plus a z-loss that is an output too.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  label: int32[...]
-outputs:
-  loss: float32[...]
-  z_loss: float32[...]
-params:
-  ignore_index: {type: int, default: -100, doc: Rows with this label do not count.}
-  z_weight: {type: float, default: 1e-4, static: false, doc: The factor of the squared logsumexp.}
-chain: |
-  ignored = label == ignore_index
-  picked = take(x, label, axis=N)
-  lse = logsumexp(x, axis=N)
-  z_loss = where(ignored, 0, z_weight * square(lse))
-  loss = where(ignored, 0, lse - picked + z_weight * square(lse))
-reference: |
-  lse = jax.nn.logsumexp(x, axis=-1)
-  picked = jnp.take_along_axis(x, jnp.maximum(label, 0)[..., None], axis=-1)[..., 0]
-  counted = label != ignore_index
-  z_loss = jnp.where(counted, z_weight * lse**2, 0)
-  loss = jnp.where(counted, lse - picked, 0) + z_loss
-domain:
-  label: index(N)
-"""
+SPEC = {
+    "op": "cross_entropy_z_loss",
+    "summary": "Cross-entropy of each row of logits with an integer label, plus a z-loss that is an output too.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "label": "int32[...]"},
+    "outputs": {"loss": "float32[...]", "z_loss": "float32[...]"},
+    "params": {
+        "ignore_index": {"type": "int", "default": -100, "doc": "Rows with this label do not count."},
+        "z_weight": {
+            "type": "float",
+            "default": 0.0001,
+            "static": False,
+            "doc": "The factor of the squared logsumexp.",
+        },
+    },
+    "chain": """\
+ignored = label == ignore_index
+picked = take(x, label, axis=N)
+lse = logsumexp(x, axis=N)
+z_loss = where(ignored, 0, z_weight * square(lse))
+loss = where(ignored, 0, lse - picked + z_weight * square(lse))
+""",
+    "reference": """\
+lse = jax.nn.logsumexp(x, axis=-1)
+picked = jnp.take_along_axis(x, jnp.maximum(label, 0)[..., None], axis=-1)[..., 0]
+counted = label != ignore_index
+z_loss = jnp.where(counted, z_weight * lse**2, 0)
+loss = jnp.where(counted, lse - picked, 0) + z_loss
+""",
+    "domain": {"label": "index(N)"},
+}
 
 
 def cross_entropy_z_loss_row_max(x):

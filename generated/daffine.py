@@ -15,31 +15,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# scale and bias of y = x * scale + bias; one pass over dy and x gives all three gradients.
-op: daffine
-summary: Backward of x * scale + bias, with one scale for the whole array and a bias a column.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-  scale: float32[]
-outputs:
-  dx: T[..., N]
-  dbias: T[N]
-  dscale: float32[]
-chain: |
-  dx = dy * scale
-  dbias = sum(dy, axis=...)
-  dscale = sum(dy * x, axis=(..., N))
-reference: |
-  bias = jnp.einsum("...n->n", jnp.zeros_like(x))
-  dx, dscale, dbias = jax.vjp(lambda x, s, b: x * s + b, x, scale, bias)[1](dy)
-grad: none
-bench:
-  - {...: 32768, N: 8192}
-"""
+SPEC = {
+    "op": "daffine",
+    "summary": "Backward of x * scale + bias, with one scale for the whole array and a bias a column.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "scale": "float32[]"},
+    "outputs": {"dx": "T[..., N]", "dbias": "T[N]", "dscale": "float32[]"},
+    "chain": """\
+dx = dy * scale
+dbias = sum(dy, axis=...)
+dscale = sum(dy * x, axis=(..., N))
+""",
+    "reference": """\
+bias = jnp.einsum("...n->n", jnp.zeros_like(x))
+dx, dscale, dbias = jax.vjp(lambda x, s, b: x * s + b, x, scale, bias)[1](dy)
+""",
+    "grad": "none",
+    "bench": [{"...": 32768, "N": 8192}],
+}
 
 
 def daffine_chain(dy, x, scale):

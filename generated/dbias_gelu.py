@@ -15,30 +15,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: dbias_gelu
-summary: Backward of bias_gelu, the gradients of the array and of the bias.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-  bias: T[N]
-outputs:
-  dx: T[..., N]
-  dbias: T[N]
-chain: |
-  z = x + bias
-  dx = dy * dgelu(z)
-  dbias = sum(dx, axis=...)
-reference: |
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  dx = dy * jax.jvp(gelu_erf, (x + bias,), (jnp.ones_like(x),))[1]
-  dbias = jnp.einsum("...n->n", dx)
-grad: none
-bench:
-  - {...: 32768, N: 8192}
-"""
+SPEC = {
+    "op": "dbias_gelu",
+    "summary": "Backward of bias_gelu, the gradients of the array and of the bias.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "bias": "T[N]"},
+    "outputs": {"dx": "T[..., N]", "dbias": "T[N]"},
+    "chain": """\
+z = x + bias
+dx = dy * dgelu(z)
+dbias = sum(dx, axis=...)
+""",
+    "reference": """\
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+dx = dy * jax.jvp(gelu_erf, (x + bias,), (jnp.ones_like(x),))[1]
+dbias = jnp.einsum("...n->n", dx)
+""",
+    "grad": "none",
+    "bench": [{"...": 32768, "N": 8192}],
+}
 
 
 def dbias_gelu_chain(dy, x, bias, approx):

@@ -15,30 +15,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: dchannel_affine
-summary: Backward of channel_affine, the gradients of the array and of each channel's scale and shift.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[B, C, S]
-  x: T[B, C, S]
-  scale: float32[C]
-outputs:
-  dx: T[B, C, S]
-  dscale: float32[C]
-  dshift: float32[C]
-chain: |
-  dx = dy * scale
-  dscale = sum(dy * x, axis=(B, S))
-  dshift = sum(dy, axis=(B, S))
-reference: |
-  affine = lambda x, scale, shift: x * scale[None, :, None] + shift[None, :, None]
-  dx, dscale, dshift = jax.vjp(affine, x, scale, jnp.zeros_like(scale))[1](dy)
-grad: none
-bench:
-  - {B: 256, C: 64, S: 4096}
-"""
+SPEC = {
+    "op": "dchannel_affine",
+    "summary": "Backward of channel_affine, the gradients of the array and of each channel's scale and shift.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[B, C, S]", "x": "T[B, C, S]", "scale": "float32[C]"},
+    "outputs": {"dx": "T[B, C, S]", "dscale": "float32[C]", "dshift": "float32[C]"},
+    "chain": """\
+dx = dy * scale
+dscale = sum(dy * x, axis=(B, S))
+dshift = sum(dy, axis=(B, S))
+""",
+    "reference": """\
+affine = lambda x, scale, shift: x * scale[None, :, None] + shift[None, :, None]
+dx, dscale, dshift = jax.vjp(affine, x, scale, jnp.zeros_like(scale))[1](dy)
+""",
+    "grad": "none",
+    "bench": [{"B": 256, "C": 64, "S": 4096}],
+}
 
 
 def dchannel_affine_chain(dy, x, scale):

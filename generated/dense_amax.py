@@ -15,27 +15,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, reduce, vectors
 
-SPEC = """\
-op: dense_amax
-summary: A dense layer, and the largest magnitude of each of its rows.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-  amax: float32[...]
-chain: |
-  z = x @ w + bias
-  y = z
-  amax = max(abs(z), axis=N)
-reference: |
-  y = x @ w + bias
-  amax = jnp.max(jnp.abs(y), axis=-1)
-grad: none
-"""
+SPEC = {
+    "op": "dense_amax",
+    "summary": "A dense layer, and the largest magnitude of each of its rows.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]", "amax": "float32[...]"},
+    "chain": """\
+z = x @ w + bias
+y = z
+amax = max(abs(z), axis=N)
+""",
+    "reference": """\
+y = x @ w + bias
+amax = jnp.max(jnp.abs(y), axis=-1)
+""",
+    "grad": "none",
+}
 
 
 def dense_amax_chain(acc, bias):

@@ -12,26 +12,24 @@ import jax
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: dense_geglu_pairs
-summary: A dense layer to pairs of columns, then GELU of the first times the second.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, (N 2)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x @ w[0]
-  u = x @ w[1]
-  y = gelu(g) * u
-reference: |
-  z = x @ w
-  g = z[..., 0::2]
-  u = z[..., 1::2]
-  y = jax.nn.gelu(g, approximate=False) * u
-"""
+SPEC = {
+    "op": "dense_geglu_pairs",
+    "summary": "A dense layer to pairs of columns, then GELU of the first times the second.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, (N 2)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x @ w[0]
+u = x @ w[1]
+y = gelu(g) * u
+""",
+    "reference": """\
+z = x @ w
+g = z[..., 0::2]
+u = z[..., 1::2]
+y = jax.nn.gelu(g, approximate=False) * u
+""",
+}
 
 
 @cute.jit

@@ -15,28 +15,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: dense_gelu_aux
-summary: A dense layer with GELU, and what GELU was applied to.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-  z: T[..., N]
-chain: |
-  z = x @ w + bias
-  y = gelu(z)
-reference: |
-  z = x @ w + bias
-  y = jax.nn.gelu(z, approximate=False)
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "dense_gelu_aux",
+    "summary": "A dense layer with GELU, and what GELU was applied to.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]", "z": "T[..., N]"},
+    "chain": """\
+z = x @ w + bias
+y = gelu(z)
+""",
+    "reference": """\
+z = x @ w + bias
+y = jax.nn.gelu(z, approximate=False)
+""",
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 @cute.jit

@@ -13,28 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-# 1 + tanh(u) is 2 * sigmoid(2 * u): the reference says it so, for tanh cancels for large negative z.
-op: dense_gelu_tanh
-summary: A dense layer with GELU in its tanh form.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-chain: |
-  z = x @ w + bias
-  y = gelu_tanh(z)
-reference: |
-  z = x @ w + bias
-  y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "dense_gelu_tanh",
+    "summary": "A dense layer with GELU in its tanh form.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+z = x @ w + bias
+y = gelu_tanh(z)
+""",
+    "reference": """\
+z = x @ w + bias
+y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+""",
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 @cute.jit

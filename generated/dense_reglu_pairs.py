@@ -13,26 +13,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: dense_reglu_pairs
-summary: A dense layer to pairs of columns, then ReLU of the first times the second.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, (N 2)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x @ w[0]
-  u = x @ w[1]
-  y = relu(g) * u
-reference: |
-  z = x @ w
-  g = z[..., 0::2]
-  u = z[..., 1::2]
-  y = jax.nn.relu(g) * u
-"""
+SPEC = {
+    "op": "dense_reglu_pairs",
+    "summary": "A dense layer to pairs of columns, then ReLU of the first times the second.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, (N 2)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x @ w[0]
+u = x @ w[1]
+y = relu(g) * u
+""",
+    "reference": """\
+z = x @ w
+g = z[..., 0::2]
+u = z[..., 1::2]
+y = jax.nn.relu(g) * u
+""",
+}
 
 
 @cute.jit

@@ -13,25 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: dense_relu_fp8
-summary: A dense layer with ReLU and a scaled float8 result.
-types:
-  T: [float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  scale: float32[]
-  bias: T[N] = 0
-outputs:
-  y: float8_e4m3fn[..., N]
-chain: |
-  y = relu(x @ w + bias) * scale
-reference: jax.nn.relu(x @ w + bias) * scale
-grad: none
-domain:
-  scale: [0.5, 2.0]
-"""
+SPEC = {
+    "op": "dense_relu_fp8",
+    "summary": "A dense layer with ReLU and a scaled float8 result.",
+    "types": {"T": ["float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "scale": "float32[]", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "float8_e4m3fn[..., N]"},
+    "chain": """\
+y = relu(x @ w + bias) * scale
+""",
+    "reference": "jax.nn.relu(x @ w + bias) * scale",
+    "grad": "none",
+    "domain": {"scale": [0.5, 2.0]},
+}
 
 
 @cute.jit

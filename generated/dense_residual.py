@@ -13,22 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: dense_residual
-summary: A dense layer added to what went around it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  residual: T[..., N]
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-chain: |
-  y = x @ w + bias + residual
-reference: x @ w + bias + residual
-"""
+SPEC = {
+    "op": "dense_residual",
+    "summary": "A dense layer added to what went around it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "residual": "T[..., N]", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = x @ w + bias + residual
+""",
+    "reference": "x @ w + bias + residual",
+}
 
 
 @cute.jit

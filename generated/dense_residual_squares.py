@@ -15,29 +15,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, reduce, vectors
 
-SPEC = """\
-op: dense_residual_squares
-summary: A product added to a residual, and the sum of squares of each row (the statistics of the norm after it).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  residual: T[..., N]
-outputs:
-  y: T[..., N]
-  squares: float32[...]
-chain: |
-  z = x @ w + residual
-  y = z
-  squares = sum(square(z), axis=N)
-reference: |
-  y = x @ w + residual
-  squares = jnp.sum(jnp.square(y), axis=-1)
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "dense_residual_squares",
+    "summary": "A product added to a residual, and the sum of squares of each row (the statistics of the norm after it).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "residual": "T[..., N]"},
+    "outputs": {"y": "T[..., N]", "squares": "float32[...]"},
+    "chain": """\
+z = x @ w + residual
+y = z
+squares = sum(square(z), axis=N)
+""",
+    "reference": """\
+y = x @ w + residual
+squares = jnp.sum(jnp.square(y), axis=-1)
+""",
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 def dense_residual_squares_chain(acc, residual):

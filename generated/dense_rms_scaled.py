@@ -13,27 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: dense_rms_scaled
-summary: A product whose rows are scaled by a norm's statistics, then weighted by column and GELU in its tanh form (a norm before a dense layer, moved behind it).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  rstd: float32[...]
-  weight: T[N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = gelu_tanh((x @ w) * rstd * weight)
-reference: |
-  z = (x @ w) * rstd[..., None] * weight
-  y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "dense_rms_scaled",
+    "summary": "A product whose rows are scaled by a norm's statistics, then weighted by column and GELU in its tanh form (a norm before a dense layer, moved behind it).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "rstd": "float32[...]", "weight": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = gelu_tanh((x @ w) * rstd * weight)
+""",
+    "reference": """\
+z = (x @ w) * rstd[..., None] * weight
+y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+""",
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 @cute.jit

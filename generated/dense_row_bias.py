@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, reduce, vectors
 
-SPEC = """\
-op: dense_row_bias
-summary: A product with a bias for each row, then ReLU.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  bias: T[...]
-outputs:
-  y: T[..., N]
-chain: |
-  y = relu(x @ w + bias)
-reference: jax.nn.relu(x @ w + bias[..., None])
-"""
+SPEC = {
+    "op": "dense_row_bias",
+    "summary": "A product with a bias for each row, then ReLU.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "bias": "T[...]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = relu(x @ w + bias)
+""",
+    "reference": "jax.nn.relu(x @ w + bias[..., None])",
+}
 
 
 @cute.jit

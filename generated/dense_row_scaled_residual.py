@@ -13,26 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, reduce, vectors
 
-SPEC = """\
-# 1 + tanh(u) is 2 * sigmoid(2 * u): the reference says it so, for tanh cancels for large negative z.
-op: dense_row_scaled_residual
-summary: A matmul whose rows are scaled, then GELU, added to a residual.
-types:
-  T: [float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  residual: T[..., N]
-  scale: float32[...]
-outputs:
-  y: T[..., N]
-chain: y = residual + gelu_tanh(scale * (x @ w))
-reference: |
-  z = scale[..., None] * (x @ w)
-  y = residual + z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z ** 3))
-bench:
-  - {...: 8192, K: 4096, N: 4096}
-"""
+SPEC = {
+    "op": "dense_row_scaled_residual",
+    "summary": "A matmul whose rows are scaled, then GELU, added to a residual.",
+    "types": {"T": ["float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "residual": "T[..., N]", "scale": "float32[...]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": "y = residual + gelu_tanh(scale * (x @ w))",
+    "reference": """\
+z = scale[..., None] * (x @ w)
+y = residual + z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z ** 3))
+""",
+    "bench": [{"...": 8192, "K": 4096, "N": 4096}],
+}
 
 
 @cute.jit

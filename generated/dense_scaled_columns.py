@@ -13,24 +13,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: dense_scaled_columns
-summary: A product scaled by column, with a bias, ReLU, then a tile scaled by column (CUTLASS' per-column residual).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  c: T[..., N]
-  alpha: float32[N]
-  beta: float32[N]
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-chain: |
-  y = relu(alpha * (x @ w) + bias) + beta * c
-reference: jax.nn.relu(alpha * (x @ w) + bias) + beta * c
-"""
+SPEC = {
+    "op": "dense_scaled_columns",
+    "summary": "A product scaled by column, with a bias, ReLU, then a tile scaled by column (CUTLASS' per-column residual).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {
+        "x": "T[..., K]",
+        "w": "T[K, N]",
+        "c": "T[..., N]",
+        "alpha": "float32[N]",
+        "beta": "float32[N]",
+        "bias": "T[N] = 0.0",
+    },
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = relu(alpha * (x @ w) + bias) + beta * c
+""",
+    "reference": "jax.nn.relu(alpha * (x @ w) + bias) + beta * c",
+}
 
 
 @cute.jit

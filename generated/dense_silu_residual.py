@@ -13,30 +13,26 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: dense_silu_residual
-summary: A dense layer with SiLU, added to what went around it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  residual: T[..., N]
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-chain: |
-  z = x @ w + bias
-  y = silu(z) + residual
-reference: jax.nn.silu(x @ w + bias) + residual
-bench:
-  - {...: 8192, K: 8192, N: 8192}
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-  - {...: 8192, K: 256, N: 8192}
-  - {...: 4096, K: 4096, N: 4096}
-  - {...: 16, K: 4096, N: 14336}
-"""
+SPEC = {
+    "op": "dense_silu_residual",
+    "summary": "A dense layer with SiLU, added to what went around it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "residual": "T[..., N]", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+z = x @ w + bias
+y = silu(z) + residual
+""",
+    "reference": "jax.nn.silu(x @ w + bias) + residual",
+    "bench": [
+        {"...": 8192, "K": 8192, "N": 8192},
+        {"...": 8192, "K": 4096, "N": 14336},
+        {"...": 8192, "K": 1024, "N": 8192},
+        {"...": 8192, "K": 256, "N": 8192},
+        {"...": 4096, "K": 4096, "N": 4096},
+        {"...": 16, "K": 4096, "N": 14336},
+    ],
+}
 
 
 @cute.jit

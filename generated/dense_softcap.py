@@ -15,24 +15,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: dense_softcap
-summary: A product, softly capped.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-outputs:
-  y: T[..., N]
-params:
-  cap: 30.0
-chain: |
-  y = cap * tanh((x @ w) / cap)
-reference: cap * jnp.tanh((x @ w) / cap)
-domain:
-  cap: positive
-"""
+SPEC = {
+    "op": "dense_softcap",
+    "summary": "A product, softly capped.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"cap": 30.0},
+    "chain": """\
+y = cap * tanh((x @ w) / cap)
+""",
+    "reference": "cap * jnp.tanh((x @ w) / cap)",
+    "domain": {"cap": "positive"},
+}
 
 
 @cute.jit

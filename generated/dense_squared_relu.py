@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: dense_squared_relu
-summary: A dense layer with the square of ReLU.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = squared_relu(x @ w)
-reference: jnp.square(jax.nn.relu(x @ w))
-"""
+SPEC = {
+    "op": "dense_squared_relu",
+    "summary": "A dense layer with the square of ReLU.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = squared_relu(x @ w)
+""",
+    "reference": "jnp.square(jax.nn.relu(x @ w))",
+}
 
 
 @cute.jit

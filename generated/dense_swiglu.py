@@ -13,27 +13,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: dense_swiglu
-summary: A dense layer to two halves, then SiLU of the first times the second.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[(2 N), K]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x @ w[0]
-  u = x @ w[1]
-  y = silu(g) * u
-reference: |
-  g, u = jnp.split(x @ w.T, 2, axis=-1)
-  y = jax.nn.silu(g) * u
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "dense_swiglu",
+    "summary": "A dense layer to two halves, then SiLU of the first times the second.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[(2 N), K]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x @ w[0]
+u = x @ w[1]
+y = silu(g) * u
+""",
+    "reference": """\
+g, u = jnp.split(x @ w.T, 2, axis=-1)
+y = jax.nn.silu(g) * u
+""",
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 @cute.jit

@@ -12,33 +12,32 @@ import jax
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: dense_swiglu_pairs
-summary: A dense layer to pairs of columns, then SiLU of the first times the second.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, (N 2)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x @ w[0]
-  u = x @ w[1]
-  y = silu(g) * u
-reference: |
-  z = x @ w
-  g = z[..., 0::2]
-  u = z[..., 1::2]
-  y = jax.nn.silu(g) * u
-bench:
-  - {...: 8192, K: 8192, N: 8192}
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-  - {...: 8192, K: 256, N: 8192}
-  - {...: 4096, K: 4096, N: 4096}
-  - {...: 16, K: 4096, N: 14336}
-"""
+SPEC = {
+    "op": "dense_swiglu_pairs",
+    "summary": "A dense layer to pairs of columns, then SiLU of the first times the second.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, (N 2)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x @ w[0]
+u = x @ w[1]
+y = silu(g) * u
+""",
+    "reference": """\
+z = x @ w
+g = z[..., 0::2]
+u = z[..., 1::2]
+y = jax.nn.silu(g) * u
+""",
+    "bench": [
+        {"...": 8192, "K": 8192, "N": 8192},
+        {"...": 8192, "K": 4096, "N": 14336},
+        {"...": 8192, "K": 1024, "N": 8192},
+        {"...": 8192, "K": 256, "N": 8192},
+        {"...": 4096, "K": 4096, "N": 4096},
+        {"...": 16, "K": 4096, "N": 14336},
+    ],
+}
 
 
 @cute.jit

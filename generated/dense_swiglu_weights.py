@@ -12,26 +12,23 @@ import jax
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: dense_swiglu_weights
-summary: SiLU of one dense layer times another (the gated layer of LLaMA, with two weights).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  wg: T[K, N]
-  wu: T[K, N]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x @ wg
-  u = x @ wu
-  y = silu(g) * u
-reference: |
-  g = x @ wg
-  u = x @ wu
-  y = jax.nn.silu(g) * u
-"""
+SPEC = {
+    "op": "dense_swiglu_weights",
+    "summary": "SiLU of one dense layer times another (the gated layer of LLaMA, with two weights).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "wg": "T[K, N]", "wu": "T[K, N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x @ wg
+u = x @ wu
+y = silu(g) * u
+""",
+    "reference": """\
+g = x @ wg
+u = x @ wu
+y = jax.nn.silu(g) * u
+""",
+}
 
 
 @cute.jit

@@ -12,22 +12,18 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# grad: none, because the cotangent of q would itself be float8.
-op: dequantize_fp8
-summary: Multiply float8 values by their scale.
-types:
-  Q: [float8_e4m3fn, float8_e5m2]
-inputs:
-  q: Q[..., N]
-  scale: float32[]
-outputs:
-  y: float32[..., N]
-chain: |
-  y = q * scale
-reference: q * scale
-grad: none
-"""
+SPEC = {
+    "op": "dequantize_fp8",
+    "summary": "Multiply float8 values by their scale.",
+    "types": {"Q": ["float8_e4m3fn", "float8_e5m2"]},
+    "inputs": {"q": "Q[..., N]", "scale": "float32[]"},
+    "outputs": {"y": "float32[..., N]"},
+    "chain": """\
+y = q * scale
+""",
+    "reference": "q * scale",
+    "grad": "none",
+}
 
 
 def dequantize_fp8_chain(q, scale):

@@ -13,18 +13,16 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: dequantize_int8
-summary: Multiply int8 values by one scale a row.
-inputs:
-  q: int8[..., N]
-  scale: float32[...]
-outputs:
-  y: bfloat16[..., N]
-chain: |
-  y = cast(q, float32) * scale
-reference: q * scale[..., None]
-"""
+SPEC = {
+    "op": "dequantize_int8",
+    "summary": "Multiply int8 values by one scale a row.",
+    "inputs": {"q": "int8[..., N]", "scale": "float32[...]"},
+    "outputs": {"y": "bfloat16[..., N]"},
+    "chain": """\
+y = cast(q, float32) * scale
+""",
+    "reference": "q * scale[..., None]",
+}
 
 
 def dequantize_int8_chain(q, scale):

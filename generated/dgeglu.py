@@ -13,32 +13,28 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: dgeglu
-summary: Backward of GEGLU on halves, GELU in its erf form, the gate's gradient first.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., (2 N)]
-outputs:
-  dx: T[..., (2 N)]
-chain: |
-  g = x[0]
-  u = x[1]
-  cdf = 0.5 * erfc(-0.7071067811865476 * g)  # 1 / sqrt(2); erfc keeps the tail that 1 + erf cancels
-  pdf = 0.3989422804014327 * exp(-0.5 * square(g))  # 1 / sqrt(2 * pi)
-  dx[0] = dy * u * (cdf + g * pdf)
-  dx[1] = dy * (g * cdf)
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  gelu_g, dgelu_g = jax.jvp(gelu_erf, (g,), (jnp.ones_like(g),))
-  dx = jnp.concatenate([dy * u * dgelu_g, dy * gelu_g], axis=-1)
-bench:
-  - {...: 8192, N: 4096}
-"""
+SPEC = {
+    "op": "dgeglu",
+    "summary": "Backward of GEGLU on halves, GELU in its erf form, the gate's gradient first.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., (2 N)]"},
+    "outputs": {"dx": "T[..., (2 N)]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+cdf = 0.5 * erfc(-0.7071067811865476 * g)  # 1 / sqrt(2); erfc keeps the tail that 1 + erf cancels
+pdf = 0.3989422804014327 * exp(-0.5 * square(g))  # 1 / sqrt(2 * pi)
+dx[0] = dy * u * (cdf + g * pdf)
+dx[1] = dy * (g * cdf)
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+gelu_g, dgelu_g = jax.jvp(gelu_erf, (g,), (jnp.ones_like(g),))
+dx = jnp.concatenate([dy * u * dgelu_g, dy * gelu_g], axis=-1)
+""",
+    "bench": [{"...": 8192, "N": 4096}],
+}
 
 
 def dgeglu_chain(dy, x0, x1, approx):

@@ -13,22 +13,20 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: dgelu
-summary: Backward of GELU in its erf form.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-outputs:
-  dx: T[..., N]
-chain: |
-  dx = dy * dgelu(x)
-reference: |
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
-"""
+SPEC = {
+    "op": "dgelu",
+    "summary": "Backward of GELU in its erf form.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]"},
+    "chain": """\
+dx = dy * dgelu(x)
+""",
+    "reference": """\
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
+""",
+}
 
 
 def dgelu_chain(dy, x, approx):

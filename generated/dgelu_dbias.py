@@ -15,27 +15,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# x is what GELU was applied to, its bias added already (Transformer Engine's quantize_dact_dbias).
-op: dgelu_dbias
-summary: Backward of GELU in its erf form, and the gradient of the bias before it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-outputs:
-  dx: T[..., N]
-  dbias: T[N]
-chain: |
-  dx = dy * dgelu(x)
-  dbias = sum(dx, axis=...)
-reference: |
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
-  dbias = jnp.einsum("...n->n", dx)
-grad: none
-"""
+SPEC = {
+    "op": "dgelu_dbias",
+    "summary": "Backward of GELU in its erf form, and the gradient of the bias before it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]", "dbias": "T[N]"},
+    "chain": """\
+dx = dy * dgelu(x)
+dbias = sum(dx, axis=...)
+""",
+    "reference": """\
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
+dbias = jnp.einsum("...n->n", dx)
+""",
+    "grad": "none",
+}
 
 
 def dgelu_dbias_chain(dy, x, approx):

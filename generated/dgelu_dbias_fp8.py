@@ -15,40 +15,30 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Transformer Engine's quantize_dact_dbias under delayed scaling: this call's scale comes from calls before, its amax serves
-# those after. dx is divided by scale. x is what GELU was applied to, its bias added already.
-op: dgelu_dbias_fp8
-summary: Backward of GELU in its erf form, divided by one scale and rounded to float8, with the bias gradient and the largest magnitude.
-types:
-  T: [float32, float16, bfloat16]
-  Q: [float8_e5m2, float8_e4m3fn]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-  scale: float32[]
-outputs:
-  q: Q[..., N]
-  dbias: T[N]
-  amax: float32[]
-chain: |
-  dx = dy * dgelu(x)
-  q = dx / scale
-  dbias = sum(dx, axis=...)
-  amax = max(abs(dx), axis=(..., N))
-reference: |
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
-  q = dx / scale
-  dbias = jnp.einsum("...n->n", dx)
-  amax = jnp.linalg.norm(dx.reshape(-1), ord=jnp.inf)
-grad: none
-math: fast  # amax is float32: else all before it would be as exact, which takes twice as long as memory
-domain:
-  scale: positive
-bench:
-  - {...: 32768, N: 8192}
-"""
+SPEC = {
+    "op": "dgelu_dbias_fp8",
+    "summary": "Backward of GELU in its erf form, divided by one scale and rounded to float8, with the bias gradient and the largest magnitude.",
+    "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e5m2", "float8_e4m3fn"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "scale": "float32[]"},
+    "outputs": {"q": "Q[..., N]", "dbias": "T[N]", "amax": "float32[]"},
+    "chain": """\
+dx = dy * dgelu(x)
+q = dx / scale
+dbias = sum(dx, axis=...)
+amax = max(abs(dx), axis=(..., N))
+""",
+    "reference": """\
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
+q = dx / scale
+dbias = jnp.einsum("...n->n", dx)
+amax = jnp.linalg.norm(dx.reshape(-1), ord=jnp.inf)
+""",
+    "grad": "none",
+    "math": "fast",
+    "domain": {"scale": "positive"},
+    "bench": [{"...": 32768, "N": 8192}],
+}
 
 
 def dgelu_dbias_fp8_chain(dy, x, scale):

@@ -15,40 +15,32 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# As dgelu_dbias, with a scale for each block of 128 columns of the quantised gradient. The scale multiplies back.
-op: dgelu_dbias_group_fp8
-summary: Backward of GELU in its erf form, quantised to float8 in blocks of 128 columns, and the gradient of the bias before it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., (B G=128)]
-  x: T[..., (B G=128)]
-outputs:
-  q: float8_e5m2[..., (B G=128)]
-  scale: float32[..., B]
-  dbias: T[(B G=128)]
-params:
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  dx = dy * dgelu(x)
-  scale = maximum(max(abs(dx), axis=G), amax_min) / 57344
-  q = dx / scale
-  dbias = sum(dx, axis=...)
-reference: |
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
-  blocks = dx.reshape(x.shape[:-1] + (x.shape[-1] // 128, 128))
-  scale = jnp.maximum(jnp.linalg.norm(blocks, ord=jnp.inf, axis=-1), amax_min) / 57344
-  q = (blocks / scale[..., None]).reshape(x.shape)
-  dbias = jnp.einsum("...n->n", dx)
-grad: none
-math: fast  # the scale is float32: else all before it would be as exact, which takes twice as long as memory
-domain:
-  amax_min: positive
-bench:
-  - {...: 32768, B: 64}
-"""
+SPEC = {
+    "op": "dgelu_dbias_group_fp8",
+    "summary": "Backward of GELU in its erf form, quantised to float8 in blocks of 128 columns, and the gradient of the bias before it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., (B G=128)]", "x": "T[..., (B G=128)]"},
+    "outputs": {"q": "float8_e5m2[..., (B G=128)]", "scale": "float32[..., B]", "dbias": "T[(B G=128)]"},
+    "params": {"amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."}},
+    "chain": """\
+dx = dy * dgelu(x)
+scale = maximum(max(abs(dx), axis=G), amax_min) / 57344
+q = dx / scale
+dbias = sum(dx, axis=...)
+""",
+    "reference": """\
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
+blocks = dx.reshape(x.shape[:-1] + (x.shape[-1] // 128, 128))
+scale = jnp.maximum(jnp.linalg.norm(blocks, ord=jnp.inf, axis=-1), amax_min) / 57344
+q = (blocks / scale[..., None]).reshape(x.shape)
+dbias = jnp.einsum("...n->n", dx)
+""",
+    "grad": "none",
+    "math": "fast",
+    "domain": {"amax_min": "positive"},
+    "bench": [{"...": 32768, "B": 64}],
+}
 
 
 def dgelu_dbias_group_fp8_chain(dy, x, amax_min):

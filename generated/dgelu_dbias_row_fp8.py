@@ -15,37 +15,30 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# As dgelu_dbias, with a scale for each row of the quantised gradient. The scale multiplies back.
-op: dgelu_dbias_row_fp8
-summary: Backward of GELU in its erf form, quantised to float8 with a scale a row, and the gradient of the bias before it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-outputs:
-  q: float8_e5m2[..., N]
-  scale: float32[...]
-  dbias: T[N]
-params:
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  dx = dy * dgelu(x)
-  scale = maximum(max(abs(dx), axis=N), amax_min) / 57344
-  q = dx / scale
-  dbias = sum(dx, axis=...)
-reference: |
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
-  scale = jnp.maximum(jnp.linalg.norm(dx, ord=jnp.inf, axis=-1), amax_min) / 57344
-  q = dx / scale[..., None]
-  dbias = jnp.einsum("...n->n", dx)
-grad: none
-math: fast  # the scale is float32: else all before it would be as exact, which takes twice as long as memory
-domain:
-  amax_min: positive
-"""
+SPEC = {
+    "op": "dgelu_dbias_row_fp8",
+    "summary": "Backward of GELU in its erf form, quantised to float8 with a scale a row, and the gradient of the bias before it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
+    "outputs": {"q": "float8_e5m2[..., N]", "scale": "float32[...]", "dbias": "T[N]"},
+    "params": {"amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."}},
+    "chain": """\
+dx = dy * dgelu(x)
+scale = maximum(max(abs(dx), axis=N), amax_min) / 57344
+q = dx / scale
+dbias = sum(dx, axis=...)
+""",
+    "reference": """\
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+dx = dy * jax.jvp(gelu_erf, (x,), (jnp.ones_like(x),))[1]
+scale = jnp.maximum(jnp.linalg.norm(dx, ord=jnp.inf, axis=-1), amax_min) / 57344
+q = dx / scale[..., None]
+dbias = jnp.einsum("...n->n", dx)
+""",
+    "grad": "none",
+    "math": "fast",
+    "domain": {"amax_min": "positive"},
+}
 
 
 def dgelu_dbias_row_fp8_rows_row_max(dy, x):

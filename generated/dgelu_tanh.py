@@ -13,27 +13,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: dgelu_tanh
-summary: Backward of GELU in its tanh form.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-outputs:
-  dx: T[..., N]
-chain: |
-  # gelu_tanh(x) = x * sigmoid(v), since (1 + tanh(v / 2)) / 2 = sigmoid(v); 1.5957... is 2 * sqrt(2 / pi).
-  x2 = square(x)
-  s = sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x2))
-  dv = 1.5957691216057308 * (1 + 0.134145 * x2)
-  dx = dy * (s + x * s * (1 - s) * dv)
-# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
-reference: |
-  gelu_tanh = lambda v: v * jax.nn.sigmoid(1.5957691216057308 * (v + 0.044715 * v ** 3))
-  dx = dy * jax.jvp(gelu_tanh, (x,), (jnp.ones_like(x),))[1]
-"""
+SPEC = {
+    "op": "dgelu_tanh",
+    "summary": "Backward of GELU in its tanh form.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]"},
+    "chain": """\
+# gelu_tanh(x) = x * sigmoid(v), since (1 + tanh(v / 2)) / 2 = sigmoid(v); 1.5957... is 2 * sqrt(2 / pi).
+x2 = square(x)
+s = sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x2))
+dv = 1.5957691216057308 * (1 + 0.134145 * x2)
+dx = dy * (s + x * s * (1 - s) * dv)
+""",
+    "reference": """\
+gelu_tanh = lambda v: v * jax.nn.sigmoid(1.5957691216057308 * (v + 0.044715 * v ** 3))
+dx = dy * jax.jvp(gelu_tanh, (x,), (jnp.ones_like(x),))[1]
+""",
+}
 
 
 def dgelu_tanh_chain(dy, x, approx):

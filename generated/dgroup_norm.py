@@ -15,42 +15,31 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Mean and reciprocal deviation are computed again: the rows are read anyway. It is a gradient already, so it has none.
-op: dgroup_norm
-summary: Backward of group_norm, the gradient of the array, and of each channel's weight and bias.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[B, G, C, S]
-  x: T[B, G, C, S]
-  weight: T[G, C]
-outputs:
-  dx: T[B, G, C, S]
-  dweight: T[G, C]
-  dbias: T[G, C]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  rstd = rsqrt(var(x, axis=(C, S)) + eps)
-  centred = x - mean(x, axis=(C, S))
-  g = dy * weight
-  dx = rstd * (g - mean(g, axis=(C, S)) - centred * (square(rstd) * mean(g * centred, axis=(C, S))))
-  dweight = sum(dy * (centred * rstd), axis=(B, S))
-  dbias = sum(dy, axis=(B, S))
-reference: |
-  std = lambda v: jnp.sqrt(jnp.var(v, axis=(2, 3), keepdims=True) + eps)
-  normed = lambda v: (v - jnp.mean(v, axis=(2, 3), keepdims=True)) / std(v)
-  group_norm = lambda v, w, b: normed(v) * w[..., None] + b[..., None]
-  dx, dweight, dbias = jax.vjp(group_norm, x, weight, jnp.zeros_like(weight))[1](dy)
-grad: none
-domain:
-  eps: positive
-  dy: finite
-  weight: finite
-bench:
-  - {B: 64, G: 32, C: 16, S: 256}
-"""
+SPEC = {
+    "op": "dgroup_norm",
+    "summary": "Backward of group_norm, the gradient of the array, and of each channel's weight and bias.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[B, G, C, S]", "x": "T[B, G, C, S]", "weight": "T[G, C]"},
+    "outputs": {"dx": "T[B, G, C, S]", "dweight": "T[G, C]", "dbias": "T[G, C]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+rstd = rsqrt(var(x, axis=(C, S)) + eps)
+centred = x - mean(x, axis=(C, S))
+g = dy * weight
+dx = rstd * (g - mean(g, axis=(C, S)) - centred * (square(rstd) * mean(g * centred, axis=(C, S))))
+dweight = sum(dy * (centred * rstd), axis=(B, S))
+dbias = sum(dy, axis=(B, S))
+""",
+    "reference": """\
+std = lambda v: jnp.sqrt(jnp.var(v, axis=(2, 3), keepdims=True) + eps)
+normed = lambda v: (v - jnp.mean(v, axis=(2, 3), keepdims=True)) / std(v)
+group_norm = lambda v, w, b: normed(v) * w[..., None] + b[..., None]
+dx, dweight, dbias = jax.vjp(group_norm, x, weight, jnp.zeros_like(weight))[1](dy)
+""",
+    "grad": "none",
+    "domain": {"eps": "positive", "dy": "finite", "weight": "finite"},
+    "bench": [{"B": 64, "G": 32, "C": 16, "S": 256}],
+}
 
 
 def dgroup_norm_rows_stage0(dy, x, weight):

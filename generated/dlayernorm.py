@@ -15,42 +15,30 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The statistics are computed again: the row is read anyway. It is a gradient already, hence grad: none. dy and weight
-# are finite in tests: which of a row's gradients an infinity turns into NaN is not defined.
-op: dlayernorm
-summary: Backward of layernorm, the gradient of each row and those of the weight and the bias.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-  weight: T[N]
-outputs:
-  dx: T[..., N]
-  dweight: T[N]
-  dbias: T[N]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  rstd = rsqrt(var(x, axis=N) + eps)
-  centred = x - mean(x, axis=N)
-  g = dy * weight
-  dx = rstd * (g - mean(g, axis=N) - centred * (square(rstd) * mean(g * centred, axis=N)))
-  dweight = sum(dy * (centred * rstd), axis=...)
-  dbias = sum(dy, axis=...)
-reference: |
-  std = lambda v: jnp.sqrt(jnp.var(v, axis=-1, keepdims=True) + eps)
-  layernorm = lambda v, w, b: (v - jnp.mean(v, axis=-1, keepdims=True)) / std(v) * w + b
-  dx, dweight, dbias = jax.vjp(layernorm, x, weight, jnp.zeros_like(weight))[1](dy)
-grad: none
-domain:
-  eps: positive
-  dy: finite
-  weight: finite
-bench:
-  - {...: 16384, N: 4096}
-"""
+SPEC = {
+    "op": "dlayernorm",
+    "summary": "Backward of layernorm, the gradient of each row and those of the weight and the bias.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "weight": "T[N]"},
+    "outputs": {"dx": "T[..., N]", "dweight": "T[N]", "dbias": "T[N]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+rstd = rsqrt(var(x, axis=N) + eps)
+centred = x - mean(x, axis=N)
+g = dy * weight
+dx = rstd * (g - mean(g, axis=N) - centred * (square(rstd) * mean(g * centred, axis=N)))
+dweight = sum(dy * (centred * rstd), axis=...)
+dbias = sum(dy, axis=...)
+""",
+    "reference": """\
+std = lambda v: jnp.sqrt(jnp.var(v, axis=-1, keepdims=True) + eps)
+layernorm = lambda v, w, b: (v - jnp.mean(v, axis=-1, keepdims=True)) / std(v) * w + b
+dx, dweight, dbias = jax.vjp(layernorm, x, weight, jnp.zeros_like(weight))[1](dy)
+""",
+    "grad": "none",
+    "domain": {"eps": "positive", "dy": "finite", "weight": "finite"},
+    "bench": [{"...": 16384, "N": 4096}],
+}
 
 
 def dlayernorm_rows_stage0(dy, x, weight):

@@ -13,24 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# y is the log softmax itself. It is a gradient already, hence grad: none.
-op: dlog_softmax
-summary: Backward of log_softmax, from its output.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  y: T[..., N]
-outputs:
-  dx: T[..., N]
-chain: |
-  dx = dy - exp(y) * sum(dy, axis=N)
-reference: dy - jnp.exp(y) * jnp.sum(dy, axis=-1, keepdims=True)
-grad: none
-domain:
-  y: [-30.0, 0.0]
-"""
+SPEC = {
+    "op": "dlog_softmax",
+    "summary": "Backward of log_softmax, from its output.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]"},
+    "chain": """\
+dx = dy - exp(y) * sum(dy, axis=N)
+""",
+    "reference": "dy - jnp.exp(y) * jnp.sum(dy, axis=-1, keepdims=True)",
+    "grad": "none",
+    "domain": {"y": [-30.0, 0.0]},
+}
 
 
 def dlog_softmax_row_sum(dy):

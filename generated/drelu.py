@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# dx is 0 at x = 0, as in JAX.
-op: drelu
-summary: Backward of ReLU, dy where x is positive and 0 elsewhere.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-outputs:
-  dx: T[..., N]
-chain: |
-  dx = where(x > 0, dy, 0)
-reference: jax.vjp(jax.nn.relu, x)[1](dy)[0]
-"""
+SPEC = {
+    "op": "drelu",
+    "summary": "Backward of ReLU, dy where x is positive and 0 elsewhere.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]"},
+    "chain": """\
+dx = where(x > 0, dy, 0)
+""",
+    "reference": "jax.vjp(jax.nn.relu, x)[1](dy)[0]",
+}
 
 
 def drelu_chain(dy, x):

@@ -15,26 +15,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# dx is 0 at x = 0, as in JAX.
-op: drelu_dbias
-summary: Backward of ReLU, and the gradient of the bias before it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-outputs:
-  dx: T[..., N]
-  dbias: T[N]
-chain: |
-  dx = where(x > 0, dy, 0)
-  dbias = sum(dx, axis=...)
-reference: |
-  dx = jax.vjp(jax.nn.relu, x)[1](dy)[0]
-  dbias = jnp.einsum("...n->n", dx)
-grad: none
-"""
+SPEC = {
+    "op": "drelu_dbias",
+    "summary": "Backward of ReLU, and the gradient of the bias before it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]", "dbias": "T[N]"},
+    "chain": """\
+dx = where(x > 0, dy, 0)
+dbias = sum(dx, axis=...)
+""",
+    "reference": """\
+dx = jax.vjp(jax.nn.relu, x)[1](dy)[0]
+dbias = jnp.einsum("...n->n", dx)
+""",
+    "grad": "none",
+}
 
 
 def drelu_dbias_chain(dy, x):

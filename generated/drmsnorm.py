@@ -15,36 +15,27 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The reciprocal root mean square is computed again: the row is read anyway. It is a gradient already, hence grad: none.
-op: drmsnorm
-summary: Backward of rmsnorm, the gradient of each row and that of the weight.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-  weight: T[N]
-outputs:
-  dx: T[..., N]
-  dweight: T[N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  g = dy * weight
-  dx = rstd * (g - x * (square(rstd) * mean(g * x, axis=N)))  # both means at once: neither needs the other
-  dweight = sum(dy * (x * rstd), axis=...)
-reference: |
-  rmsnorm = lambda v, w: v / jnp.sqrt(jnp.mean(jnp.square(v), axis=-1, keepdims=True) + eps) * w
-  dx, dweight = jax.vjp(rmsnorm, x, weight)[1](dy)
-grad: none
-domain:
-  eps: positive
-bench:
-  - {...: 65536, N: 4096}
-  - {...: 8192, N: 32768}
-"""
+SPEC = {
+    "op": "drmsnorm",
+    "summary": "Backward of rmsnorm, the gradient of each row and that of the weight.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "weight": "T[N]"},
+    "outputs": {"dx": "T[..., N]", "dweight": "T[N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+g = dy * weight
+dx = rstd * (g - x * (square(rstd) * mean(g * x, axis=N)))  # both means at once: neither needs the other
+dweight = sum(dy * (x * rstd), axis=...)
+""",
+    "reference": """\
+rmsnorm = lambda v, w: v / jnp.sqrt(jnp.mean(jnp.square(v), axis=-1, keepdims=True) + eps) * w
+dx, dweight = jax.vjp(rmsnorm, x, weight)[1](dy)
+""",
+    "grad": "none",
+    "domain": {"eps": "positive"},
+    "bench": [{"...": 65536, "N": 4096}, {"...": 8192, "N": 32768}],
+}
 
 
 def drmsnorm_rows_stage0(dy, x, weight):

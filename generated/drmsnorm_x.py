@@ -13,32 +13,26 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# For a frozen weight. It is a gradient already, hence grad: none.
-op: drmsnorm_x
-summary: Backward of rmsnorm, the gradient of each row alone.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-  weight: T[N] = 1
-outputs:
-  dx: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  normed = x * rstd
-  g = dy * weight
-  dx = rstd * (g - normed * mean(g * normed, axis=N))
-reference: |
-  rmsnorm = lambda v: v / jnp.sqrt(jnp.mean(jnp.square(v), axis=-1, keepdims=True) + eps) * weight
-  dx = jax.vjp(rmsnorm, x)[1](dy)[0]
-grad: none
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "drmsnorm_x",
+    "summary": "Backward of rmsnorm, the gradient of each row alone.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "weight": "T[N] = 1.0"},
+    "outputs": {"dx": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+normed = x * rstd
+g = dy * weight
+dx = rstd * (g - normed * mean(g * normed, axis=N))
+""",
+    "reference": """\
+rmsnorm = lambda v: v / jnp.sqrt(jnp.mean(jnp.square(v), axis=-1, keepdims=True) + eps) * weight
+dx = jax.vjp(rmsnorm, x)[1](dy)[0]
+""",
+    "grad": "none",
+    "domain": {"eps": "positive"},
+}
 
 
 def drmsnorm_x_row_mean(x):

@@ -13,28 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: dropout_apply
-summary: Apply a given dropout mask with its rescaling, then add the residual.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  mask: bool[..., N]
-  residual: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  keep_prob: 0.9
-chain: |
-  dropped = where(mask, x / keep_prob, 0)
-  y = residual + dropped
-reference: jnp.where(mask, residual + x / keep_prob, residual)
-domain:
-  keep_prob: positive
-aliases:
-  y: residual
-"""
+SPEC = {
+    "op": "dropout_apply",
+    "summary": "Apply a given dropout mask with its rescaling, then add the residual.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "mask": "bool[..., N]", "residual": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"keep_prob": 0.9},
+    "chain": """\
+dropped = where(mask, x / keep_prob, 0)
+y = residual + dropped
+""",
+    "reference": "jnp.where(mask, residual + x / keep_prob, residual)",
+    "aliases": {"y": "residual"},
+    "domain": {"keep_prob": "positive"},
+}
 
 
 def dropout_apply_chain(x, mask, residual, keep_prob, approx):

@@ -13,28 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# y is the softmax itself, 0 where it was masked, so this is the backward of causal_softmax too. It is a gradient already,
-# hence grad: none.
-op: dscaled_softmax
-summary: Backward of scaled_softmax, from its output.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  y: T[..., N]
-outputs:
-  dx: T[..., N]
-params:
-  scale: {type: float, default: 1.0, static: false, doc: What the logits were multiplied by.}
-chain: |
-  dx = scale * (y * (dy - sum(dy * y, axis=N)))
-reference: scale * dy * y - scale * y * jnp.sum(dy * y, axis=-1, keepdims=True)
-grad: none
-domain:
-  dy: finite
-  y: [0.0, 1.0]
-"""
+SPEC = {
+    "op": "dscaled_softmax",
+    "summary": "Backward of scaled_softmax, from its output.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]"},
+    "params": {
+        "scale": {"type": "float", "default": 1.0, "static": False, "doc": "What the logits were multiplied by."},
+    },
+    "chain": """\
+dx = scale * (y * (dy - sum(dy * y, axis=N)))
+""",
+    "reference": "scale * dy * y - scale * y * jnp.sum(dy * y, axis=-1, keepdims=True)",
+    "grad": "none",
+    "domain": {"dy": "finite", "y": [0.0, 1.0]},
+}
 
 
 def dscaled_softmax_row_sum(dy, y):

@@ -15,28 +15,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: dscaled_srelu
-summary: Backward of scaled_srelu, the gradients of the array and of the scale of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-  scale: float32[...]
-outputs:
-  dx: T[..., N]
-  dscale: float32[...]
-chain: |
-  r = relu(x)
-  dx = dy * scale * (2 * r)
-  dscale = sum(dy * square(r), axis=N)
-reference: |
-  srelu, dsrelu = jax.jvp(lambda v: jnp.square(jax.nn.relu(v)), (x,), (jnp.ones_like(x),))
-  dx = dy * scale[..., None] * dsrelu
-  dscale = jnp.sum(dy * srelu, axis=-1)
-grad: none
-"""
+SPEC = {
+    "op": "dscaled_srelu",
+    "summary": "Backward of scaled_srelu, the gradients of the array and of the scale of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "scale": "float32[...]"},
+    "outputs": {"dx": "T[..., N]", "dscale": "float32[...]"},
+    "chain": """\
+r = relu(x)
+dx = dy * scale * (2 * r)
+dscale = sum(dy * square(r), axis=N)
+""",
+    "reference": """\
+srelu, dsrelu = jax.jvp(lambda v: jnp.square(jax.nn.relu(v)), (x,), (jnp.ones_like(x),))
+dx = dy * scale[..., None] * dsrelu
+dscale = jnp.sum(dy * srelu, axis=-1)
+""",
+    "grad": "none",
+}
 
 
 def dscaled_srelu_row_sum(dy, x):

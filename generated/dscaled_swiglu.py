@@ -15,34 +15,29 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: dscaled_swiglu
-summary: Backward of scaled_swiglu, the gradients of the halves and of the scale of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., (2 N)]
-  scale: float32[...]
-outputs:
-  dx: T[..., (2 N)]
-  dscale: float32[...]
-chain: |
-  g = x[0]
-  u = x[1]
-  s = sigmoid(g)
-  dscaled = dy * scale
-  dx[0] = dscaled * u * (s + g * s * (1 - s))
-  dx[1] = dscaled * (g * s)
-  dscale = sum(dy * (g * s * u), axis=N)
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  silu_g, dsilu_g = jax.jvp(jax.nn.silu, (g,), (jnp.ones_like(g),))
-  dx = jnp.concatenate([dy * u * dsilu_g, dy * silu_g], axis=-1) * scale[..., None]
-  dscale = jnp.sum(dy * silu_g * u, axis=-1)
-grad: none
-"""
+SPEC = {
+    "op": "dscaled_swiglu",
+    "summary": "Backward of scaled_swiglu, the gradients of the halves and of the scale of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., (2 N)]", "scale": "float32[...]"},
+    "outputs": {"dx": "T[..., (2 N)]", "dscale": "float32[...]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+s = sigmoid(g)
+dscaled = dy * scale
+dx[0] = dscaled * u * (s + g * s * (1 - s))
+dx[1] = dscaled * (g * s)
+dscale = sum(dy * (g * s * u), axis=N)
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+silu_g, dsilu_g = jax.jvp(jax.nn.silu, (g,), (jnp.ones_like(g),))
+dx = jnp.concatenate([dy * u * dsilu_g, dy * silu_g], axis=-1) * scale[..., None]
+dscale = jnp.sum(dy * silu_g * u, axis=-1)
+""",
+    "grad": "none",
+}
 
 
 def dscaled_swiglu_keep_value(x0):

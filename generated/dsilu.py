@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: dsilu
-summary: Backward of SiLU.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-outputs:
-  dx: T[..., N]
-chain: |
-  s = sigmoid(x)
-  dx = dy * (s + x * s * (1 - s))
-reference: dy * jax.jvp(jax.nn.silu, (x,), (jnp.ones_like(x),))[1]
-"""
+SPEC = {
+    "op": "dsilu",
+    "summary": "Backward of SiLU.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]"},
+    "chain": """\
+s = sigmoid(x)
+dx = dy * (s + x * s * (1 - s))
+""",
+    "reference": "dy * jax.jvp(jax.nn.silu, (x,), (jnp.ones_like(x),))[1]",
+}
 
 
 def dsilu_chain(dy, x, approx):

@@ -15,26 +15,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: dsilu_dbias
-summary: Backward of SiLU, and the gradient of the bias before it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., N]
-outputs:
-  dx: T[..., N]
-  dbias: T[N]
-chain: |
-  s = sigmoid(x)
-  dx = dy * (s + x * s * (1 - s))
-  dbias = sum(dx, axis=...)
-reference: |
-  dx = dy * jax.jvp(jax.nn.silu, (x,), (jnp.ones_like(x),))[1]
-  dbias = jnp.einsum("...n->n", dx)
-grad: none
-"""
+SPEC = {
+    "op": "dsilu_dbias",
+    "summary": "Backward of SiLU, and the gradient of the bias before it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]", "dbias": "T[N]"},
+    "chain": """\
+s = sigmoid(x)
+dx = dy * (s + x * s * (1 - s))
+dbias = sum(dx, axis=...)
+""",
+    "reference": """\
+dx = dy * jax.jvp(jax.nn.silu, (x,), (jnp.ones_like(x),))[1]
+dbias = jnp.einsum("...n->n", dx)
+""",
+    "grad": "none",
+}
 
 
 def dsilu_dbias_chain(dy, x, approx):

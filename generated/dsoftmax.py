@@ -13,26 +13,20 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# y is the softmax itself. It is a gradient already, hence grad: none.
-op: dsoftmax
-summary: Backward of softmax, from its output.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  y: T[..., N]
-outputs:
-  dx: T[..., N]
-chain: |
-  dx = y * (dy - sum(dy * y, axis=N))
-reference: dy * y - y * jnp.sum(dy * y, axis=-1, keepdims=True)
-grad: none
-domain:
-  y: [0.0, 1.0]
-bench:
-  - {...: 4096, N: 16384}
-"""
+SPEC = {
+    "op": "dsoftmax",
+    "summary": "Backward of softmax, from its output.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"dx": "T[..., N]"},
+    "chain": """\
+dx = y * (dy - sum(dy * y, axis=N))
+""",
+    "reference": "dy * y - y * jnp.sum(dy * y, axis=-1, keepdims=True)",
+    "grad": "none",
+    "domain": {"y": [0.0, 1.0]},
+    "bench": [{"...": 4096, "N": 16384}],
+}
 
 
 def dsoftmax_row_sum(dy, y):

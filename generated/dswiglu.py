@@ -13,28 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: dswiglu
-summary: Backward of SwiGLU on halves, the gate's gradient first.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., (2 N)]
-outputs:
-  dx: T[..., (2 N)]
-chain: |
-  g = x[0]
-  u = x[1]
-  s = sigmoid(g)
-  dx[0] = dy * u * (s + g * s * (1 - s))
-  dx[1] = dy * (g * s)
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  silu_g, dsilu_g = jax.jvp(jax.nn.silu, (g,), (jnp.ones_like(g),))
-  dx = jnp.concatenate([dy * u * dsilu_g, dy * silu_g], axis=-1)
-"""
+SPEC = {
+    "op": "dswiglu",
+    "summary": "Backward of SwiGLU on halves, the gate's gradient first.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., (2 N)]"},
+    "outputs": {"dx": "T[..., (2 N)]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+s = sigmoid(g)
+dx[0] = dy * u * (s + g * s * (1 - s))
+dx[1] = dy * (g * s)
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+silu_g, dsilu_g = jax.jvp(jax.nn.silu, (g,), (jnp.ones_like(g),))
+dx = jnp.concatenate([dy * u * dsilu_g, dy * silu_g], axis=-1)
+""",
+}
 
 
 def dswiglu_chain(dy, x0, x1, approx):

@@ -13,29 +13,26 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is interleaved along its last axis: gate, up, gate, up, ...
-op: dswiglu_pairs
-summary: Backward of SwiGLU on interleaved pairs, the gate's gradient first in each pair.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., N]
-  x: T[..., (N 2)]
-outputs:
-  dx: T[..., (N 2)]
-chain: |
-  g = x[0]
-  u = x[1]
-  s = sigmoid(g)
-  dx[0] = dy * u * (s + g * s * (1 - s))
-  dx[1] = dy * (g * s)
-reference: |
-  g = x[..., 0::2]
-  u = x[..., 1::2]
-  silu_g, dsilu_g = jax.jvp(jax.nn.silu, (g,), (jnp.ones_like(g),))
-  dx = jnp.stack([dy * u * dsilu_g, dy * silu_g], axis=-1).reshape(x.shape)
-"""
+SPEC = {
+    "op": "dswiglu_pairs",
+    "summary": "Backward of SwiGLU on interleaved pairs, the gate's gradient first in each pair.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., N]", "x": "T[..., (N 2)]"},
+    "outputs": {"dx": "T[..., (N 2)]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+s = sigmoid(g)
+dx[0] = dy * u * (s + g * s * (1 - s))
+dx[1] = dy * (g * s)
+""",
+    "reference": """\
+g = x[..., 0::2]
+u = x[..., 1::2]
+silu_g, dsilu_g = jax.jvp(jax.nn.silu, (g,), (jnp.ones_like(g),))
+dx = jnp.stack([dy * u * dsilu_g, dy * silu_g], axis=-1).reshape(x.shape)
+""",
+}
 
 
 def dswiglu_pairs_chain(dy, x0, x1, approx):

@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: elu
-summary: Exponential linear unit, alpha * (exp(x) - 1) for negative values.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  alpha: 1.0
-chain: |
-  y = elu(x, alpha)
-reference: jax.nn.elu(x, alpha)
-"""
+SPEC = {
+    "op": "elu",
+    "summary": "Exponential linear unit, alpha * (exp(x) - 1) for negative values.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"alpha": 1.0},
+    "chain": """\
+y = elu(x, alpha)
+""",
+    "reference": "jax.nn.elu(x, alpha)",
+}
 
 
 def elu_chain(x, alpha):

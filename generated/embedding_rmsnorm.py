@@ -13,31 +13,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# A token outside the table is clamped to its ends.
-op: embedding_rmsnorm
-summary: Look up one table row a token, then root mean square normalisation of it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  table: T[V, N]
-  token: int32[...]
-  weight: T[N] = 1
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  x = take(table, token, axis=V)
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = x * rstd * weight
-reference: |
-  x = jnp.take(table, token, axis=0, mode="clip")
-  y = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
-domain:
-  eps: positive
-  token: index(V)
-"""
+SPEC = {
+    "op": "embedding_rmsnorm",
+    "summary": "Look up one table row a token, then root mean square normalisation of it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"table": "T[V, N]", "token": "int32[...]", "weight": "T[N] = 1.0"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+x = take(table, token, axis=V)
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = x * rstd * weight
+""",
+    "reference": """\
+x = jnp.take(table, token, axis=0, mode="clip")
+y = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
+""",
+    "domain": {"eps": "positive", "token": "index(V)"},
+}
 
 
 def embedding_rmsnorm_row_mean(table_at_token):

@@ -13,26 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: fatrelu_mul
-summary: Gate half where it exceeds a threshold, else 0, times the up half.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  y: T[..., N]
-params:
-  threshold: {type: float, default: 0.0, static: false, doc: A gate at or below this counts as 0.}
-chain: |
-  g = x[0]
-  u = x[1]
-  y = where(g > threshold, g, 0) * u
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = jnp.where(g > threshold, g, 0) * u
-"""
+SPEC = {
+    "op": "fatrelu_mul",
+    "summary": "Gate half where it exceeds a threshold, else 0, times the up half.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {
+        "threshold": {"type": "float", "default": 0.0, "static": False, "doc": "A gate at or below this counts as 0."},
+    },
+    "chain": """\
+g = x[0]
+u = x[1]
+y = where(g > threshold, g, 0) * u
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = jnp.where(g > threshold, g, 0) * u
+""",
+}
 
 
 def fatrelu_mul_chain(x0, x1, threshold):

@@ -13,24 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# NaN equals nothing, so it stays; 0.0 and -0.0 are equal.
-op: filter_equal
-summary: Replace every element equal to a value.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  value: {type: float, default: 0.0, static: false, doc: The value to replace.}
-  replacement: {type: float, default: 0.0, static: false, doc: What takes its place.}
-chain: |
-  y = where(x == value, replacement, x)
-reference: jnp.where(x == value, replacement, x)
-grad: none
-"""
+SPEC = {
+    "op": "filter_equal",
+    "summary": "Replace every element equal to a value.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {
+        "value": {"type": "float", "default": 0.0, "static": False, "doc": "The value to replace."},
+        "replacement": {"type": "float", "default": 0.0, "static": False, "doc": "What takes its place."},
+    },
+    "chain": """\
+y = where(x == value, replacement, x)
+""",
+    "reference": "jnp.where(x == value, replacement, x)",
+    "grad": "none",
+}
 
 
 def filter_equal_chain(x, value, replacement):

@@ -13,20 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: float64_polynomial
-summary: Cubic polynomial under a Gaussian, in double precision where the input is.
-types:
-  T: [float32, float64]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  poly = 1 + x * (0.5 + x * (0.25 - 0.125 * x))
-  y = poly * exp(-square(x))
-reference: (1 + x / 2 + x**2 / 4 - x**3 / 8) * jnp.exp(-(x**2))
-"""
+SPEC = {
+    "op": "float64_polynomial",
+    "summary": "Cubic polynomial under a Gaussian, in double precision where the input is.",
+    "types": {"T": ["float32", "float64"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+poly = 1 + x * (0.5 + x * (0.25 - 0.125 * x))
+y = poly * exp(-square(x))
+""",
+    "reference": "(1 + x / 2 + x**2 / 4 - x**3 / 8) * jnp.exp(-(x**2))",
+}
 
 
 def float64_polynomial_chain(x):

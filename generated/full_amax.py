@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The statistic of per-tensor scaling. NaN wins, so a scale made from the result shows it.
-op: full_amax
-summary: Largest magnitude of the whole array.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  amax: float32[]
-chain: |
-  amax = max(abs(x), axis=(..., N))
-reference: jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)
-"""
+SPEC = {
+    "op": "full_amax",
+    "summary": "Largest magnitude of the whole array.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"amax": "float32[]"},
+    "chain": """\
+amax = max(abs(x), axis=(..., N))
+""",
+    "reference": "jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)",
+}
 
 
 def full_amax_chain(x):

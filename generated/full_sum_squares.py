@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# What clipping by the global norm adds up over all parameters.
-op: full_sum_squares
-summary: Sum of the squares of the whole array.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[]
-chain: |
-  y = sum(square(x), axis=(..., N))
-reference: jnp.sum(x**2)
-"""
+SPEC = {
+    "op": "full_sum_squares",
+    "summary": "Sum of the squares of the whole array.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[]"},
+    "chain": """\
+y = sum(square(x), axis=(..., N))
+""",
+    "reference": "jnp.sum(x**2)",
+}
 
 
 def full_sum_squares_chain(x):

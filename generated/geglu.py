@@ -13,28 +13,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: geglu
-summary: GELU (erf form) of the gate half times the up half.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = gelu(g) * u
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = jax.nn.gelu(g, approximate=False) * u
-bench:
-  - {...: 32768, N: 8192}
-  - {...: 32768, N: 4096}
-  - {...: 8192, N: 4096}
-"""
+SPEC = {
+    "op": "geglu",
+    "summary": "GELU (erf form) of the gate half times the up half.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = gelu(g) * u
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = jax.nn.gelu(g, approximate=False) * u
+""",
+    "bench": [{"...": 32768, "N": 8192}, {"...": 32768, "N": 4096}, {"...": 8192, "N": 4096}],
+}
 
 
 def geglu_chain(x0, x1, approx):

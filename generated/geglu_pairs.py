@@ -12,25 +12,23 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is interleaved along its last axis: gate, up, gate, up, ...
-op: geglu_pairs
-summary: GELU (erf form) of the gate times the up value in each interleaved pair.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (N 2)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = gelu(g) * u
-reference: |
-  g = x[..., 0::2]
-  u = x[..., 1::2]
-  y = jax.nn.gelu(g, approximate=False) * u
-"""
+SPEC = {
+    "op": "geglu_pairs",
+    "summary": "GELU (erf form) of the gate times the up value in each interleaved pair.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (N 2)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = gelu(g) * u
+""",
+    "reference": """\
+g = x[..., 0::2]
+u = x[..., 1::2]
+y = jax.nn.gelu(g, approximate=False) * u
+""",
+}
 
 
 def geglu_pairs_chain(x0, x1, approx):

@@ -13,25 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: geglu_tanh
-summary: GELU (tanh form) of the gate half times the up half.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = gelu_tanh(g) * u
-# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = g * jax.nn.sigmoid(1.5957691216057308 * (g + 0.044715 * g ** 3)) * u
-"""
+SPEC = {
+    "op": "geglu_tanh",
+    "summary": "GELU (tanh form) of the gate half times the up half.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = gelu_tanh(g) * u
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = g * jax.nn.sigmoid(1.5957691216057308 * (g + 0.044715 * g ** 3)) * u
+""",
+}
 
 
 def geglu_tanh_chain(x0, x1, approx):

@@ -13,26 +13,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is interleaved along its last axis: gate, up, gate, up, ...
-op: geglu_tanh_pairs
-summary: GELU (tanh form) of the gate times the up value in each interleaved pair.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (N 2)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = gelu_tanh(g) * u
-# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
-reference: |
-  g = x[..., 0::2]
-  u = x[..., 1::2]
-  y = g * jax.nn.sigmoid(1.5957691216057308 * (g + 0.044715 * g ** 3)) * u
-"""
+SPEC = {
+    "op": "geglu_tanh_pairs",
+    "summary": "GELU (tanh form) of the gate times the up value in each interleaved pair.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (N 2)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = gelu_tanh(g) * u
+""",
+    "reference": """\
+g = x[..., 0::2]
+u = x[..., 1::2]
+y = g * jax.nn.sigmoid(1.5957691216057308 * (g + 0.044715 * g ** 3)) * u
+""",
+}
 
 
 def geglu_tanh_pairs_chain(x0, x1, approx):

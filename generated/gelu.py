@@ -12,19 +12,17 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: gelu
-summary: Gaussian error linear unit, the exact erf form.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = gelu(x)
-reference: jax.nn.gelu(x, approximate=False)
-"""
+SPEC = {
+    "op": "gelu",
+    "summary": "Gaussian error linear unit, the exact erf form.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = gelu(x)
+""",
+    "reference": "jax.nn.gelu(x, approximate=False)",
+}
 
 
 def gelu_chain(x, approx):

@@ -12,23 +12,19 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: gelu_fp8
-summary: GELU in its erf form, divided by one scale and rounded once to float8.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  scale: float32[]
-outputs:
-  q: float8_e4m3fn[..., N]
-chain: |
-  q = gelu(x) / scale
-reference: jax.nn.gelu(x, approximate=False) / scale
-grad: none
-domain:
-  scale: positive
-"""
+SPEC = {
+    "op": "gelu_fp8",
+    "summary": "GELU in its erf form, divided by one scale and rounded once to float8.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "scale": "float32[]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]"},
+    "chain": """\
+q = gelu(x) / scale
+""",
+    "reference": "jax.nn.gelu(x, approximate=False) / scale",
+    "grad": "none",
+    "domain": {"scale": "positive"},
+}
 
 
 def gelu_fp8_chain(x, scale):

@@ -12,20 +12,17 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: gelu_mul
-summary: GELU (erf form) of one array times another.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  gate: T[..., N]
-  up: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = gelu(gate) * up
-reference: jax.nn.gelu(gate, approximate=False) * up
-"""
+SPEC = {
+    "op": "gelu_mul",
+    "summary": "GELU (erf form) of one array times another.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"gate": "T[..., N]", "up": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = gelu(gate) * up
+""",
+    "reference": "jax.nn.gelu(gate, approximate=False) * up",
+}
 
 
 def gelu_mul_chain(gate, up, approx):

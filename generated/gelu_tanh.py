@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: gelu_tanh
-summary: Gaussian error linear unit, the tanh form.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = gelu_tanh(x)
-# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
-reference: x * jax.nn.sigmoid(1.5957691216057308 * (x + 0.044715 * x ** 3))
-"""
+SPEC = {
+    "op": "gelu_tanh",
+    "summary": "Gaussian error linear unit, the tanh form.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = gelu_tanh(x)
+""",
+    "reference": "x * jax.nn.sigmoid(1.5957691216057308 * (x + 0.044715 * x ** 3))",
+}
 
 
 def gelu_tanh_chain(x, approx):

@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: gelu_tanh_mul
-summary: GELU (tanh form) of one array times another.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  gate: T[..., N]
-  up: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = gelu_tanh(gate) * up
-# jax.nn.gelu(approximate=True) written with the sigmoid: its 1 + tanh(u) cancels for negative x, 2 * sigmoid(2 * u) does not
-reference: gate * jax.nn.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate ** 3)) * up
-"""
+SPEC = {
+    "op": "gelu_tanh_mul",
+    "summary": "GELU (tanh form) of one array times another.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"gate": "T[..., N]", "up": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = gelu_tanh(gate) * up
+""",
+    "reference": "gate * jax.nn.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate ** 3)) * up",
+}
 
 
 def gelu_tanh_mul_chain(gate, up, approx):

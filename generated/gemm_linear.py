@@ -13,28 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: gemm_linear
-summary: alpha times a product, plus beta times a tile, plus a bias (CUTLASS' linear combination).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[K, N]
-  c: T[..., N]
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-params:
-  alpha: {type: float, default: 1.0, static: false}
-  beta: {type: float, default: 1.0, static: false}
-chain: |
-  y = alpha * (x @ w) + beta * c + bias
-reference: alpha * (x @ w) + beta * c + bias
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "gemm_linear",
+    "summary": "alpha times a product, plus beta times a tile, plus a bias (CUTLASS' linear combination).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[K, N]", "c": "T[..., N]", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {
+        "alpha": {"type": "float", "default": 1.0, "static": False},
+        "beta": {"type": "float", "default": 1.0, "static": False},
+    },
+    "chain": """\
+y = alpha * (x @ w) + beta * c + bias
+""",
+    "reference": "alpha * (x @ w) + beta * c + bias",
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 @cute.jit

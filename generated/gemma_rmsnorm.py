@@ -13,26 +13,20 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The weight is stored as its distance from 1 (Gemma; FlashInfer's gemma_rmsnorm, Transformer Engine's zero-centred gamma).
-op: gemma_rmsnorm
-summary: Root mean square normalisation of each row, times one plus the weight.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N]
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = x * rstd * (1 + weight)
-reference: x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * (weight + 1)
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "gemma_rmsnorm",
+    "summary": "Root mean square normalisation of each row, times one plus the weight.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = x * rstd * (1 + weight)
+""",
+    "reference": "x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * (weight + 1)",
+    "domain": {"eps": "positive"},
+}
 
 
 def gemma_rmsnorm_row_mean(x):

@@ -13,25 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-# jax.nn.glu has its gate in the second half; here it comes first.
-op: glu
-summary: Sigmoid of the gate half times the up half.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = sigmoid(g) * u
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = jax.nn.glu(jnp.concatenate([u, g], axis=-1), axis=-1)
-"""
+SPEC = {
+    "op": "glu",
+    "summary": "Sigmoid of the gate half times the up half.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = sigmoid(g) * u
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = jax.nn.glu(jnp.concatenate([u, g], axis=-1), axis=-1)
+""",
+}
 
 
 def glu_chain(x0, x1, approx):

@@ -13,26 +13,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is interleaved along its last axis: gate, up, gate, up, ...
-# The gate is the first of each pair; jax.nn.glu takes halves with the gate second.
-op: glu_pairs
-summary: Sigmoid of the gate times the up value in each interleaved pair.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (N 2)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = sigmoid(g) * u
-reference: |
-  g = x[..., 0::2]
-  u = x[..., 1::2]
-  y = jax.nn.glu(jnp.concatenate([u, g], axis=-1), axis=-1)
-"""
+SPEC = {
+    "op": "glu_pairs",
+    "summary": "Sigmoid of the gate times the up value in each interleaved pair.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (N 2)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = sigmoid(g) * u
+""",
+    "reference": """\
+g = x[..., 0::2]
+u = x[..., 1::2]
+y = jax.nn.glu(jnp.concatenate([u, g], axis=-1), axis=-1)
+""",
+}
 
 
 def glu_pairs_chain(x0, x1, approx):

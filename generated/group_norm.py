@@ -13,34 +13,27 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Channels stand in groups already, [B, G, C, S] with G groups of C channels: a reshape of [B, G * C, ...] costs nothing.
-op: group_norm
-summary: Group normalisation of channels-first arrays, over the channels of a group and all positions.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, G, C, S]
-  weight: T[G, C] = 1
-  bias: T[G, C] = 0
-outputs:
-  y: T[B, G, C, S]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  centred = x - mean(x, axis=(C, S))
-  rstd = rsqrt(var(x, axis=(C, S)) + eps)
-  y = centred * rstd * weight + bias
-reference: |
-  w = jnp.asarray(weight)[..., None]
-  b = jnp.asarray(bias)[..., None]
-  centred = x - jnp.mean(x, axis=(2, 3), keepdims=True)
-  y = centred / jnp.sqrt(jnp.var(x, axis=(2, 3), keepdims=True) + eps) * w + b
-domain:
-  eps: positive
-bench:
-  - {B: 16, G: 32, C: 16, S: 4096}
-"""
+SPEC = {
+    "op": "group_norm",
+    "summary": "Group normalisation of channels-first arrays, over the channels of a group and all positions.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, G, C, S]", "weight": "T[G, C] = 1.0", "bias": "T[G, C] = 0.0"},
+    "outputs": {"y": "T[B, G, C, S]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+centred = x - mean(x, axis=(C, S))
+rstd = rsqrt(var(x, axis=(C, S)) + eps)
+y = centred * rstd * weight + bias
+""",
+    "reference": """\
+w = jnp.asarray(weight)[..., None]
+b = jnp.asarray(bias)[..., None]
+centred = x - jnp.mean(x, axis=(2, 3), keepdims=True)
+y = centred / jnp.sqrt(jnp.var(x, axis=(2, 3), keepdims=True) + eps) * w + b
+""",
+    "domain": {"eps": "positive"},
+    "bench": [{"B": 16, "G": 32, "C": 16, "S": 4096}],
+}
 
 
 def group_norm_row_mean(x):

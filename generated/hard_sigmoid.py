@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: hard_sigmoid
-summary: Piecewise linear sigmoid, relu6(x + 3) / 6.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = hard_sigmoid(x)
-reference: jax.nn.hard_sigmoid(x)
-"""
+SPEC = {
+    "op": "hard_sigmoid",
+    "summary": "Piecewise linear sigmoid, relu6(x + 3) / 6.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = hard_sigmoid(x)
+""",
+    "reference": "jax.nn.hard_sigmoid(x)",
+}
 
 
 def hard_sigmoid_chain(x):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: hard_swish
-summary: Piecewise linear swish, x * hard_sigmoid(x).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = hard_swish(x)
-reference: jax.nn.hard_swish(x)
-"""
+SPEC = {
+    "op": "hard_swish",
+    "summary": "Piecewise linear swish, x * hard_sigmoid(x).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = hard_swish(x)
+""",
+    "reference": "jax.nn.hard_swish(x)",
+}
 
 
 def hard_swish_chain(x):

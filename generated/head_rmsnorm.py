@@ -13,28 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# As on the queries and keys of Qwen 3 and Gemma 3, before the rotary embedding.
-op: head_rmsnorm
-summary: Root mean square normalisation of each attention head.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., H, D]
-  weight: T[D]
-outputs:
-  y: T[..., H, D]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=D) + eps)
-  y = x * rstd * weight
-reference: x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
-domain:
-  eps: positive
-bench:
-  - {...: 16384, H: 32, D: 128}
-"""
+SPEC = {
+    "op": "head_rmsnorm",
+    "summary": "Root mean square normalisation of each attention head.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., H, D]", "weight": "T[D]"},
+    "outputs": {"y": "T[..., H, D]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=D) + eps)
+y = x * rstd * weight
+""",
+    "reference": "x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight",
+    "domain": {"eps": "positive"},
+    "bench": [{"...": 16384, "H": 32, "D": 128}],
+}
 
 
 def head_rmsnorm_row_mean(x):

@@ -13,37 +13,30 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# What queries and keys go through in Qwen 3, in one pass: the norm of each head, then the rotation of its halves.
-op: head_rmsnorm_rotary
-summary: Root mean square normalisation of each attention head, then the rotary position embedding on its halves.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, S, H, (2 D)]
-  weight: T[(2 D)]
-  cos: float32[S, D]
-  sin: float32[S, D]
-outputs:
-  y: T[B, S, H, (2 D)]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  mean_square = 0.5 * (mean(square(x[0]), axis=D) + mean(square(x[1]), axis=D))
-  rstd = rsqrt(mean_square + eps)
-  a = x[0] * rstd * weight[0]
-  b = x[1] * rstd * weight[1]
-  y[0] = a * cos - b * sin
-  y[1] = b * cos + a * sin
-reference: |
-  normed = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
-  c = jnp.concatenate([cos, cos], axis=-1)[None, :, None, :]
-  s = jnp.concatenate([sin, sin], axis=-1)[None, :, None, :]
-  a, b = jnp.split(normed, 2, axis=-1)
-  y = normed * c + jnp.concatenate([-b, a], axis=-1) * s
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "head_rmsnorm_rotary",
+    "summary": "Root mean square normalisation of each attention head, then the rotary position embedding on its halves.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, S, H, (2 D)]", "weight": "T[(2 D)]", "cos": "float32[S, D]", "sin": "float32[S, D]"},
+    "outputs": {"y": "T[B, S, H, (2 D)]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+mean_square = 0.5 * (mean(square(x[0]), axis=D) + mean(square(x[1]), axis=D))
+rstd = rsqrt(mean_square + eps)
+a = x[0] * rstd * weight[0]
+b = x[1] * rstd * weight[1]
+y[0] = a * cos - b * sin
+y[1] = b * cos + a * sin
+""",
+    "reference": """\
+normed = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
+c = jnp.concatenate([cos, cos], axis=-1)[None, :, None, :]
+s = jnp.concatenate([sin, sin], axis=-1)[None, :, None, :]
+a, b = jnp.split(normed, 2, axis=-1)
+y = normed * c + jnp.concatenate([-b, a], axis=-1) * s
+""",
+    "domain": {"eps": "positive"},
+}
 
 
 def head_rmsnorm_rotary_stage0(x0, x1):

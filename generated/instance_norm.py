@@ -13,30 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: instance_norm
-summary: Instance normalisation of channels-first arrays, over the positions of each channel.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, C, S]
-  weight: T[C] = 1
-  bias: T[C] = 0
-outputs:
-  y: T[B, C, S]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  centred = x - mean(x, axis=S)
-  rstd = rsqrt(var(x, axis=S) + eps)
-  y = centred * rstd * weight + bias
-reference: |
-  w = jnp.asarray(weight)[..., None]
-  b = jnp.asarray(bias)[..., None]
-  y = (x - jnp.mean(x, axis=-1, keepdims=True)) / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * w + b
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "instance_norm",
+    "summary": "Instance normalisation of channels-first arrays, over the positions of each channel.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, C, S]", "weight": "T[C] = 1.0", "bias": "T[C] = 0.0"},
+    "outputs": {"y": "T[B, C, S]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+centred = x - mean(x, axis=S)
+rstd = rsqrt(var(x, axis=S) + eps)
+y = centred * rstd * weight + bias
+""",
+    "reference": """\
+w = jnp.asarray(weight)[..., None]
+b = jnp.asarray(bias)[..., None]
+y = (x - jnp.mean(x, axis=-1, keepdims=True)) / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * w + b
+""",
+    "domain": {"eps": "positive"},
+}
 
 
 def instance_norm_row_mean(x):

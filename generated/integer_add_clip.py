@@ -13,25 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# The sum is an int32: exact for int8, wrapping for int32 as in JAX. The store saturates where the limits do not fit T.
-op: integer_add_clip
-summary: Add two integer arrays and limit the sum to a range.
-types:
-  T: [int32, int8]
-inputs:
-  a: T[..., N]
-  b: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  lo: {type: int, default: -128, static: false, doc: The least value.}
-  hi: {type: int, default: 127, static: false, doc: The greatest value.}
-chain: |
-  y = clip(a + b, lo, hi)
-reference: jnp.clip(a.astype(jnp.int32) + b.astype(jnp.int32), lo, hi)
-grad: none
-"""
+SPEC = {
+    "op": "integer_add_clip",
+    "summary": "Add two integer arrays and limit the sum to a range.",
+    "types": {"T": ["int32", "int8"]},
+    "inputs": {"a": "T[..., N]", "b": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {
+        "lo": {"type": "int", "default": -128, "static": False, "doc": "The least value."},
+        "hi": {"type": "int", "default": 127, "static": False, "doc": "The greatest value."},
+    },
+    "chain": """\
+y = clip(a + b, lo, hi)
+""",
+    "reference": "jnp.clip(a.astype(jnp.int32) + b.astype(jnp.int32), lo, hi)",
+    "grad": "none",
+}
 
 
 def integer_add_clip_chain(a, b, lo, hi):

@@ -13,20 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# Sums of int8 do not overflow int32 below 2**24 columns.
-op: integer_row_sum
-summary: Sum of each row of integers, accumulated in int32.
-types:
-  I: [int8, int16, int32]
-inputs:
-  x: I[..., N]
-outputs:
-  y: int32[...]
-chain: |
-  y = sum(x, axis=N)
-reference: jnp.sum(x, axis=-1, dtype=jnp.int32)
-"""
+SPEC = {
+    "op": "integer_row_sum",
+    "summary": "Sum of each row of integers, accumulated in int32.",
+    "types": {"I": ["int8", "int16", "int32"]},
+    "inputs": {"x": "I[..., N]"},
+    "outputs": {"y": "int32[...]"},
+    "chain": """\
+y = sum(x, axis=N)
+""",
+    "reference": "jnp.sum(x, axis=-1, dtype=jnp.int32)",
+    "grad": "none",
+}
 
 
 def integer_row_sum_row_sum(x):

@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# A place whose target has probability 0 adds nothing: the limit of p log p.
-op: kl_div
-summary: Kullback-Leibler divergence of each row, both inputs being log probabilities.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  log_p: T[..., N]
-  log_target: T[..., N]
-outputs:
-  loss: float32[...]
-chain: |
-  loss = sum(where(log_target == -inf, 0, exp(log_target) * (log_target - log_p)), axis=N)
-reference: jnp.sum(jnp.where(jnp.isneginf(log_target), 0, jnp.exp(log_target) * (log_target - log_p)), axis=-1)
-"""
+SPEC = {
+    "op": "kl_div",
+    "summary": "Kullback-Leibler divergence of each row, both inputs being log probabilities.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"log_p": "T[..., N]", "log_target": "T[..., N]"},
+    "outputs": {"loss": "float32[...]"},
+    "chain": """\
+loss = sum(where(log_target == -inf, 0, exp(log_target) * (log_target - log_p)), axis=N)
+""",
+    "reference": "jnp.sum(jnp.where(jnp.isneginf(log_target), 0, jnp.exp(log_target) * (log_target - log_p)), axis=-1)",
+}
 
 
 def kl_div_row_sum(log_p, log_target):

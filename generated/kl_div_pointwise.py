@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: kl_div_pointwise
-summary: Pointwise Kullback-Leibler divergence, both inputs being log probabilities.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  log_p: T[..., N]
-  log_target: T[..., N]
-outputs:
-  loss: float32[..., N]
-chain: |
-  loss = exp(log_target) * (log_target - log_p)
-reference: jnp.exp(log_target) * (log_target - log_p)
-"""
+SPEC = {
+    "op": "kl_div_pointwise",
+    "summary": "Pointwise Kullback-Leibler divergence, both inputs being log probabilities.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"log_p": "T[..., N]", "log_target": "T[..., N]"},
+    "outputs": {"loss": "float32[..., N]"},
+    "chain": """\
+loss = exp(log_target) * (log_target - log_p)
+""",
+    "reference": "jnp.exp(log_target) * (log_target - log_p)",
+}
 
 
 def kl_div_pointwise_chain(log_p, log_target):

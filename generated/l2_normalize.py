@@ -13,24 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# A row shorter than eps is divided by eps, so a row of zeros stays zeros (torch.nn.functional.normalize).
-op: l2_normalize
-summary: Divide each row by its Euclidean norm.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-12, doc: The least norm to divide by.}
-chain: |
-  y = x / maximum(norm(x, axis=N), eps)
-reference: x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), eps)
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "l2_normalize",
+    "summary": "Divide each row by its Euclidean norm.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-12, "doc": "The least norm to divide by."}},
+    "chain": """\
+y = x / maximum(norm(x, axis=N), eps)
+""",
+    "reference": "x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), eps)",
+    "domain": {"eps": "positive"},
+}
 
 
 def l2_normalize_row_sum(x):

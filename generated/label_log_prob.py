@@ -13,29 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Liger's selected log-softmax, as policy gradient losses need it.
-op: label_log_prob
-summary: Log probability of one label a row, the logits being divided by a temperature.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  label: int32[...]
-outputs:
-  y: float32[...]
-params:
-  temperature: {type: float, default: 1.0, static: false, doc: What the logits are divided by.}
-chain: |
-  z = x / temperature
-  y = sum(where(index(N) == label, z, 0), axis=N) - logsumexp(z, axis=N)
-reference: |
-  z = x / temperature
-  y = jnp.take_along_axis(z, label[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(z, axis=-1)
-domain:
-  label: index(N)
-  temperature: positive
-"""
+SPEC = {
+    "op": "label_log_prob",
+    "summary": "Log probability of one label a row, the logits being divided by a temperature.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "label": "int32[...]"},
+    "outputs": {"y": "float32[...]"},
+    "params": {
+        "temperature": {"type": "float", "default": 1.0, "static": False, "doc": "What the logits are divided by."},
+    },
+    "chain": """\
+z = x / temperature
+y = sum(where(index(N) == label, z, 0), axis=N) - logsumexp(z, axis=N)
+""",
+    "reference": """\
+z = x / temperature
+y = jnp.take_along_axis(z, label[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(z, axis=-1)
+""",
+    "domain": {"label": "index(N)", "temperature": "positive"},
+}
 
 
 def label_log_prob_keep_z(x, temperature):

@@ -13,33 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The variance is the mean square about the mean, in two passes over the row on the chip: E[x^2] - E[x]^2 cancels.
-op: layernorm
-summary: Layer normalisation of each row, with an optional weight and bias.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N] = 1
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  centred = x - mean(x, axis=N)
-  rstd = rsqrt(var(x, axis=N) + eps)
-  y = centred * rstd * weight + bias
-reference: |
-  centred = x - jnp.mean(x, axis=-1, keepdims=True)
-  y = centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bias
-domain:
-  eps: positive
-bench:
-  - {...: 4096, N: 16384}
-  - {...: 16384, N: 4096}
-"""
+SPEC = {
+    "op": "layernorm",
+    "summary": "Layer normalisation of each row, with an optional weight and bias.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N] = 1.0", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+centred = x - mean(x, axis=N)
+rstd = rsqrt(var(x, axis=N) + eps)
+y = centred * rstd * weight + bias
+""",
+    "reference": """\
+centred = x - jnp.mean(x, axis=-1, keepdims=True)
+y = centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bias
+""",
+    "domain": {"eps": "positive"},
+    "bench": [{"...": 4096, "N": 16384}, {"...": 16384, "N": 4096}],
+}
 
 
 def layernorm_row_mean(x):

@@ -13,33 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# Divided by scale and rounded once; Transformer Engine and FlashInfer multiply by its reciprocal.
-op: layernorm_fp8
-summary: Layer normalisation of each row, divided by one scale and rounded once to float8.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N]
-  bias: T[N]
-  scale: float32[]
-outputs:
-  q: float8_e4m3fn[..., N]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  centred = x - mean(x, axis=N)
-  rstd = rsqrt(var(x, axis=N) + eps)
-  q = (centred * rstd * weight + bias) / scale
-reference: |
-  centred = x - jnp.mean(x, axis=-1, keepdims=True)
-  q = (centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bias) / scale
-grad: none
-domain:
-  eps: positive
-  scale: positive
-"""
+SPEC = {
+    "op": "layernorm_fp8",
+    "summary": "Layer normalisation of each row, divided by one scale and rounded once to float8.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N]", "bias": "T[N]", "scale": "float32[]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+centred = x - mean(x, axis=N)
+rstd = rsqrt(var(x, axis=N) + eps)
+q = (centred * rstd * weight + bias) / scale
+""",
+    "reference": """\
+centred = x - jnp.mean(x, axis=-1, keepdims=True)
+q = (centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bias) / scale
+""",
+    "grad": "none",
+    "domain": {"eps": "positive", "scale": "positive"},
+}
 
 
 def layernorm_fp8_row_mean(x):

@@ -13,35 +13,26 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# round goes half to even; the cast saturates and turns NaN into 0.
-op: layernorm_int8
-summary: Layer normalisation of each row, divided by one scale and rounded to int8.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N]
-  bias: T[N]
-  scale: float32[]
-outputs:
-  q: int8[..., N]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  centred = x - mean(x, axis=N)
-  rstd = rsqrt(var(x, axis=N) + eps)
-  q = cast(round((centred * rstd * weight + bias) / scale), int8)
-reference: |
-  centred = x - jnp.mean(x, axis=-1, keepdims=True)
-  y = centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bias
-  q = jnp.round(y / scale)
-grad: none
-domain:  # an infinite weight would meet what underflows: 0 * inf
-  eps: positive
-  weight: finite
-  scale: positive
-"""
+SPEC = {
+    "op": "layernorm_int8",
+    "summary": "Layer normalisation of each row, divided by one scale and rounded to int8.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N]", "bias": "T[N]", "scale": "float32[]"},
+    "outputs": {"q": "int8[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+centred = x - mean(x, axis=N)
+rstd = rsqrt(var(x, axis=N) + eps)
+q = cast(round((centred * rstd * weight + bias) / scale), int8)
+""",
+    "reference": """\
+centred = x - jnp.mean(x, axis=-1, keepdims=True)
+y = centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bias
+q = jnp.round(y / scale)
+""",
+    "grad": "none",
+    "domain": {"eps": "positive", "weight": "finite", "scale": "positive"},
+}
 
 
 def layernorm_int8_row_mean(x):

@@ -15,33 +15,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# mean and rstd are what a backward pass would save, in float32 as in Transformer Engine and QuACK.
-op: layernorm_stats
-summary: Layer normalisation of each row, with the mean and the reciprocal standard deviation as outputs.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N] = 1
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-  mean: float32[...]
-  rstd: float32[...]
-params:
-  eps: {type: float, default: 1e-5, doc: Added to the variance under the root.}
-chain: |
-  mean = mean(x, axis=N)
-  rstd = rsqrt(var(x, axis=N) + eps)
-  y = (x - mean) * rstd * weight + bias
-reference: |
-  mean = jnp.mean(x, axis=-1)
-  rstd = 1 / jnp.sqrt(jnp.var(x, axis=-1) + eps)
-  y = (x - mean[..., None]) * rstd[..., None] * weight + bias
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "layernorm_stats",
+    "summary": "Layer normalisation of each row, with the mean and the reciprocal standard deviation as outputs.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N] = 1.0", "bias": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]", "mean": "float32[...]", "rstd": "float32[...]"},
+    "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
+    "chain": """\
+mean = mean(x, axis=N)
+rstd = rsqrt(var(x, axis=N) + eps)
+y = (x - mean) * rstd * weight + bias
+""",
+    "reference": """\
+mean = jnp.mean(x, axis=-1)
+rstd = 1 / jnp.sqrt(jnp.var(x, axis=-1) + eps)
+y = (x - mean[..., None]) * rstd[..., None] * weight + bias
+""",
+    "domain": {"eps": "positive"},
+}
 
 
 def layernorm_stats_row_mean(x):

@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: leaky_relu
-summary: ReLU with a small fixed slope for negative values.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  negative_slope: 0.01
-chain: |
-  y = leaky_relu(x, negative_slope)
-reference: jax.nn.leaky_relu(x, negative_slope)
-"""
+SPEC = {
+    "op": "leaky_relu",
+    "summary": "ReLU with a small fixed slope for negative values.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"negative_slope": 0.01},
+    "chain": """\
+y = leaky_relu(x, negative_slope)
+""",
+    "reference": "jax.nn.leaky_relu(x, negative_slope)",
+}
 
 
 def leaky_relu_chain(x, negative_slope):

@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: leaky_relu_dynamic
-summary: ReLU with a slope for negative values that is given at the call.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  slope: {type: float, default: 0.01, static: false, doc: The slope for negative values.}
-chain: |
-  y = leaky_relu(x, slope)
-reference: jax.nn.leaky_relu(x, slope)
-"""
+SPEC = {
+    "op": "leaky_relu_dynamic",
+    "summary": "ReLU with a slope for negative values that is given at the call.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"slope": {"type": "float", "default": 0.01, "static": False, "doc": "The slope for negative values."}},
+    "chain": """\
+y = leaky_relu(x, slope)
+""",
+    "reference": "jax.nn.leaky_relu(x, slope)",
+}
 
 
 def leaky_relu_dynamic_chain(x, slope):

@@ -12,21 +12,17 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: lerp
-summary: Linear interpolation from a to b by an array of weights.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  a: T[..., N]
-  b: T[..., N]
-  weight: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = a + weight * (b - a)
-reference: a + weight * (b - a)
-"""
+SPEC = {
+    "op": "lerp",
+    "summary": "Linear interpolation from a to b by an array of weights.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"a": "T[..., N]", "b": "T[..., N]", "weight": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = a + weight * (b - a)
+""",
+    "reference": "a + weight * (b - a)",
+}
 
 
 def lerp_chain(a, b, weight):

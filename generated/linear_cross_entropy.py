@@ -13,32 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, reduce, vectors
 
-SPEC = """\
-# The logits stay on the chip: of a tile of them, each row leaves its maximum, its sum of exponentials, and its label's logit.
-op: linear_cross_entropy
-summary: Cross-entropy of a linear layer's logits, which are never stored.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[N, K]
-  label: int32[...]
-outputs:
-  loss: float32[...]
-chain: |
-  logits = x @ w
-  picked = sum(where(index(N) == label, logits, 0), axis=N)
-  loss = logsumexp(logits, axis=N) - picked
-reference: |
-  logits = x @ w.T
-  picked = jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == label[..., None], logits, 0), axis=-1)
-  loss = jax.nn.logsumexp(logits, axis=-1) - picked
-domain:
-  label: index(N)
-bench:
-  - {...: 4096, K: 4096, N: 128256}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "linear_cross_entropy",
+    "summary": "Cross-entropy of a linear layer's logits, which are never stored.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[N, K]", "label": "int32[...]"},
+    "outputs": {"loss": "float32[...]"},
+    "chain": """\
+logits = x @ w
+picked = sum(where(index(N) == label, logits, 0), axis=N)
+loss = logsumexp(logits, axis=N) - picked
+""",
+    "reference": """\
+logits = x @ w.T
+picked = jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == label[..., None], logits, 0), axis=-1)
+loss = jax.nn.logsumexp(logits, axis=-1) - picked
+""",
+    "domain": {"label": "index(N)"},
+    "bench": [{"...": 4096, "K": 4096, "N": 128256}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 def linear_cross_entropy_chain(logits, label, index_n):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: log_sigmoid
-summary: Logarithm of the sigmoid.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = log_sigmoid(x)
-reference: jax.nn.log_sigmoid(x)
-"""
+SPEC = {
+    "op": "log_sigmoid",
+    "summary": "Logarithm of the sigmoid.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = log_sigmoid(x)
+""",
+    "reference": "jax.nn.log_sigmoid(x)",
+}
 
 
 def log_sigmoid_chain(x, approx):

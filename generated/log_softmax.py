@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: log_softmax
-summary: Logarithm of the softmax of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = log_softmax(x, axis=N)
-reference: jax.nn.log_softmax(x, axis=-1)
-bench:
-  - {...: 65536, N: 4096}
-"""
+SPEC = {
+    "op": "log_softmax",
+    "summary": "Logarithm of the softmax of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = log_softmax(x, axis=N)
+""",
+    "reference": "jax.nn.log_softmax(x, axis=-1)",
+    "bench": [{"...": 65536, "N": 4096}],
+}
 
 
 def log_softmax_row_max(x):

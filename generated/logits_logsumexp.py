@@ -15,33 +15,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, reduce, vectors
 
-SPEC = """\
-op: logits_logsumexp
-summary: Logits, the logsumexp of each row, and the logit of each row's label.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., K]
-  w: T[N, K]
-  label: int32[...]
-outputs:
-  logits: T[..., N]
-  lse: float32[...]
-  picked: float32[...]
-chain: |
-  logits = x @ w
-  lse = logsumexp(logits, axis=N)
-  picked = sum(where(index(N) == label, logits, 0), axis=N)
-reference: |
-  logits = x @ w.T
-  lse = jax.nn.logsumexp(logits, axis=-1)
-  picked = jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == label[..., None], logits, 0), axis=-1)
-domain:
-  label: index(N)
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "logits_logsumexp",
+    "summary": "Logits, the logsumexp of each row, and the logit of each row's label.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "w": "T[N, K]", "label": "int32[...]"},
+    "outputs": {"logits": "T[..., N]", "lse": "float32[...]", "picked": "float32[...]"},
+    "chain": """\
+logits = x @ w
+lse = logsumexp(logits, axis=N)
+picked = sum(where(index(N) == label, logits, 0), axis=N)
+""",
+    "reference": """\
+logits = x @ w.T
+lse = jax.nn.logsumexp(logits, axis=-1)
+picked = jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == label[..., None], logits, 0), axis=-1)
+""",
+    "domain": {"label": "index(N)"},
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 def logits_logsumexp_chain(acc, label, index_n):

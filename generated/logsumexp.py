@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# -inf for a row of -inf alone, +inf for one with +inf, as jax.nn.logsumexp.
-op: logsumexp
-summary: Logarithm of the sum of the exponentials of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[...]
-chain: |
-  y = logsumexp(x, axis=N)
-reference: jax.nn.logsumexp(x, axis=-1)
-"""
+SPEC = {
+    "op": "logsumexp",
+    "summary": "Logarithm of the sum of the exponentials of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[...]"},
+    "chain": """\
+y = logsumexp(x, axis=N)
+""",
+    "reference": "jax.nn.logsumexp(x, axis=-1)",
+}
 
 
 def logsumexp_row_max(x):

@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: lower_bound
-summary: Raise values below a bound to it, NaN passing through.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  bound: {type: float, default: 0.0, static: false, doc: The least value.}
-chain: |
-  y = maximum(x, bound)
-reference: jnp.maximum(x, bound)
-"""
+SPEC = {
+    "op": "lower_bound",
+    "summary": "Raise values below a bound to it, NaN passing through.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"bound": {"type": "float", "default": 0.0, "static": False, "doc": "The least value."}},
+    "chain": """\
+y = maximum(x, bound)
+""",
+    "reference": "jnp.maximum(x, bound)",
+}
 
 
 def lower_bound_chain(x, bound):

@@ -13,22 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# Places whose mask is false are 0 whatever their logits, and so is a row that is masked as a whole, as in
-# jax.nn.softmax(where=mask).
-op: masked_softmax
-summary: Softmax of each row over the places whose mask is set.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  mask: bool[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = where(mask, softmax(where(mask, x, -inf), axis=N), 0)
-reference: jax.nn.softmax(x, axis=-1, where=mask)
-"""
+SPEC = {
+    "op": "masked_softmax",
+    "summary": "Softmax of each row over the places whose mask is set.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "mask": "bool[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = where(mask, softmax(where(mask, x, -inf), axis=N), 0)
+""",
+    "reference": "jax.nn.softmax(x, axis=-1, where=mask)",
+}
 
 
 def masked_softmax_keep_value(x, mask, row_max, approx):

@@ -13,31 +13,29 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: matmul_dgelu
-summary: The gradient through a dense layer and the GELU before it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., K]
-  w: T[N, K]
-  z: T[..., N]
-outputs:
-  dz: T[..., N]
-chain: |
-  dz = (dy @ w) * dgelu(z)
-reference: |
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  dz = (dy @ w.T) * jax.jvp(gelu_erf, (z,), (jnp.ones_like(z),))[1]
-grad: none
-bench:
-  - {...: 8192, K: 8192, N: 8192}
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-  - {...: 8192, K: 256, N: 8192}
-  - {...: 4096, K: 4096, N: 4096}
-  - {...: 16, K: 4096, N: 14336}
-"""
+SPEC = {
+    "op": "matmul_dgelu",
+    "summary": "The gradient through a dense layer and the GELU before it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., K]", "w": "T[N, K]", "z": "T[..., N]"},
+    "outputs": {"dz": "T[..., N]"},
+    "chain": """\
+dz = (dy @ w) * dgelu(z)
+""",
+    "reference": """\
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+dz = (dy @ w.T) * jax.jvp(gelu_erf, (z,), (jnp.ones_like(z),))[1]
+""",
+    "grad": "none",
+    "bench": [
+        {"...": 8192, "K": 8192, "N": 8192},
+        {"...": 8192, "K": 4096, "N": 14336},
+        {"...": 8192, "K": 1024, "N": 8192},
+        {"...": 8192, "K": 256, "N": 8192},
+        {"...": 4096, "K": 4096, "N": 4096},
+        {"...": 16, "K": 4096, "N": 14336},
+    ],
+}
 
 
 @cute.jit

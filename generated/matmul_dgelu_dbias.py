@@ -15,30 +15,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: matmul_dgelu_dbias
-summary: The gradient through a dense layer and the GELU before it, and that of the bias before that.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., K]
-  w: T[N, K]
-  z: T[..., N]
-outputs:
-  dz: T[..., N]
-  dbias: T[N]
-chain: |
-  dz = (dy @ w) * dgelu(z)
-  dbias = sum(dz, axis=...)
-reference: |
-  gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
-  dz = (dy @ w.T) * jax.jvp(gelu_erf, (z,), (jnp.ones_like(z),))[1]
-  dbias = jnp.einsum("...n->n", dz)
-grad: none
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "matmul_dgelu_dbias",
+    "summary": "The gradient through a dense layer and the GELU before it, and that of the bias before that.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., K]", "w": "T[N, K]", "z": "T[..., N]"},
+    "outputs": {"dz": "T[..., N]", "dbias": "T[N]"},
+    "chain": """\
+dz = (dy @ w) * dgelu(z)
+dbias = sum(dz, axis=...)
+""",
+    "reference": """\
+gelu_erf = lambda v: jax.nn.gelu(v, approximate=False)
+dz = (dy @ w.T) * jax.jvp(gelu_erf, (z,), (jnp.ones_like(z),))[1]
+dbias = jnp.einsum("...n->n", dz)
+""",
+    "grad": "none",
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 def matmul_dgelu_dbias_chain(acc, z, approx):

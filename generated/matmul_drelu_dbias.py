@@ -15,26 +15,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, gemm, partials, reduce, vectors
 
-SPEC = """\
-op: matmul_drelu_dbias
-summary: The gradient through a dense layer and the ReLU before it, and that of the bias before that.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., K]
-  w: T[N, K]
-  y: T[..., N]
-outputs:
-  dz: T[..., N]
-  dbias: T[N]
-chain: |
-  dz = where(y > 0, dy @ w, 0)
-  dbias = sum(dz, axis=...)
-reference: |
-  dz = jnp.where(y > 0, dy @ w.T, 0)
-  dbias = jnp.einsum("...n->n", dz)
-grad: none
-"""
+SPEC = {
+    "op": "matmul_drelu_dbias",
+    "summary": "The gradient through a dense layer and the ReLU before it, and that of the bias before that.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., K]", "w": "T[N, K]", "y": "T[..., N]"},
+    "outputs": {"dz": "T[..., N]", "dbias": "T[N]"},
+    "chain": """\
+dz = where(y > 0, dy @ w, 0)
+dbias = sum(dz, axis=...)
+""",
+    "reference": """\
+dz = jnp.where(y > 0, dy @ w.T, 0)
+dbias = jnp.einsum("...n->n", dz)
+""",
+    "grad": "none",
+}
 
 
 def matmul_drelu_dbias_chain(acc, y):

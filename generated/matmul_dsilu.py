@@ -13,23 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: matmul_dsilu
-summary: The gradient through a dense layer and the SiLU before it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., K]
-  w: T[N, K]
-  z: T[..., N]
-outputs:
-  dz: T[..., N]
-chain: |
-  s = sigmoid(z)
-  dz = (dy @ w) * s * (1 + z * sigmoid(-z))
-reference: (dy @ w.T) * jax.jvp(jax.nn.silu, (z,), (jnp.ones_like(z),))[1]
-grad: none
-"""
+SPEC = {
+    "op": "matmul_dsilu",
+    "summary": "The gradient through a dense layer and the SiLU before it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., K]", "w": "T[N, K]", "z": "T[..., N]"},
+    "outputs": {"dz": "T[..., N]"},
+    "chain": """\
+s = sigmoid(z)
+dz = (dy @ w) * s * (1 + z * sigmoid(-z))
+""",
+    "reference": "(dy @ w.T) * jax.jvp(jax.nn.silu, (z,), (jnp.ones_like(z),))[1]",
+    "grad": "none",
+}
 
 
 @cute.jit

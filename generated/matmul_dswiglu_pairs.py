@@ -13,33 +13,28 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: matmul_dswiglu_pairs
-summary: The gradient through a dense layer and the SwiGLU of pairs before it.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  dy: T[..., K]
-  w: T[N, K]
-  z: T[..., (N 2)]
-outputs:
-  dz: T[..., (N 2)]
-chain: |
-  d = dy @ w
-  s = sigmoid(z[0])
-  dz[0] = d * z[1] * s * (1 + z[0] * sigmoid(-z[0]))
-  dz[1] = d * z[0] * s
-reference: |
-  d = dy @ w.T
-  g = z[..., 0::2]
-  u = z[..., 1::2]
-  silu_g, dsilu_g = jax.jvp(jax.nn.silu, (g,), (jnp.ones_like(g),))
-  dz = jnp.stack([d * u * dsilu_g, d * silu_g], axis=-1).reshape(z.shape)
-grad: none
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "matmul_dswiglu_pairs",
+    "summary": "The gradient through a dense layer and the SwiGLU of pairs before it.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"dy": "T[..., K]", "w": "T[N, K]", "z": "T[..., (N 2)]"},
+    "outputs": {"dz": "T[..., (N 2)]"},
+    "chain": """\
+d = dy @ w
+s = sigmoid(z[0])
+dz[0] = d * z[1] * s * (1 + z[0] * sigmoid(-z[0]))
+dz[1] = d * z[0] * s
+""",
+    "reference": """\
+d = dy @ w.T
+g = z[..., 0::2]
+u = z[..., 1::2]
+silu_g, dsilu_g = jax.jvp(jax.nn.silu, (g,), (jnp.ones_like(g),))
+dz = jnp.stack([d * u * dsilu_g, d * silu_g], axis=-1).reshape(z.shape)
+""",
+    "grad": "none",
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 @cute.jit

@@ -15,28 +15,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The loss of a batch, and the logsumexp of each row that a backward pass would save.
-op: mean_cross_entropy
-summary: Mean over all rows of the cross-entropy of a row of logits with an integer label.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  label: int32[...]
-outputs:
-  loss: float32[]
-  lse: float32[...]
-chain: |
-  picked = sum(where(index(N) == label, x, 0), axis=N)
-  lse = logsumexp(x, axis=N)
-  loss = mean(lse - picked, axis=...)
-reference: |
-  lse = jax.nn.logsumexp(x, axis=-1)
-  loss = jnp.mean(lse - jnp.take_along_axis(x, label[..., None], axis=-1)[..., 0])
-domain:
-  label: index(N)
-"""
+SPEC = {
+    "op": "mean_cross_entropy",
+    "summary": "Mean over all rows of the cross-entropy of a row of logits with an integer label.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "label": "int32[...]"},
+    "outputs": {"loss": "float32[]", "lse": "float32[...]"},
+    "chain": """\
+picked = sum(where(index(N) == label, x, 0), axis=N)
+lse = logsumexp(x, axis=N)
+loss = mean(lse - picked, axis=...)
+""",
+    "reference": """\
+lse = jax.nn.logsumexp(x, axis=-1)
+loss = jnp.mean(lse - jnp.take_along_axis(x, label[..., None], axis=-1)[..., 0])
+""",
+    "domain": {"label": "index(N)"},
+}
 
 
 def mean_cross_entropy_rows_stage0(x, label, index_n):

@@ -13,21 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: mean_pool
-summary: Mean over the positions of a sequence, for each of its features.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., S, D]
-outputs:
-  y: T[..., D]
-chain: |
-  y = mean(x, axis=S)
-reference: jnp.einsum("...sd->...d", x) / jnp.asarray(x.shape[-2], x.dtype)
-bench:
-  - {...: 64, S: 4096, D: 1024}
-"""
+SPEC = {
+    "op": "mean_pool",
+    "summary": "Mean over the positions of a sequence, for each of its features.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., S, D]"},
+    "outputs": {"y": "T[..., D]"},
+    "chain": """\
+y = mean(x, axis=S)
+""",
+    "reference": "jnp.einsum(\"...sd->...d\", x) / jnp.asarray(x.shape[-2], x.dtype)",
+    "bench": [{"...": 64, "S": 4096, "D": 1024}],
+}
 
 
 def mean_pool_chain(x):

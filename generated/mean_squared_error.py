@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: mean_squared_error
-summary: Mean of the squared differences of two arrays.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  y: T[..., N]
-outputs:
-  loss: float32[]
-chain: |
-  loss = mean(square(x - y), axis=(..., N))
-reference: jnp.mean((x - y) ** 2)
-"""
+SPEC = {
+    "op": "mean_squared_error",
+    "summary": "Mean of the squared differences of two arrays.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"loss": "float32[]"},
+    "chain": """\
+loss = mean(square(x - y), axis=(..., N))
+""",
+    "reference": "jnp.mean((x - y) ** 2)",
+}
 
 
 def mean_squared_error_chain(x, y):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: mish
-summary: Mish, x * tanh(softplus(x)).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = mish(x)
-reference: jax.nn.mish(x)
-"""
+SPEC = {
+    "op": "mish",
+    "summary": "Mish, x * tanh(softplus(x)).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = mish(x)
+""",
+    "reference": "jax.nn.mish(x)",
+}
 
 
 def mish_chain(x, approx):

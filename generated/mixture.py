@@ -13,22 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: mixture
-summary: Weighted sum of three arrays with one weight each.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  w: float32[3]
-  a: T[..., N]
-  b: T[..., N]
-  c: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = w[0] * a + w[1] * b + w[2] * c
-reference: jnp.sum(jnp.stack([a, b, c], axis=-1) * w, axis=-1)
-"""
+SPEC = {
+    "op": "mixture",
+    "summary": "Weighted sum of three arrays with one weight each.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"w": "float32[3]", "a": "T[..., N]", "b": "T[..., N]", "c": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = w[0] * a + w[1] * b + w[2] * c
+""",
+    "reference": "jnp.sum(jnp.stack([a, b, c], axis=-1) * w, axis=-1)",
+}
 
 
 def mixture_chain(w0, w1, w2, a, b, c):

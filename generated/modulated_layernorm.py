@@ -13,30 +13,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The adaptive norm of diffusion transformers: scale and shift are per example, around 0.
-op: modulated_layernorm
-summary: Layer normalisation of each row, then a scale and a shift given for each example.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, S, N]
-  scale: T[B, N]
-  shift: T[B, N]
-outputs:
-  y: T[B, S, N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the variance under the root.}
-chain: |
-  centred = x - mean(x, axis=N)
-  rstd = rsqrt(var(x, axis=N) + eps)
-  y = centred * rstd * (1 + scale) + shift
-reference: |
-  normed = (x - jnp.mean(x, axis=-1, keepdims=True)) / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps)
-  y = normed * (scale[:, None] + 1) + shift[:, None]
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "modulated_layernorm",
+    "summary": "Layer normalisation of each row, then a scale and a shift given for each example.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, S, N]", "scale": "T[B, N]", "shift": "T[B, N]"},
+    "outputs": {"y": "T[B, S, N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the variance under the root."}},
+    "chain": """\
+centred = x - mean(x, axis=N)
+rstd = rsqrt(var(x, axis=N) + eps)
+y = centred * rstd * (1 + scale) + shift
+""",
+    "reference": """\
+normed = (x - jnp.mean(x, axis=-1, keepdims=True)) / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps)
+y = normed * (scale[:, None] + 1) + shift[:, None]
+""",
+    "domain": {"eps": "positive"},
+}
 
 
 def modulated_layernorm_row_mean(x):

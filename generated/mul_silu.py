@@ -13,24 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# The second half is the activated one, unlike swiglu (vLLM's mul_and_silu).
-op: mul_silu
-summary: First half times SiLU of the second half.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = g * silu(u)
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = g * jax.nn.silu(u)
-"""
+SPEC = {
+    "op": "mul_silu",
+    "summary": "First half times SiLU of the second half.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = g * silu(u)
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = g * jax.nn.silu(u)
+""",
+}
 
 
 def mul_silu_chain(x0, x1, approx):

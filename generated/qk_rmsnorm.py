@@ -15,37 +15,27 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Queries and keys have as many heads here; with fewer keys than queries, call head_rmsnorm on each.
-op: qk_rmsnorm
-summary: Root mean square normalisation of each head of the queries and of the keys.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  q: T[..., H, D]
-  k: T[..., H, D]
-  q_weight: T[D]
-  k_weight: T[D]
-outputs:
-  q_out: T[..., H, D]
-  k_out: T[..., H, D]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  q_rstd = rsqrt(mean(square(q), axis=D) + eps)
-  k_rstd = rsqrt(mean(square(k), axis=D) + eps)
-  q_out = q * q_rstd * q_weight
-  k_out = k * k_rstd * k_weight
-reference: |
-  rmsnorm = lambda x, weight: x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
-  q_out = rmsnorm(q, q_weight)
-  k_out = rmsnorm(k, k_weight)
-domain:
-  eps: positive
-aliases:
-  q_out: q
-  k_out: k
-"""
+SPEC = {
+    "op": "qk_rmsnorm",
+    "summary": "Root mean square normalisation of each head of the queries and of the keys.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"q": "T[..., H, D]", "k": "T[..., H, D]", "q_weight": "T[D]", "k_weight": "T[D]"},
+    "outputs": {"q_out": "T[..., H, D]", "k_out": "T[..., H, D]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+q_rstd = rsqrt(mean(square(q), axis=D) + eps)
+k_rstd = rsqrt(mean(square(k), axis=D) + eps)
+q_out = q * q_rstd * q_weight
+k_out = k * k_rstd * k_weight
+""",
+    "reference": """\
+rmsnorm = lambda x, weight: x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
+q_out = rmsnorm(q, q_weight)
+k_out = rmsnorm(k, k_weight)
+""",
+    "aliases": {"q_out": "q", "k_out": "k"},
+    "domain": {"eps": "positive"},
+}
 
 
 def qk_rmsnorm_stage0(q, k):

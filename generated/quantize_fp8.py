@@ -12,28 +12,20 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is divided by scale, not multiplied; dequantize_fp8 multiplies.
-op: quantize_fp8
-summary: Divide by one scale and round to float8, saturating.
-types:
-  T: [float32, float16, bfloat16]
-  Q: [float8_e4m3fn, float8_e5m2]
-inputs:
-  x: T[..., N]
-  scale: float32[]
-outputs:
-  q: Q[..., N]
-chain: |
-  q = x / scale
-reference: x / scale
-grad: none
-domain:
-  scale: positive
-bench:
-  - {...: 32768, N: 8192}
-  - {...: 8192, N: 4096}
-"""
+SPEC = {
+    "op": "quantize_fp8",
+    "summary": "Divide by one scale and round to float8, saturating.",
+    "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e4m3fn", "float8_e5m2"]},
+    "inputs": {"x": "T[..., N]", "scale": "float32[]"},
+    "outputs": {"q": "Q[..., N]"},
+    "chain": """\
+q = x / scale
+""",
+    "reference": "x / scale",
+    "grad": "none",
+    "domain": {"scale": "positive"},
+    "bench": [{"...": 32768, "N": 8192}, {"...": 8192, "N": 4096}],
+}
 
 
 def quantize_fp8_chain(x, scale):

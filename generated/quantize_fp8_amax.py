@@ -15,30 +15,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Delayed scaling (Transformer Engine): this call's scale comes from calls before, its amax serves those after. x is
-# divided by scale.
-op: quantize_fp8_amax
-summary: Divide by one scale and round to float8, with the largest magnitude of the whole array as a second output.
-types:
-  T: [float32, float16, bfloat16]
-  Q: [float8_e4m3fn, float8_e5m2]
-inputs:
-  x: T[..., N]
-  scale: float32[]
-outputs:
-  q: Q[..., N]
-  amax: float32[]
-chain: |
-  q = x / scale
-  amax = max(abs(x), axis=(..., N))
-reference: |
-  q = x / scale
-  amax = jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)
-grad: none
-domain:
-  scale: positive
-"""
+SPEC = {
+    "op": "quantize_fp8_amax",
+    "summary": "Divide by one scale and round to float8, with the largest magnitude of the whole array as a second output.",
+    "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e4m3fn", "float8_e5m2"]},
+    "inputs": {"x": "T[..., N]", "scale": "float32[]"},
+    "outputs": {"q": "Q[..., N]", "amax": "float32[]"},
+    "chain": """\
+q = x / scale
+amax = max(abs(x), axis=(..., N))
+""",
+    "reference": """\
+q = x / scale
+amax = jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)
+""",
+    "grad": "none",
+    "domain": {"scale": "positive"},
+}
 
 
 def quantize_fp8_amax_chain(x, scale):

@@ -15,32 +15,26 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# One scale for each block of 128 columns (vLLM's per_token_group_quant). The scale multiplies back; round goes half to even.
-op: quantize_group_int8
-summary: Quantise each block of 128 columns to int8 with a scale of its own.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (B G=128)]
-outputs:
-  q: int8[..., (B G=128)]
-  scale: float32[..., B]
-params:
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  scale = maximum(max(abs(x), axis=G), amax_min) / 127
-  q = cast(round(x / scale), int8)
-reference: |
-  blocks = x.reshape(x.shape[:-1] + (x.shape[-1] // 128, 128))
-  scale = jnp.maximum(jnp.linalg.norm(blocks, ord=jnp.inf, axis=-1), amax_min) / 127
-  q = jnp.round(blocks / scale[..., None]).reshape(x.shape)
-grad: none
-domain:
-  amax_min: positive
-bench:
-  - {...: 8192, B: 64}
-"""
+SPEC = {
+    "op": "quantize_group_int8",
+    "summary": "Quantise each block of 128 columns to int8 with a scale of its own.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (B G=128)]"},
+    "outputs": {"q": "int8[..., (B G=128)]", "scale": "float32[..., B]"},
+    "params": {"amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."}},
+    "chain": """\
+scale = maximum(max(abs(x), axis=G), amax_min) / 127
+q = cast(round(x / scale), int8)
+""",
+    "reference": """\
+blocks = x.reshape(x.shape[:-1] + (x.shape[-1] // 128, 128))
+scale = jnp.maximum(jnp.linalg.norm(blocks, ord=jnp.inf, axis=-1), amax_min) / 127
+q = jnp.round(blocks / scale[..., None]).reshape(x.shape)
+""",
+    "grad": "none",
+    "domain": {"amax_min": "positive"},
+    "bench": [{"...": 8192, "B": 64}],
+}
 
 
 def quantize_group_int8_row_max(x):

@@ -13,24 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# round goes half to even; the cast saturates and turns NaN into 0.
-op: quantize_int8
-summary: Divide by one scale a row and round to int8, saturating.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  scale: float32[...]
-outputs:
-  q: int8[..., N]
-chain: |
-  q = cast(round(x / scale), int8)
-reference: jnp.round(x / scale[..., None])
-grad: none
-domain:
-  scale: positive
-"""
+SPEC = {
+    "op": "quantize_int8",
+    "summary": "Divide by one scale a row and round to int8, saturating.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "scale": "float32[...]"},
+    "outputs": {"q": "int8[..., N]"},
+    "chain": """\
+q = cast(round(x / scale), int8)
+""",
+    "reference": "jnp.round(x / scale[..., None])",
+    "grad": "none",
+    "domain": {"scale": "positive"},
+}
 
 
 def quantize_int8_chain(x, scale):

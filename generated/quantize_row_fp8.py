@@ -15,36 +15,33 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# The scale multiplies back: x is about q * scale. It comes from the row's largest magnitude, which has a floor, as in
-# vLLM's per_token_group_quant: a row of zeros is stored as zeros, with a scale that can be divided by. NaN reaches it.
-op: quantize_row_fp8
-summary: Quantise each row to float8 with a scale of its own, so that its largest magnitude is stored as the largest value.
-types:
-  T: [float32, float16, bfloat16]
-  Q: [float8_e4m3fn, float8_e5m2]
-inputs:
-  x: T[..., N]
-outputs:
-  q: Q[..., N]
-  scale: float32[...]
-params:
-  largest: {type: float, default: 448.0, doc: "What the largest magnitude becomes; 57344 suits float8_e5m2."}
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  scale = maximum(max(abs(x), axis=N), amax_min) / largest
-  q = x / scale
-reference: |
-  amax = jnp.linalg.norm(x, ord=jnp.inf, axis=-1)
-  scale = jnp.maximum(amax, amax_min) / largest
-  q = x / scale[..., None]
-grad: none
-domain:
-  largest: [1.0, 57344.0]
-  amax_min: positive
-bench:
-  - {...: 8192, N: 8192}
-"""
+SPEC = {
+    "op": "quantize_row_fp8",
+    "summary": "Quantise each row to float8 with a scale of its own, so that its largest magnitude is stored as the largest value.",
+    "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e4m3fn", "float8_e5m2"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"q": "Q[..., N]", "scale": "float32[...]"},
+    "params": {
+        "largest": {
+            "type": "float",
+            "default": 448.0,
+            "doc": "What the largest magnitude becomes; 57344 suits float8_e5m2.",
+        },
+        "amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."},
+    },
+    "chain": """\
+scale = maximum(max(abs(x), axis=N), amax_min) / largest
+q = x / scale
+""",
+    "reference": """\
+amax = jnp.linalg.norm(x, ord=jnp.inf, axis=-1)
+scale = jnp.maximum(amax, amax_min) / largest
+q = x / scale[..., None]
+""",
+    "grad": "none",
+    "domain": {"largest": [1.0, 57344.0], "amax_min": "positive"},
+    "bench": [{"...": 8192, "N": 8192}],
+}
 
 
 def quantize_row_fp8_row_max(x):

@@ -15,32 +15,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# Symmetric, as vLLM's dynamic_scaled_int8_quant: round goes half to even, a row of zeros gives zeros, NaN gives 0. The
-# magnitude has a floor so that the scale can be divided by.
-op: quantize_row_int8
-summary: Quantise each row to int8 with a scale of its own, so that its largest magnitude is stored as 127.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  q: int8[..., N]
-  scale: float32[...]
-params:
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  scale = maximum(max(abs(x), axis=N), amax_min) / 127
-  q = cast(round(x / scale), int8)
-reference: |
-  scale = jnp.maximum(jnp.linalg.norm(x, ord=jnp.inf, axis=-1), amax_min) / 127
-  q = jnp.round(x / scale[..., None])
-grad: none
-domain:
-  amax_min: positive
-bench:
-  - {...: 8192, N: 8192}
-"""
+SPEC = {
+    "op": "quantize_row_int8",
+    "summary": "Quantise each row to int8 with a scale of its own, so that its largest magnitude is stored as 127.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"q": "int8[..., N]", "scale": "float32[...]"},
+    "params": {"amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."}},
+    "chain": """\
+scale = maximum(max(abs(x), axis=N), amax_min) / 127
+q = cast(round(x / scale), int8)
+""",
+    "reference": """\
+scale = jnp.maximum(jnp.linalg.norm(x, ord=jnp.inf, axis=-1), amax_min) / 127
+q = jnp.round(x / scale[..., None])
+""",
+    "grad": "none",
+    "domain": {"amax_min": "positive"},
+    "bench": [{"...": 8192, "N": 8192}],
+}
 
 
 def quantize_row_int8_row_max(x):

@@ -12,19 +12,17 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: quick_gelu
-summary: Sigmoid approximation of GELU, x * sigmoid(1.702 * x).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = quick_gelu(x)
-reference: x * jax.nn.sigmoid(1.702 * x)
-"""
+SPEC = {
+    "op": "quick_gelu",
+    "summary": "Sigmoid approximation of GELU, x * sigmoid(1.702 * x).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = quick_gelu(x)
+""",
+    "reference": "x * jax.nn.sigmoid(1.702 * x)",
+}
 
 
 def quick_gelu_chain(x, approx):

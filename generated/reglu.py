@@ -13,24 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: reglu
-summary: ReLU of the gate half times the up half.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = relu(g) * u
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = jax.nn.relu(g) * u
-"""
+SPEC = {
+    "op": "reglu",
+    "summary": "ReLU of the gate half times the up half.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = relu(g) * u
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = jax.nn.relu(g) * u
+""",
+}
 
 
 def reglu_chain(x0, x1):

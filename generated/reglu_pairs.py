@@ -13,25 +13,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is interleaved along its last axis: gate, up, gate, up, ...
-op: reglu_pairs
-summary: ReLU of the gate times the up value in each interleaved pair.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (N 2)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = relu(g) * u
-reference: |
-  g = x[..., 0::2]
-  u = x[..., 1::2]
-  y = jax.nn.relu(g) * u
-"""
+SPEC = {
+    "op": "reglu_pairs",
+    "summary": "ReLU of the gate times the up value in each interleaved pair.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (N 2)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = relu(g) * u
+""",
+    "reference": """\
+g = x[..., 0::2]
+u = x[..., 1::2]
+y = jax.nn.relu(g) * u
+""",
+}
 
 
 def reglu_pairs_chain(x0, x1):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: relu
-summary: Rectified linear unit, the larger of x and 0.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = relu(x)
-reference: jax.nn.relu(x)
-"""
+SPEC = {
+    "op": "relu",
+    "summary": "Rectified linear unit, the larger of x and 0.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = relu(x)
+""",
+    "reference": "jax.nn.relu(x)",
+}
 
 
 def relu_chain(x):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: relu6
-summary: ReLU with its output limited to 6.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = relu6(x)
-reference: jax.nn.relu6(x)
-"""
+SPEC = {
+    "op": "relu6",
+    "summary": "ReLU with its output limited to 6.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = relu6(x)
+""",
+    "reference": "jax.nn.relu6(x)",
+}
 
 
 def relu6_chain(x):

@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# Selected, not multiplied: a masked NaN or infinity gives 0.
-op: relu_mask
-summary: ReLU where the mask is set, 0 elsewhere.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  mask: bool[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = where(mask, relu(x), 0)
-reference: jnp.where(mask, jax.nn.relu(x), 0)
-"""
+SPEC = {
+    "op": "relu_mask",
+    "summary": "ReLU where the mask is set, 0 elsewhere.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "mask": "bool[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = where(mask, relu(x), 0)
+""",
+    "reference": "jnp.where(mask, jax.nn.relu(x), 0)",
+}
 
 
 def relu_mask_chain(x, mask):

@@ -13,29 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The mean square has eps added under the root, as in vLLM, Transformer Engine and Flax; all in float32, one rounding.
-op: rmsnorm
-summary: Root mean square normalisation of each row, with an optional weight.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N] = 1
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = x * rstd * weight
-reference: x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
-domain:
-  eps: positive
-bench:
-  - {...: 65536, N: 4096}
-  - {...: 8192, N: 32768}
-"""
+SPEC = {
+    "op": "rmsnorm",
+    "summary": "Root mean square normalisation of each row, with an optional weight.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N] = 1.0"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = x * rstd * weight
+""",
+    "reference": "x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight",
+    "domain": {"eps": "positive"},
+    "bench": [{"...": 65536, "N": 4096}, {"...": 8192, "N": 32768}],
+}
 
 
 def rmsnorm_row_mean(x):

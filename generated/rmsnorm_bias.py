@@ -13,26 +13,20 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: rmsnorm_bias
-summary: Root mean square normalisation of each row, with a weight and a bias.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N]
-  bias: T[N]
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = x * rstd * weight + bias
-reference: weight * x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps) + bias
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "rmsnorm_bias",
+    "summary": "Root mean square normalisation of each row, with a weight and a bias.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N]", "bias": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = x * rstd * weight + bias
+""",
+    "reference": "weight * x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps) + bias",
+    "domain": {"eps": "positive"},
+}
 
 
 def rmsnorm_bias_row_mean(x):

@@ -13,29 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# The normalised row is divided by scale and rounded once; vLLM rounds it to the input's type before.
-op: rmsnorm_fp8
-summary: Root mean square normalisation of each row, divided by one scale and rounded once to float8.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N]
-  scale: float32[]
-outputs:
-  q: float8_e4m3fn[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  q = x * rstd * weight / scale
-reference: x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight / scale
-grad: none
-domain:
-  eps: positive
-  scale: positive
-"""
+SPEC = {
+    "op": "rmsnorm_fp8",
+    "summary": "Root mean square normalisation of each row, divided by one scale and rounded once to float8.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N]", "scale": "float32[]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+q = x * rstd * weight / scale
+""",
+    "reference": "x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight / scale",
+    "grad": "none",
+    "domain": {"eps": "positive", "scale": "positive"},
+}
 
 
 def rmsnorm_fp8_row_mean(x):

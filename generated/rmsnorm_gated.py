@@ -13,27 +13,20 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The gate comes after the norm (norm_before_gate in Mamba 2).
-op: rmsnorm_gated
-summary: Root mean square normalisation of each row, times SiLU of a gate.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  z: T[..., N]
-  weight: T[N] = 1
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = x * rstd * weight * silu(z)
-reference: jax.nn.silu(z) * x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "rmsnorm_gated",
+    "summary": "Root mean square normalisation of each row, times SiLU of a gate.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "z": "T[..., N]", "weight": "T[N] = 1.0"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = x * rstd * weight * silu(z)
+""",
+    "reference": "jax.nn.silu(z) * x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight",
+    "domain": {"eps": "positive"},
+}
 
 
 def rmsnorm_gated_row_mean(x):

@@ -13,28 +13,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Llama's rounding point: the normalised row is rounded to the array's type before the weight (vLLM's older and
-# quantising paths, Liger's casting "llama"). A quarter of the results differ by an ulp from those of rmsnorm.
-op: rmsnorm_llama
-summary: Root mean square normalisation of each row, rounded to bfloat16 before the weight multiplies it.
-inputs:
-  x: bfloat16[..., N]
-  weight: bfloat16[N]
-outputs:
-  y: bfloat16[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  normed = cast(x * rstd, bfloat16)
-  y = normed * weight
-reference: |
-  normed = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
-  y = jax.lax.reduce_precision(normed, exponent_bits=8, mantissa_bits=7) * weight
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "rmsnorm_llama",
+    "summary": "Root mean square normalisation of each row, rounded to bfloat16 before the weight multiplies it.",
+    "inputs": {"x": "bfloat16[..., N]", "weight": "bfloat16[N]"},
+    "outputs": {"y": "bfloat16[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+normed = cast(x * rstd, bfloat16)
+y = normed * weight
+""",
+    "reference": """\
+normed = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+y = jax.lax.reduce_precision(normed, exponent_bits=8, mantissa_bits=7) * weight
+""",
+    "domain": {"eps": "positive"},
+}
 
 
 def rmsnorm_llama_row_mean(x):

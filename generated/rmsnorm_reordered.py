@@ -13,33 +13,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Channels that hold outliers come together, where blocks of columns are quantised each by itself (Atom, arXiv 2310.19102,
-# which reorders in its normalisation). `weight` is in the order of `x`.
-op: rmsnorm_reordered
-summary: Root mean square normalisation of each row, its columns in another order.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  order: int32[N]
-  weight: T[N]
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = take(x, order, axis=N) * rstd * take(weight, order, axis=N)
-reference: |
-  normal = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
-  y = jnp.take(normal, order, axis=-1, mode="clip")
-domain:
-  eps: positive
-  order: index(N)
-bench:
-  - {...: 65536, N: 4096}
-"""
+SPEC = {
+    "op": "rmsnorm_reordered",
+    "summary": "Root mean square normalisation of each row, its columns in another order.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "order": "int32[N]", "weight": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = take(x, order, axis=N) * rstd * take(weight, order, axis=N)
+""",
+    "reference": """\
+normal = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
+y = jnp.take(normal, order, axis=-1, mode="clip")
+""",
+    "domain": {"eps": "positive", "order": "index(N)"},
+    "bench": [{"...": 65536, "N": 4096}],
+}
 
 
 def rmsnorm_reordered_row_mean(x):

@@ -15,37 +15,31 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# The normalised row is not rounded before its magnitude is taken. The scale multiplies back.
-op: rmsnorm_row_fp8
-summary: Root mean square normalisation of each row, quantised to float8 with a scale a row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N]
-outputs:
-  q: float8_e4m3fn[..., N]
-  scale: float32[...]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = x * rstd * weight
-  scale = maximum(max(abs(y), axis=N), amax_min) / 448
-  q = y / scale
-reference: |
-  y = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
-  scale = jnp.maximum(jnp.linalg.norm(y, ord=jnp.inf, axis=-1), amax_min) / 448
-  q = y / scale[..., None]
-grad: none
-domain:
-  eps: positive
-  amax_min: positive
-bench:
-  - {...: 8192, N: 8192}
-"""
+SPEC = {
+    "op": "rmsnorm_row_fp8",
+    "summary": "Root mean square normalisation of each row, quantised to float8 with a scale a row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]", "scale": "float32[...]"},
+    "params": {
+        "eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."},
+        "amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."},
+    },
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = x * rstd * weight
+scale = maximum(max(abs(y), axis=N), amax_min) / 448
+q = y / scale
+""",
+    "reference": """\
+y = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
+scale = jnp.maximum(jnp.linalg.norm(y, ord=jnp.inf, axis=-1), amax_min) / 448
+q = y / scale[..., None]
+""",
+    "grad": "none",
+    "domain": {"eps": "positive", "amax_min": "positive"},
+    "bench": [{"...": 8192, "N": 8192}],
+}
 
 
 def rmsnorm_row_fp8_row_mean(x):

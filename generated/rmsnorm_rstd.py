@@ -15,30 +15,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# rstd is what a backward pass would save (rsigma in Transformer Engine, rstd in QuACK).
-op: rmsnorm_rstd
-summary: Root mean square normalisation of each row, with the reciprocal root mean square as a second output.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N] = 1
-outputs:
-  y: T[..., N]
-  rstd: float32[...]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = x * rstd * weight
-reference: |
-  rms = jnp.sqrt(jnp.mean(jnp.square(x), axis=-1) + eps)
-  rstd = 1 / rms
-  y = x / rms[..., None] * weight
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "rmsnorm_rstd",
+    "summary": "Root mean square normalisation of each row, with the reciprocal root mean square as a second output.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N] = 1.0"},
+    "outputs": {"y": "T[..., N]", "rstd": "float32[...]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = x * rstd * weight
+""",
+    "reference": """\
+rms = jnp.sqrt(jnp.mean(jnp.square(x), axis=-1) + eps)
+rstd = 1 / rms
+y = x / rms[..., None] * weight
+""",
+    "domain": {"eps": "positive"},
+}
 
 
 def rmsnorm_rstd_row_mean(x):

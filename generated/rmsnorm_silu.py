@@ -13,26 +13,20 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# FlashInfer's fused_rmsnorm_silu.
-op: rmsnorm_silu
-summary: Root mean square normalisation of each row with a weight, then SiLU.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N]
-outputs:
-  y: T[..., N]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rstd = rsqrt(mean(square(x), axis=N) + eps)
-  y = silu(x * rstd * weight)
-reference: jax.nn.silu(x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight)
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "rmsnorm_silu",
+    "summary": "Root mean square normalisation of each row with a weight, then SiLU.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rstd = rsqrt(mean(square(x), axis=N) + eps)
+y = silu(x * rstd * weight)
+""",
+    "reference": "jax.nn.silu(x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight)",
+    "domain": {"eps": "positive"},
+}
 
 
 def rmsnorm_silu_row_mean(x):

@@ -13,27 +13,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# The halves of a head are the two coordinates of each rotation (the "rotate half" layout of GPT-NeoX and Llama).
-op: rotary
-summary: Rotary position embedding on the halves of each head.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, S, H, (2 D)]
-  cos: float32[S, D]
-  sin: float32[S, D]
-outputs:
-  y: T[B, S, H, (2 D)]
-chain: |
-  y[0] = x[0] * cos - x[1] * sin
-  y[1] = x[1] * cos + x[0] * sin
-reference: |
-  c = jnp.concatenate([cos, cos], axis=-1)[None, :, None, :]
-  s = jnp.concatenate([sin, sin], axis=-1)[None, :, None, :]
-  x0, x1 = jnp.split(x, 2, axis=-1)
-  y = x * c + jnp.concatenate([-x1, x0], axis=-1) * s
-"""
+SPEC = {
+    "op": "rotary",
+    "summary": "Rotary position embedding on the halves of each head.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, S, H, (2 D)]", "cos": "float32[S, D]", "sin": "float32[S, D]"},
+    "outputs": {"y": "T[B, S, H, (2 D)]"},
+    "chain": """\
+y[0] = x[0] * cos - x[1] * sin
+y[1] = x[1] * cos + x[0] * sin
+""",
+    "reference": """\
+c = jnp.concatenate([cos, cos], axis=-1)[None, :, None, :]
+s = jnp.concatenate([sin, sin], axis=-1)[None, :, None, :]
+x0, x1 = jnp.split(x, 2, axis=-1)
+y = x * c + jnp.concatenate([-x1, x0], axis=-1) * s
+""",
+}
 
 
 def rotary_chain(x0, x1, cos, sin):

@@ -13,27 +13,23 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Neighbours in a head are the two coordinates of each rotation (the layout of GPT-J).
-op: rotary_pairs
-summary: Rotary position embedding on the interleaved pairs of each head.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[B, S, H, (D 2)]
-  cos: float32[S, D]
-  sin: float32[S, D]
-outputs:
-  y: T[B, S, H, (D 2)]
-chain: |
-  y[0] = x[0] * cos - x[1] * sin
-  y[1] = x[1] * cos + x[0] * sin
-reference: |
-  c = jnp.repeat(cos, 2, axis=-1)[None, :, None, :]
-  s = jnp.repeat(sin, 2, axis=-1)[None, :, None, :]
-  turned = jnp.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
-  y = x * c + turned * s
-"""
+SPEC = {
+    "op": "rotary_pairs",
+    "summary": "Rotary position embedding on the interleaved pairs of each head.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[B, S, H, (D 2)]", "cos": "float32[S, D]", "sin": "float32[S, D]"},
+    "outputs": {"y": "T[B, S, H, (D 2)]"},
+    "chain": """\
+y[0] = x[0] * cos - x[1] * sin
+y[1] = x[1] * cos + x[0] * sin
+""",
+    "reference": """\
+c = jnp.repeat(cos, 2, axis=-1)[None, :, None, :]
+s = jnp.repeat(sin, 2, axis=-1)[None, :, None, :]
+turned = jnp.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
+y = x * c + turned * s
+""",
+}
 
 
 def rotary_pairs_chain(x0, x1, cos, sin):

@@ -13,17 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: row_all
-summary: Whether all values of each row are true.
-inputs:
-  x: bool[..., N]
-outputs:
-  y: bool[...]
-chain: |
-  y = all(x, axis=N)
-reference: jnp.all(x, axis=-1)
-"""
+SPEC = {
+    "op": "row_all",
+    "summary": "Whether all values of each row are true.",
+    "inputs": {"x": "bool[..., N]"},
+    "outputs": {"y": "bool[...]"},
+    "chain": """\
+y = all(x, axis=N)
+""",
+    "reference": "jnp.all(x, axis=-1)",
+    "grad": "none",
+}
 
 
 def row_all_row_all(x):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# NaN wins, so a scale made from the result shows it.
-op: row_amax
-summary: Largest magnitude of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[...]
-chain: |
-  y = max(abs(x), axis=N)
-reference: jnp.linalg.norm(x, ord=jnp.inf, axis=-1)
-"""
+SPEC = {
+    "op": "row_amax",
+    "summary": "Largest magnitude of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[...]"},
+    "chain": """\
+y = max(abs(x), axis=N)
+""",
+    "reference": "jnp.linalg.norm(x, ord=jnp.inf, axis=-1)",
+}
 
 
 def row_amax_row_max(x):

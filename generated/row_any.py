@@ -13,17 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: row_any
-summary: Whether any value of each row is true.
-inputs:
-  x: bool[..., N]
-outputs:
-  y: bool[...]
-chain: |
-  y = any(x, axis=N)
-reference: jnp.any(x, axis=-1)
-"""
+SPEC = {
+    "op": "row_any",
+    "summary": "Whether any value of each row is true.",
+    "inputs": {"x": "bool[..., N]"},
+    "outputs": {"y": "bool[...]"},
+    "chain": """\
+y = any(x, axis=N)
+""",
+    "reference": "jnp.any(x, axis=-1)",
+    "grad": "none",
+}
 
 
 def row_any_row_any(x):

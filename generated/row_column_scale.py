@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: row_column_scale
-summary: Multiply by one scale a row and one a column.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  row_scale: float32[...]
-  column_scale: float32[N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = x * row_scale * column_scale
-reference: x * row_scale[..., None] * column_scale
-"""
+SPEC = {
+    "op": "row_column_scale",
+    "summary": "Multiply by one scale a row and one a column.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "row_scale": "float32[...]", "column_scale": "float32[N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = x * row_scale * column_scale
+""",
+    "reference": "x * row_scale[..., None] * column_scale",
+}
 
 
 def row_column_scale_chain(x, row_scale, column_scale):

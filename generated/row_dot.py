@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: row_dot
-summary: Dot product of each two rows.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  y: T[..., N]
-outputs:
-  dot: float32[...]
-chain: |
-  dot = sum(x * y, axis=N)
-reference: jnp.sum(x * y, axis=-1)
-"""
+SPEC = {
+    "op": "row_dot",
+    "summary": "Dot product of each two rows.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"dot": "float32[...]"},
+    "chain": """\
+dot = sum(x * y, axis=N)
+""",
+    "reference": "jnp.sum(x * y, axis=-1)",
+}
 
 
 def row_dot_row_sum(x, y):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# NaN wins, as in jnp.max; between ties the gradient is split evenly.
-op: row_max
-summary: Largest value of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[...]
-chain: |
-  y = max(x, axis=N)
-reference: jnp.max(x, axis=-1)
-"""
+SPEC = {
+    "op": "row_max",
+    "summary": "Largest value of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[...]"},
+    "chain": """\
+y = max(x, axis=N)
+""",
+    "reference": "jnp.max(x, axis=-1)",
+}
 
 
 def row_max_row_max(x):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# NaN wins, as in jnp.min; between ties the gradient is split evenly.
-op: row_min
-summary: Smallest value of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[...]
-chain: |
-  y = min(x, axis=N)
-reference: jnp.min(x, axis=-1)
-"""
+SPEC = {
+    "op": "row_min",
+    "summary": "Smallest value of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[...]"},
+    "chain": """\
+y = min(x, axis=N)
+""",
+    "reference": "jnp.min(x, axis=-1)",
+}
 
 
 def row_min_row_min(x):

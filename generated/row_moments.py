@@ -15,24 +15,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# The variance is that of the population, divided by N (jnp.var), computed about the mean.
-op: row_moments
-summary: Mean and variance of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  mean: float32[...]
-  variance: float32[...]
-chain: |
-  mean = mean(x, axis=N)
-  variance = var(x, axis=N)
-reference: |
-  mean = jnp.mean(x, axis=-1)
-  variance = jnp.var(x, axis=-1)
-"""
+SPEC = {
+    "op": "row_moments",
+    "summary": "Mean and variance of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"mean": "float32[...]", "variance": "float32[...]"},
+    "chain": """\
+mean = mean(x, axis=N)
+variance = var(x, axis=N)
+""",
+    "reference": """\
+mean = jnp.mean(x, axis=-1)
+variance = jnp.var(x, axis=-1)
+""",
+}
 
 
 def row_moments_row_mean(x):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: row_norm
-summary: Euclidean norm of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[...]
-chain: |
-  y = norm(x, axis=N)
-reference: jnp.linalg.norm(x, axis=-1)
-"""
+SPEC = {
+    "op": "row_norm",
+    "summary": "Euclidean norm of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[...]"},
+    "chain": """\
+y = norm(x, axis=N)
+""",
+    "reference": "jnp.linalg.norm(x, axis=-1)",
+}
 
 
 def row_norm_row_sum(x):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: row_prod
-summary: Product of each row, accumulated in float32.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[...]
-chain: |
-  y = prod(x, axis=N)
-reference: jnp.prod(x, axis=-1)
-"""
+SPEC = {
+    "op": "row_prod",
+    "summary": "Product of each row, accumulated in float32.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[...]"},
+    "chain": """\
+y = prod(x, axis=N)
+""",
+    "reference": "jnp.prod(x, axis=-1)",
+}
 
 
 def row_prod_row_prod(x):

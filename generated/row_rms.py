@@ -13,23 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: row_rms
-summary: Root mean square of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  rms: float32[...]
-params:
-  eps: {type: float, default: 1e-6, doc: Added to the mean square under the root.}
-chain: |
-  rms = sqrt(mean(square(x), axis=N) + eps)
-reference: jnp.hypot(jnp.linalg.norm(x, axis=-1) / jnp.sqrt(x.shape[-1]), jnp.sqrt(eps))
-domain:
-  eps: positive
-"""
+SPEC = {
+    "op": "row_rms",
+    "summary": "Root mean square of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"rms": "float32[...]"},
+    "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
+    "chain": """\
+rms = sqrt(mean(square(x), axis=N) + eps)
+""",
+    "reference": "jnp.hypot(jnp.linalg.norm(x, axis=-1) / jnp.sqrt(x.shape[-1]), jnp.sqrt(eps))",
+    "domain": {"eps": "positive"},
+}
 
 
 def row_rms_row_mean(x):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: row_scale
-summary: Multiply each row by its scale.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  scale: float32[...]
-outputs:
-  y: T[..., N]
-chain: |
-  y = x * scale
-reference: x * scale[..., None]
-"""
+SPEC = {
+    "op": "row_scale",
+    "summary": "Multiply each row by its scale.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "scale": "float32[...]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = x * scale
+""",
+    "reference": "x * scale[..., None]",
+}
 
 
 def row_scale_chain(x, scale):

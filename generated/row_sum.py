@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: row_sum
-summary: Sum of each row, accumulated in float32.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[...]
-chain: |
-  y = sum(x, axis=N)
-reference: jnp.sum(x, axis=-1)
-"""
+SPEC = {
+    "op": "row_sum",
+    "summary": "Sum of each row, accumulated in float32.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[...]"},
+    "chain": """\
+y = sum(x, axis=N)
+""",
+    "reference": "jnp.sum(x, axis=-1)",
+}
 
 
 def row_sum_row_sum(x):

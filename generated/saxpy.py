@@ -12,22 +12,18 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: saxpy
-summary: Scale x by a fixed alpha and add y.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  y: T[..., N]
-outputs:
-  z: T[..., N]
-params:
-  alpha: 1.0
-chain: |
-  z = alpha * x + y
-reference: alpha * x + y
-"""
+SPEC = {
+    "op": "saxpy",
+    "summary": "Scale x by a fixed alpha and add y.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "y": "T[..., N]"},
+    "outputs": {"z": "T[..., N]"},
+    "params": {"alpha": 1.0},
+    "chain": """\
+z = alpha * x + y
+""",
+    "reference": "alpha * x + y",
+}
 
 
 def saxpy_chain(x, y, alpha):

@@ -13,22 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# With neither operand given this is a copy.
-op: scale_shift
-summary: Per-column affine modulation, x * (1 + scale) + shift.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  scale: T[N] = 0
-  shift: T[N] = 0
-outputs:
-  y: T[..., N]
-chain: |
-  y = x * (1 + scale) + shift
-reference: x * (1 + scale) + shift
-"""
+SPEC = {
+    "op": "scale_shift",
+    "summary": "Per-column affine modulation, x * (1 + scale) + shift.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "scale": "T[N] = 0.0", "shift": "T[N] = 0.0"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = x * (1 + scale) + shift
+""",
+    "reference": "x * (1 + scale) + shift",
+}
 
 
 def scale_shift_chain(x, scale, shift):

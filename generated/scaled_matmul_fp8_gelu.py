@@ -12,30 +12,28 @@ import jax
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: scaled_matmul_fp8_gelu
-summary: A product of float8 with one scale for each matrix, GELU in its tanh form, and a scaled float8 result.
-types:
-  Q: [float8_e4m3fn, float8_e5m2]
-inputs:
-  a: Q[..., K]
-  b: Q[N, K]
-  scale_a: float32[]
-  scale_b: float32[]
-  scale_y: float32[]
-outputs:
-  y: float8_e4m3fn[..., N]
-chain: |
-  y = gelu_tanh(scale_a * scale_b * (a @ b)) * scale_y
-reference: |
-  z = scale_a * scale_b * (a @ b.T)
-  y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z)) * scale_y
-grad: none
-domain:
-  scale_a: [0.0, 0.1]
-  scale_b: [0.0, 0.1]
-  scale_y: [0.5, 2.0]
-"""
+SPEC = {
+    "op": "scaled_matmul_fp8_gelu",
+    "summary": "A product of float8 with one scale for each matrix, GELU in its tanh form, and a scaled float8 result.",
+    "types": {"Q": ["float8_e4m3fn", "float8_e5m2"]},
+    "inputs": {
+        "a": "Q[..., K]",
+        "b": "Q[N, K]",
+        "scale_a": "float32[]",
+        "scale_b": "float32[]",
+        "scale_y": "float32[]",
+    },
+    "outputs": {"y": "float8_e4m3fn[..., N]"},
+    "chain": """\
+y = gelu_tanh(scale_a * scale_b * (a @ b)) * scale_y
+""",
+    "reference": """\
+z = scale_a * scale_b * (a @ b.T)
+y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z)) * scale_y
+""",
+    "grad": "none",
+    "domain": {"scale_a": [0.0, 0.1], "scale_b": [0.0, 0.1], "scale_y": [0.5, 2.0]},
+}
 
 
 @cute.jit

@@ -13,30 +13,26 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device, gemm, vectors
 
-SPEC = """\
-op: scaled_matmul_int8
-summary: A product of int8, scaled by row and by column, with a bias (vLLM's scaled_mm).
-types:
-  T: [bfloat16, float16]
-inputs:
-  a: int8[..., K]
-  b: int8[K, N]
-  scale_a: float32[...]
-  scale_b: float32[N]
-  bias: T[N] = 0
-outputs:
-  y: T[..., N]
-chain: |
-  y = scale_a * (scale_b * (a @ b)) + bias
-reference: scale_a[..., None] * (scale_b * (a @ b)) + bias
-grad: none
-domain:
-  scale_a: [0.0, 0.1]
-  scale_b: [0.0, 0.1]
-bench:
-  - {...: 8192, K: 4096, N: 14336}
-  - {...: 8192, K: 1024, N: 8192}
-"""
+SPEC = {
+    "op": "scaled_matmul_int8",
+    "summary": "A product of int8, scaled by row and by column, with a bias (vLLM's scaled_mm).",
+    "types": {"T": ["bfloat16", "float16"]},
+    "inputs": {
+        "a": "int8[..., K]",
+        "b": "int8[K, N]",
+        "scale_a": "float32[...]",
+        "scale_b": "float32[N]",
+        "bias": "T[N] = 0.0",
+    },
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = scale_a * (scale_b * (a @ b)) + bias
+""",
+    "reference": "scale_a[..., None] * (scale_b * (a @ b)) + bias",
+    "grad": "none",
+    "domain": {"scale_a": [0.0, 0.1], "scale_b": [0.0, 0.1]},
+    "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 8192, "K": 1024, "N": 8192}],
+}
 
 
 @cute.jit

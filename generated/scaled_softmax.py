@@ -13,21 +13,20 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: scaled_softmax
-summary: Softmax of each row times a scale, such as one over the square root of the head dimension.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  scale: {type: float, default: 1.0, static: false, doc: What the logits are multiplied by.}
-chain: |
-  y = softmax(x * scale, axis=N)
-reference: jax.nn.softmax(scale * x, axis=-1)
-"""
+SPEC = {
+    "op": "scaled_softmax",
+    "summary": "Softmax of each row times a scale, such as one over the square root of the head dimension.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {
+        "scale": {"type": "float", "default": 1.0, "static": False, "doc": "What the logits are multiplied by."},
+    },
+    "chain": """\
+y = softmax(x * scale, axis=N)
+""",
+    "reference": "jax.nn.softmax(scale * x, axis=-1)",
+}
 
 
 def scaled_softmax_keep_value(x, scale, row_max, approx):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: scaled_srelu
-summary: Square of ReLU times one scale a row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  scale: float32[...]
-outputs:
-  y: T[..., N]
-chain: |
-  y = squared_relu(x) * scale
-reference: jnp.square(jax.nn.relu(x)) * scale[..., None]
-"""
+SPEC = {
+    "op": "scaled_srelu",
+    "summary": "Square of ReLU times one scale a row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "scale": "float32[...]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = squared_relu(x) * scale
+""",
+    "reference": "jnp.square(jax.nn.relu(x)) * scale[..., None]",
+}
 
 
 def scaled_srelu_chain(x, scale):

@@ -13,25 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: scaled_swiglu
-summary: SwiGLU times one scale a row, such as a router's weight.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-  scale: float32[...]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = silu(g) * u * scale
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = jax.nn.silu(g) * u * scale[..., None]
-"""
+SPEC = {
+    "op": "scaled_swiglu",
+    "summary": "SwiGLU times one scale a row, such as a router's weight.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]", "scale": "float32[...]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = silu(g) * u * scale
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = jax.nn.silu(g) * u * scale[..., None]
+""",
+}
 
 
 def scaled_swiglu_chain(x0, x1, scale, approx):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: selu
-summary: Scaled exponential linear unit with the self-normalising constants.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = selu(x)
-reference: jax.nn.selu(x)
-"""
+SPEC = {
+    "op": "selu",
+    "summary": "Scaled exponential linear unit with the self-normalising constants.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = selu(x)
+""",
+    "reference": "jax.nn.selu(x)",
+}
 
 
 def selu_chain(x):

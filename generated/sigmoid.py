@@ -12,19 +12,17 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: sigmoid
-summary: Logistic sigmoid.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = sigmoid(x)
-reference: jax.nn.sigmoid(x)
-"""
+SPEC = {
+    "op": "sigmoid",
+    "summary": "Logistic sigmoid.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = sigmoid(x)
+""",
+    "reference": "jax.nn.sigmoid(x)",
+}
 
 
 def sigmoid_chain(x, approx):

@@ -12,19 +12,17 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: silu
-summary: Sigmoid linear unit (swish), x * sigmoid(x).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = silu(x)
-reference: jax.nn.silu(x)
-"""
+SPEC = {
+    "op": "silu",
+    "summary": "Sigmoid linear unit (swish), x * sigmoid(x).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = silu(x)
+""",
+    "reference": "jax.nn.silu(x)",
+}
 
 
 def silu_chain(x, approx):

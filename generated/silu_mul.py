@@ -12,20 +12,17 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: silu_mul
-summary: SiLU of one array times another.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  gate: T[..., N]
-  up: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = silu(gate) * up
-reference: jax.nn.silu(gate) * up
-"""
+SPEC = {
+    "op": "silu_mul",
+    "summary": "SiLU of one array times another.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"gate": "T[..., N]", "up": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = silu(gate) * up
+""",
+    "reference": "jax.nn.silu(gate) * up",
+}
 
 
 def silu_mul_chain(gate, up, approx):

@@ -13,31 +13,25 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: silu_mul_fp8
-summary: SwiGLU on halves, divided by one scale and rounded once to float8.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-  scale: float32[]
-outputs:
-  q: float8_e4m3fn[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  q = silu(g) * u / scale
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  q = jax.nn.silu(g) * u / scale
-grad: none
-domain:
-  scale: positive
-bench:
-  - {...: 32768, N: 8192}
-  - {...: 8192, N: 4096}
-"""
+SPEC = {
+    "op": "silu_mul_fp8",
+    "summary": "SwiGLU on halves, divided by one scale and rounded once to float8.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]", "scale": "float32[]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+q = silu(g) * u / scale
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+q = jax.nn.silu(g) * u / scale
+""",
+    "grad": "none",
+    "domain": {"scale": "positive"},
+    "bench": [{"...": 32768, "N": 8192}, {"...": 8192, "N": 4096}],
+}
 
 
 def silu_mul_fp8_chain(x0, x1, scale):

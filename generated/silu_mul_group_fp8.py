@@ -15,34 +15,27 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# vLLM's silu_and_mul_per_block_quant, from two arrays. The product is not rounded before its magnitude is taken.
-op: silu_mul_group_fp8
-summary: SwiGLU of two arrays, each block of 128 columns quantised to float8 with a scale of its own.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  gate: T[..., (B G=128)]
-  up: T[..., (B G=128)]
-outputs:
-  q: float8_e4m3fn[..., (B G=128)]
-  scale: float32[..., B]
-params:
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  y = silu(gate) * up
-  scale = maximum(max(abs(y), axis=G), amax_min) / 448
-  q = y / scale
-reference: |
-  blocks = (jax.nn.silu(gate) * up).reshape(up.shape[:-1] + (up.shape[-1] // 128, 128))
-  scale = jnp.maximum(jnp.linalg.norm(blocks, ord=jnp.inf, axis=-1), amax_min) / 448
-  q = (blocks / scale[..., None]).reshape(up.shape)
-grad: none
-domain:
-  amax_min: positive
-bench:
-  - {...: 8192, B: 32}
-"""
+SPEC = {
+    "op": "silu_mul_group_fp8",
+    "summary": "SwiGLU of two arrays, each block of 128 columns quantised to float8 with a scale of its own.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"gate": "T[..., (B G=128)]", "up": "T[..., (B G=128)]"},
+    "outputs": {"q": "float8_e4m3fn[..., (B G=128)]", "scale": "float32[..., B]"},
+    "params": {"amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."}},
+    "chain": """\
+y = silu(gate) * up
+scale = maximum(max(abs(y), axis=G), amax_min) / 448
+q = y / scale
+""",
+    "reference": """\
+blocks = (jax.nn.silu(gate) * up).reshape(up.shape[:-1] + (up.shape[-1] // 128, 128))
+scale = jnp.maximum(jnp.linalg.norm(blocks, ord=jnp.inf, axis=-1), amax_min) / 448
+q = (blocks / scale[..., None]).reshape(up.shape)
+""",
+    "grad": "none",
+    "domain": {"amax_min": "positive"},
+    "bench": [{"...": 8192, "B": 32}],
+}
 
 
 def silu_mul_group_fp8_keep_y(gate, up):

@@ -15,35 +15,28 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM). The product is not
-# rounded before its magnitude is taken. The scale multiplies back.
-op: silu_mul_row_fp8
-summary: SwiGLU on halves, each row quantised to float8 with a scale of its own.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  q: float8_e4m3fn[..., N]
-  scale: float32[...]
-params:
-  amax_min: {type: float, default: 1e-10, doc: The least magnitude that a scale is made for.}
-chain: |
-  y = silu(x[0]) * x[1]
-  scale = maximum(max(abs(y), axis=N), amax_min) / 448
-  q = y / scale
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = jax.nn.silu(g) * u
-  scale = jnp.maximum(jnp.linalg.norm(y, ord=jnp.inf, axis=-1), amax_min) / 448
-  q = y / scale[..., None]
-grad: none
-domain:
-  amax_min: positive
-bench:
-  - {...: 8192, N: 4096}
-"""
+SPEC = {
+    "op": "silu_mul_row_fp8",
+    "summary": "SwiGLU on halves, each row quantised to float8 with a scale of its own.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]", "scale": "float32[...]"},
+    "params": {"amax_min": {"type": "float", "default": 1e-10, "doc": "The least magnitude that a scale is made for."}},
+    "chain": """\
+y = silu(x[0]) * x[1]
+scale = maximum(max(abs(y), axis=N), amax_min) / 448
+q = y / scale
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = jax.nn.silu(g) * u
+scale = jnp.maximum(jnp.linalg.norm(y, ord=jnp.inf, axis=-1), amax_min) / 448
+q = y / scale[..., None]
+""",
+    "grad": "none",
+    "domain": {"amax_min": "positive"},
+    "bench": [{"...": 8192, "N": 4096}],
+}
 
 
 def silu_mul_row_fp8_keep_y(x0, x1):

@@ -13,23 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: softcap
-summary: Soft limit on the size of logits, cap * tanh(x / cap).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  cap: {type: float, default: 30.0, static: false, doc: The limit that is approached.}
-chain: |
-  y = cap * tanh(x / cap)
-reference: cap * jnp.tanh(x / cap)
-domain:
-  cap: positive
-"""
+SPEC = {
+    "op": "softcap",
+    "summary": "Soft limit on the size of logits, cap * tanh(x / cap).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"cap": {"type": "float", "default": 30.0, "static": False, "doc": "The limit that is approached."}},
+    "chain": """\
+y = cap * tanh(x / cap)
+""",
+    "reference": "cap * jnp.tanh(x / cap)",
+    "domain": {"cap": "positive"},
+}
 
 
 def softcap_chain(x, cap, approx):

@@ -13,24 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# Gemma 2's attention logits.
-op: softcap_softmax
-summary: Softmax of each row of logits, softly limited in size before.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  cap: {type: float, default: 50.0, static: false, doc: The limit that logits approach.}
-chain: |
-  y = softmax(cap * tanh(x / cap), axis=N)
-reference: jax.nn.softmax(cap * jnp.tanh(x / cap), axis=-1)
-domain:
-  cap: positive
-"""
+SPEC = {
+    "op": "softcap_softmax",
+    "summary": "Softmax of each row of logits, softly limited in size before.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {"cap": {"type": "float", "default": 50.0, "static": False, "doc": "The limit that logits approach."}},
+    "chain": """\
+y = softmax(cap * tanh(x / cap), axis=N)
+""",
+    "reference": "jax.nn.softmax(cap * jnp.tanh(x / cap), axis=-1)",
+    "domain": {"cap": "positive"},
+}
 
 
 def softcap_softmax_keep_value(x, cap, row_max, approx):

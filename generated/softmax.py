@@ -13,24 +13,18 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# A row of -inf alone, or one with +inf, is NaN, as in jax.nn.softmax; masked_softmax defines the former.
-op: softmax
-summary: Softmax of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = softmax(x, axis=N)
-reference: jax.nn.softmax(x, axis=-1)
-bench:
-  - {...: 65536, N: 4096}
-  - {...: 4096, N: 16384}
-  - {...: 8192, N: 32768}
-"""
+SPEC = {
+    "op": "softmax",
+    "summary": "Softmax of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = softmax(x, axis=N)
+""",
+    "reference": "jax.nn.softmax(x, axis=-1)",
+    "bench": [{"...": 65536, "N": 4096}, {"...": 4096, "N": 16384}, {"...": 8192, "N": 32768}],
+}
 
 
 def softmax_keep_value(x, row_max, approx):

@@ -13,24 +13,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# A place of probability 0 adds nothing: the limit of p log p.
-op: softmax_entropy
-summary: Entropy in nats of the softmax of each row of logits.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  entropy: float32[...]
-chain: |
-  log_p = log_softmax(x, axis=N)
-  entropy = -sum(where(log_p == -inf, 0, exp(log_p) * log_p), axis=N)
-reference: |
-  log_p = jax.nn.log_softmax(x, axis=-1)
-  p = jax.nn.softmax(x, axis=-1)
-  entropy = jnp.sum(p * jnp.where(jnp.isneginf(log_p), 0, -log_p), axis=-1)
-"""
+SPEC = {
+    "op": "softmax_entropy",
+    "summary": "Entropy in nats of the softmax of each row of logits.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"entropy": "float32[...]"},
+    "chain": """\
+log_p = log_softmax(x, axis=N)
+entropy = -sum(where(log_p == -inf, 0, exp(log_p) * log_p), axis=N)
+""",
+    "reference": """\
+log_p = jax.nn.log_softmax(x, axis=-1)
+p = jax.nn.softmax(x, axis=-1)
+entropy = jnp.sum(p * jnp.where(jnp.isneginf(log_p), 0, -log_p), axis=-1)
+""",
+}
 
 
 def softmax_entropy_row_max(x):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: softplus
-summary: Smooth ReLU, log(1 + exp(x)).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = softplus(x)
-reference: jax.nn.softplus(x)
-"""
+SPEC = {
+    "op": "softplus",
+    "summary": "Smooth ReLU, log(1 + exp(x)).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = softplus(x)
+""",
+    "reference": "jax.nn.softplus(x)",
+}
 
 
 def softplus_chain(x, approx):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: softsign
-summary: Softsign, x / (1 + abs(x)).
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = softsign(x)
-reference: jax.nn.soft_sign(x)
-"""
+SPEC = {
+    "op": "softsign",
+    "summary": "Softsign, x / (1 + abs(x)).",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = softsign(x)
+""",
+    "reference": "jax.nn.soft_sign(x)",
+}
 
 
 def softsign_chain(x, approx):

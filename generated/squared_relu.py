@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: squared_relu
-summary: Square of ReLU.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = squared_relu(x)
-reference: jnp.square(jax.nn.relu(x))
-"""
+SPEC = {
+    "op": "squared_relu",
+    "summary": "Square of ReLU.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = squared_relu(x)
+""",
+    "reference": "jnp.square(jax.nn.relu(x))",
+}
 
 
 def squared_relu_chain(x):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: squareplus
-summary: Squareplus, (x + sqrt(x * x + 4)) / 2.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = squareplus(x)
-# jax.nn.squareplus, and for negative x its other form, which does not cancel: (x + h) / 2 = 2 / (h - x) where h^2 = x^2 + 4
-reference: jnp.where(x > 0, jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))
-"""
+SPEC = {
+    "op": "squareplus",
+    "summary": "Squareplus, (x + sqrt(x * x + 4)) / 2.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = squareplus(x)
+""",
+    "reference": "jnp.where(x > 0, jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))",
+}
 
 
 def squareplus_chain(x, approx):

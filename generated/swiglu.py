@@ -13,32 +13,24 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-op: swiglu
-summary: SiLU of the gate half times the up half.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = silu(g) * u
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = jax.nn.silu(g) * u
-# Measured on an H100 in turns with 128 to 512 threads: 0.6% faster
-schedule:
-  sm_90a:
-    threads: 1024
-bench:
-  - {...: 32768, N: 8192}
-  - {...: 32768, N: 4096}
-  - {...: 8192, N: 4096}
-"""
+SPEC = {
+    "op": "swiglu",
+    "summary": "SiLU of the gate half times the up half.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = silu(g) * u
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = jax.nn.silu(g) * u
+""",
+    "schedule": {"sm_90a": {"threads": 1024}},
+    "bench": [{"...": 32768, "N": 8192}, {"...": 32768, "N": 4096}, {"...": 8192, "N": 4096}],
+}
 
 
 def swiglu_chain(x0, x1, approx):

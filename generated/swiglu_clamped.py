@@ -13,29 +13,31 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-# x is halves along its last axis, all gates first (the gated layout of Transformer Engine and vLLM).
-# SwigluStep: the activated gate is bounded above only, the up half on both sides.
-op: swiglu_clamped
-summary: SwiGLU with the activated gate and the up half limited in size.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (2 N)]
-outputs:
-  y: T[..., N]
-params:
-  limit: {type: float, default: 7.0, static: false, doc: The largest activated gate and the largest size of up.}
-chain: |
-  g = x[0]
-  u = x[1]
-  y = minimum(silu(g), limit) * clip(u, -limit, limit)
-reference: |
-  g, u = jnp.split(x, 2, axis=-1)
-  y = jnp.minimum(jax.nn.silu(g), limit) * jnp.clip(u, -limit, limit)
-domain:
-  limit: positive
-"""
+SPEC = {
+    "op": "swiglu_clamped",
+    "summary": "SwiGLU with the activated gate and the up half limited in size.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (2 N)]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {
+        "limit": {
+            "type": "float",
+            "default": 7.0,
+            "static": False,
+            "doc": "The largest activated gate and the largest size of up.",
+        },
+    },
+    "chain": """\
+g = x[0]
+u = x[1]
+y = minimum(silu(g), limit) * clip(u, -limit, limit)
+""",
+    "reference": """\
+g, u = jnp.split(x, 2, axis=-1)
+y = jnp.minimum(jax.nn.silu(g), limit) * jnp.clip(u, -limit, limit)
+""",
+    "domain": {"limit": "positive"},
+}
 
 
 def swiglu_clamped_chain(x0, x1, limit, approx):

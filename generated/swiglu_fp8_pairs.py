@@ -12,29 +12,25 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is interleaved along its last axis: gate, up, gate, up, ...
-op: swiglu_fp8_pairs
-summary: SwiGLU on interleaved pairs, divided by one scale and rounded once to float8.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (N 2)]
-  scale: float32[]
-outputs:
-  q: float8_e4m3fn[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  q = silu(g) * u / scale
-reference: |
-  g = x[..., 0::2]
-  u = x[..., 1::2]
-  q = jax.nn.silu(g) * u / scale
-grad: none
-domain:
-  scale: positive
-"""
+SPEC = {
+    "op": "swiglu_fp8_pairs",
+    "summary": "SwiGLU on interleaved pairs, divided by one scale and rounded once to float8.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (N 2)]", "scale": "float32[]"},
+    "outputs": {"q": "float8_e4m3fn[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+q = silu(g) * u / scale
+""",
+    "reference": """\
+g = x[..., 0::2]
+u = x[..., 1::2]
+q = jax.nn.silu(g) * u / scale
+""",
+    "grad": "none",
+    "domain": {"scale": "positive"},
+}
 
 
 def swiglu_fp8_pairs_chain(x0, x1, scale):

@@ -12,25 +12,23 @@ import jax
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# x is interleaved along its last axis: gate, up, gate, up, ...
-op: swiglu_pairs
-summary: SiLU of the gate times the up value in each interleaved pair.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., (N 2)]
-outputs:
-  y: T[..., N]
-chain: |
-  g = x[0]
-  u = x[1]
-  y = silu(g) * u
-reference: |
-  g = x[..., 0::2]
-  u = x[..., 1::2]
-  y = jax.nn.silu(g) * u
-"""
+SPEC = {
+    "op": "swiglu_pairs",
+    "summary": "SiLU of the gate times the up value in each interleaved pair.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., (N 2)]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+g = x[0]
+u = x[1]
+y = silu(g) * u
+""",
+    "reference": """\
+g = x[..., 0::2]
+u = x[..., 1::2]
+y = jax.nn.silu(g) * u
+""",
+}
 
 
 def swiglu_pairs_chain(x0, x1, approx):

@@ -13,19 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: tanh
-summary: Hyperbolic tangent.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = tanh(x)
-reference: jnp.tanh(x)
-"""
+SPEC = {
+    "op": "tanh",
+    "summary": "Hyperbolic tangent.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = tanh(x)
+""",
+    "reference": "jnp.tanh(x)",
+}
 
 
 def tanh_chain(x):

@@ -13,22 +13,21 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: threshold_relu
-summary: Zero at or below a threshold, limited above, NaN passing through.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: T[..., N]
-params:
-  threshold: {type: float, default: 0.0, static: false, doc: Values at or below this become 0.}
-  upper: {type: float, default: 6.0, static: false, doc: The greatest value.}
-chain: |
-  y = minimum(where(x <= threshold, 0, x), upper)
-reference: jnp.where(x <= threshold, jnp.minimum(0, upper), jnp.minimum(x, upper))
-"""
+SPEC = {
+    "op": "threshold_relu",
+    "summary": "Zero at or below a threshold, limited above, NaN passing through.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "params": {
+        "threshold": {"type": "float", "default": 0.0, "static": False, "doc": "Values at or below this become 0."},
+        "upper": {"type": "float", "default": 6.0, "static": False, "doc": "The greatest value."},
+    },
+    "chain": """\
+y = minimum(where(x <= threshold, 0, x), upper)
+""",
+    "reference": "jnp.where(x <= threshold, jnp.minimum(0, upper), jnp.minimum(x, upper))",
+}
 
 
 def threshold_relu_chain(x, threshold, upper):

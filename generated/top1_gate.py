@@ -15,26 +15,22 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# The expert is the first largest logit, NaN counting as the largest, as jnp.argmax. Its probability is
-# exp(0) / sum(exp(x - top)).
-op: top1_gate
-summary: Largest softmax probability of each row of router logits, and its place.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  gate: float32[...]
-  expert: int32[...]
-chain: |
-  top = max(x, axis=N)
-  gate = 1 / sum(exp(x - top), axis=N)
-  expert = min(where((x == top) | isnan(x), index(N), size(N)), axis=N)
-reference: |
-  gate = jnp.max(jax.nn.softmax(x, axis=-1), axis=-1)
-  expert = jnp.argmax(x, axis=-1)
-"""
+SPEC = {
+    "op": "top1_gate",
+    "summary": "Largest softmax probability of each row of router logits, and its place.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"gate": "float32[...]", "expert": "int32[...]"},
+    "chain": """\
+top = max(x, axis=N)
+gate = 1 / sum(exp(x - top), axis=N)
+expert = min(where((x == top) | isnan(x), index(N), size(N)), axis=N)
+""",
+    "reference": """\
+gate = jnp.max(jax.nn.softmax(x, axis=-1), axis=-1)
+expert = jnp.argmax(x, axis=-1)
+""",
+}
 
 
 def top1_gate_top(x):

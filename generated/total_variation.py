@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-op: total_variation
-summary: Total variation distance of each row, half the sum of absolute differences.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  p: T[..., N]
-  q: T[..., N]
-outputs:
-  loss: float32[...]
-chain: |
-  loss = 0.5 * sum(abs(p - q), axis=N)
-reference: jnp.linalg.norm(p - q, ord=1, axis=-1) / 2
-"""
+SPEC = {
+    "op": "total_variation",
+    "summary": "Total variation distance of each row, half the sum of absolute differences.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"p": "T[..., N]", "q": "T[..., N]"},
+    "outputs": {"loss": "float32[...]"},
+    "chain": """\
+loss = 0.5 * sum(abs(p - q), axis=N)
+""",
+    "reference": "jnp.linalg.norm(p - q, ord=1, axis=-1) / 2",
+}
 
 
 def total_variation_row_sum(p, q):

@@ -15,28 +15,30 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-# The gradient takes its sign from p > q alone, so a tie gives -weight / 2. It is an output already, hence grad: none.
-op: total_variation_grad
-summary: Total variation distance of two distributions, element by element, with its weighted gradient.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  p: T[..., N]
-  q: T[..., N]
-outputs:
-  loss: float32[..., N]
-  dp: T[..., N]
-params:
-  weight: {type: float, default: 1.0, static: false, doc: "The factor of the gradient, usually 1 / rows."}
-chain: |
-  loss = 0.5 * abs(p - q)
-  dp = where(p > q, 0.5 * weight, -0.5 * weight)
-reference: |
-  loss = jnp.abs(p - q) / 2
-  dp = weight * jnp.where(p > q, 0.5, -0.5)
-grad: none
-"""
+SPEC = {
+    "op": "total_variation_grad",
+    "summary": "Total variation distance of two distributions, element by element, with its weighted gradient.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"p": "T[..., N]", "q": "T[..., N]"},
+    "outputs": {"loss": "float32[..., N]", "dp": "T[..., N]"},
+    "params": {
+        "weight": {
+            "type": "float",
+            "default": 1.0,
+            "static": False,
+            "doc": "The factor of the gradient, usually 1 / rows.",
+        },
+    },
+    "chain": """\
+loss = 0.5 * abs(p - q)
+dp = where(p > q, 0.5 * weight, -0.5 * weight)
+""",
+    "reference": """\
+loss = jnp.abs(p - q) / 2
+dp = weight * jnp.where(p > q, 0.5, -0.5)
+""",
+    "grad": "none",
+}
 
 
 def total_variation_grad_chain(p, q, weight):

@@ -13,21 +13,19 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: triple_split
-summary: Positive part, negative part and size of each value, side by side.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[...]
-outputs:
-  y: T[..., 3]
-chain: |
-  y[0] = relu(x)
-  y[1] = relu(-x)
-  y[2] = abs(x)
-reference: jnp.stack([jax.nn.relu(x), jax.nn.relu(-x), jnp.abs(x)], axis=-1)
-"""
+SPEC = {
+    "op": "triple_split",
+    "summary": "Positive part, negative part and size of each value, side by side.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[...]"},
+    "outputs": {"y": "T[..., 3]"},
+    "chain": """\
+y[0] = relu(x)
+y[1] = relu(-x)
+y[2] = abs(x)
+""",
+    "reference": "jnp.stack([jax.nn.relu(x), jax.nn.relu(-x), jnp.abs(x)], axis=-1)",
+}
 
 
 def triple_split_chain(x):

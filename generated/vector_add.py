@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: vector_add
-summary: Add two arrays.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  a: T[..., N]
-  b: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = a + b
-reference: jnp.add(a, b)
-"""
+SPEC = {
+    "op": "vector_add",
+    "summary": "Add two arrays.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"a": "T[..., N]", "b": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = a + b
+""",
+    "reference": "jnp.add(a, b)",
+}
 
 
 def vector_add_chain(a, b):

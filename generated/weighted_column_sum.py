@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: weighted_column_sum
-summary: Sum of the rows, with one weight a row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: float32[...]
-outputs:
-  y: float32[N]
-chain: |
-  y = sum(x * weight, axis=...)
-reference: jnp.einsum("...n->n", x * weight[..., None])
-"""
+SPEC = {
+    "op": "weighted_column_sum",
+    "summary": "Sum of the rows, with one weight a row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "float32[...]"},
+    "outputs": {"y": "float32[N]"},
+    "chain": """\
+y = sum(x * weight, axis=...)
+""",
+    "reference": "jnp.einsum(\"...n->n\", x * weight[..., None])",
+}
 
 
 def weighted_column_sum_chain(x, weight):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, partials, reduce
 
-SPEC = """\
-op: weighted_row_sum
-summary: Sum of each row, with one weight a column.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-  weight: T[N]
-outputs:
-  y: float32[...]
-chain: |
-  y = sum(x * weight, axis=N)
-reference: jnp.sum(weight * x, axis=-1)
-"""
+SPEC = {
+    "op": "weighted_row_sum",
+    "summary": "Sum of each row, with one weight a column.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]", "weight": "T[N]"},
+    "outputs": {"y": "float32[...]"},
+    "chain": """\
+y = sum(x * weight, axis=N)
+""",
+    "reference": "jnp.sum(weight * x, axis=-1)",
+}
 
 
 def weighted_row_sum_row_sum(x, weight):

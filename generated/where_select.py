@@ -13,21 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import device
 
-SPEC = """\
-op: where_select
-summary: Take a where the mask is set and b elsewhere.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  mask: bool[..., N]
-  a: T[..., N]
-  b: T[..., N]
-outputs:
-  y: T[..., N]
-chain: |
-  y = where(mask, a, b)
-reference: jnp.where(mask, a, b)
-"""
+SPEC = {
+    "op": "where_select",
+    "summary": "Take a where the mask is set and b elsewhere.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"mask": "bool[..., N]", "a": "T[..., N]", "b": "T[..., N]"},
+    "outputs": {"y": "T[..., N]"},
+    "chain": """\
+y = where(mask, a, b)
+""",
+    "reference": "jnp.where(mask, a, b)",
+}
 
 
 def where_select_chain(mask, a, b):

@@ -13,20 +13,17 @@ import jax.numpy as jnp
 from codegen import runtime
 from codegen.runtime import access, device, reduce
 
-SPEC = """\
-# The router's z-loss of ST-MoE, one value a row.
-op: z_loss
-summary: Square of the logsumexp of each row.
-types:
-  T: [float32, float16, bfloat16]
-inputs:
-  x: T[..., N]
-outputs:
-  y: float32[...]
-chain: |
-  y = square(logsumexp(x, axis=N))
-reference: jax.nn.logsumexp(x, axis=-1) ** 2
-"""
+SPEC = {
+    "op": "z_loss",
+    "summary": "Square of the logsumexp of each row.",
+    "types": {"T": ["float32", "float16", "bfloat16"]},
+    "inputs": {"x": "T[..., N]"},
+    "outputs": {"y": "float32[...]"},
+    "chain": """\
+y = square(logsumexp(x, axis=N))
+""",
+    "reference": "jax.nn.logsumexp(x, axis=-1) ** 2",
+}
 
 
 def z_loss_row_max(x):

@@ -33,6 +33,7 @@ def make_jnp_op(text: str):
     import jax.numpy as jnp
 
     from codegen import emit, runtime
+    from codegen.embedding import to_data
     from codegen.ir import DTYPES
     from codegen.plan import access_key
 
@@ -62,4 +63,4 @@ def make_jnp_op(text: str):
 
     declaration.__name__ = name
     parts = {"launch": None, "xla": found["xla"], "reference": found["reference"], "result": result}
-    return runtime.op(text, **parts)(declaration)
+    return runtime.op(to_data(spec), **parts)(declaration)

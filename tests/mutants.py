@@ -28,18 +28,22 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from codegen.embedding import to_data
 from codegen.errors import SpecError
 from codegen.formula import functions
 from codegen.ir import DTYPES
 from codegen.pipeline import Op, read_op
 from codegen.render import render_op
-from codegen.specfile import KEYS
+from codegen.render.literals import dict_literal
+from codegen.spec import Spec
+from codegen.specfile import KEYS, load_spec
+from codegen.tree import Scalar
 
 ROOT = Path(__file__).parent.parent
 GOOD, BAD = ("specs", "tests/pure/good_specs"), ("tests/pure/bad_specs",)
@@ -83,6 +87,7 @@ def examine(data: bytes | str, stem: str = "f") -> Op | SpecError:
     else:
         check_names(source)
         check_characters(source)
+        check_data(outcome.spec, source)
     return outcome
 
 
@@ -96,6 +101,27 @@ def check_names(source: str) -> None:
         tables += table.get_children()
         if isinstance(table, symtable.Function):
             assert known.issuperset(table.get_globals()), table.get_name()
+
+
+def check_data(spec: Spec, source: str) -> None:
+    """The data in a generated module reads as the spec that it was made from."""
+    written = dict_literal(to_data(spec))
+    assert f"\nSPEC = {written}\n" in source
+    data = ast.literal_eval(written)
+    assert data == to_data(spec)
+    assert meaning(load_spec(spec.path, data)) == meaning(spec)
+
+
+def meaning(spec: Spec) -> dict[str, str]:
+    """All that a spec says, without its places. Texts, for 1, 1.0 and True are equal, and a NaN is not equal to itself."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(plain, value))
+        return value.value if isinstance(value, Scalar) else value
+
+    found = {item.name: repr(plain(getattr(spec, item.name))) for item in fields(spec)}
+    return found | {"source": "", "places": repr(sorted(spec.places))}
 
 
 def check_error(error: SpecError, data: bytes | str) -> None:

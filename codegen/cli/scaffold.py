@@ -8,11 +8,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from codegen import extras
 from codegen.cli.project import Project
 from codegen.cli.schema import SCHEMA_FILE
 from codegen.errors import Mistake, named
+
+with extras.needed("build"):
+    import yaml
 
 FIRST = "bias_relu"  # the op of a project's first spec
 

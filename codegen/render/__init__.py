@@ -9,19 +9,19 @@ import functools
 import re
 
 from codegen import extras, library
+from codegen.embedding import to_data
 from codegen.gemms import Gemm
 from codegen.pipeline import Derived, Op
 from codegen.plan import Elementwise
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
+from codegen.render.literals import dict_literal
 from codegen.render.rows import RowContext
 from codegen.render.walks import WalkContext
 
 with extras.needed("build"):
     import jinja2
-
-WIDTH = 120
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def render_op(op: Op) -> str:
     """The generated module of an op."""
     context = context_of(op)
     values = context.values()
-    values |= {"kernel": kernel_text(context, values), "derived": {}}
+    values |= {"kernel": kernel_text(context, values), "derived": {}, "spec": dict_literal(to_data(op.spec))}
     for name, derived in derived_ops(op).items():
         own = context_of(derived)
         values["derived"][name] = made = own.values()

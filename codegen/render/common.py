@@ -25,11 +25,6 @@ def camel(name: str) -> str:
     return re.sub(r"(?:^|_)([a-z])", lambda match: match[1].upper(), name)
 
 
-def quoted_block(text: str) -> str:
-    """A spec's text inside triple quotes: it reads back the same, and can neither end the string nor escape in it."""
-    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"').rstrip("\n") + "\n"
-
-
 def quoted(text: str) -> str:
     """A docstring's text: it can neither end the string nor escape in it."""
     return text.replace("\\", "\\\\").replace('"', "'")
@@ -86,7 +81,6 @@ class Context:
             "static_params": [{"name": p.constant, "kind": p.kind} for p in self.static],
             "byte_tensors": self.byte_tensors(),
             "result_class": self.result_class(),
-            "spec": quoted_block(spec.source.text),
             "signature": self.signature(),
             "returns": camel(spec.op) + "Outputs" if len(spec.outputs) > 1 else "jax.Array",
             "doc": self.doc(),

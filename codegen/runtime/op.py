@@ -97,13 +97,13 @@ class Op(Generic[P, R]):
     def __init__(
         self,
         function: Callable[P, R],
-        text: str,
+        content: dict[str, Any],
         parts: dict[str, Any],
         backward: Callable[..., Backward],
     ):
         functools.update_wrapper(self, function)
         self._parts = parts
-        self._text, self._reference, self._result = text, parts["reference"], parts.get("result")
+        self._content, self._reference, self._result = content, parts["reference"], parts.get("result")
         self._begin(parts.get("launch"), parts.get("xla"))
         self._backward = backward(self, parts) if "backward_launch" in parts else None
 
@@ -120,7 +120,7 @@ class Op(Generic[P, R]):
 
     @functools.cached_property
     def _op(self) -> pipeline.Op:
-        return pipeline.read_op(f"specs/{self.__name__}.yaml", self._text)  # type: ignore[attr-defined]
+        return pipeline.read_op(f"specs/{self.__name__}.yaml", self._content)  # type: ignore[attr-defined]
 
     @property
     def spec(self) -> Spec:

@@ -192,7 +192,7 @@ def gradient(op: Op, report: dict[str, Any]) -> str:
 
 def kernels(name: str, module: str) -> str:
     """The generated module from its chain on, in two parts: the forward kernel, and what is generated for the gradient."""
-    body = module[module.index('"""\n\n\n', module.index("SPEC = ")) + 6 :]
+    body = module[module.index("\n}\n\n\n", module.index("SPEC = ")) + 5 :]
     split = re.search(rf"^(?:@cute\.\w+\n)?def {name}_(?:backward|frozen|forward)_", body, re.MULTILINE)
     forward, rest = (body[: split.start()], body[split.start() :]) if split else (body, "")
     parts = [f'??? example "generated/{name}.py: forward"\n\n{indented(fenced("python", forward.strip()))}']

@@ -45,7 +45,7 @@ class Refuse:
         if name.partition(".")[0] in REFUSED:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-REFUSED = {"elftools", "hypothesis", "jinja2", "llvmlite", "matplotlib", "pytest", "rich", "typer", "flatbuffers"}
+REFUSED = {"elftools", "flatbuffers", "hypothesis", "jinja2", "llvmlite", "matplotlib", "pytest", "rich", "typer", "yaml"}
 sys.meta_path.insert(0, Refuse())
 """
 
@@ -157,7 +157,7 @@ main()
     assert found.stderr == "error: hypothesis is not installed: pip install 'cutefuse[test]'\n"
 
 
-@pytest.mark.parametrize(("command", "missing"), [("build", "jinja2"), ("list", "typer")])
+@pytest.mark.parametrize(("command", "missing"), [("build", "jinja2"), ("check", "yaml"), ("list", "typer")])
 def test_a_command_says_what_to_install(command, missing):
     code = f"REFUSED = {{{missing!r}}}; sys.argv = ['codegen', {command!r}]; from cutefuse_command import main; main()"
     found = bare(code)

@@ -15,7 +15,8 @@ import pytest
 
 from codegen import __main__ as command
 from codegen.cli.schema import json_schema
-from codegen.text import Mapping, Scalar, Sequence, Tree, parse_yaml
+from codegen.text import parse_yaml
+from codegen.tree import Mapping, Scalar, Sequence, Tree
 from tests.pure.building import HERE, ROOT, SPEC, contents, process, write_specs
 
 LIBRARY = sorted((ROOT / "specs").glob("*.yaml"))
@@ -180,8 +181,8 @@ def test_check_finds_a_stale_file(built, tmp_path):
     result = built("check")
     assert result.status == 1
     assert "generated/a.py: stale or edited by hand\n" in result.out
-    assert "-chain: y = 1.0 * x\n" in result.out
-    assert "+chain: y = 2.0 * x\n" in result.out
+    assert '-    "chain": "y = 1.0 * x",\n' in result.out
+    assert '+    "chain": "y = 2.0 * x",\n' in result.out
     assert result.out.endswith("1 of 5 files differ. Run: codegen build\n")
     assert built("build").status == 0
     assert built("check").status == 0

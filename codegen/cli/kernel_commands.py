@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codegen.cli import spec_commands
+from codegen.cli.completing import built_ops, specified_ops
 from codegen.cli.loading import load_kernels, load_ops, load_package, no_op
 from codegen.cli.options import (
     Archs,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    op: Annotated[str, typer.Argument(help="The op's name.")],
+    op: Annotated[str, typer.Argument(help="The op's name.", autocompletion=specified_ops)],
     specs: Specs = None,
     shape: Shape = "",
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the op's graph into this file too.")] = None,
@@ -300,7 +301,7 @@ def bench(
 
 
 def export_op(
-    op: Annotated[str, typer.Argument(help="The op's name.")],
+    op: Annotated[str, typer.Argument(help="The op's name.", autocompletion=built_ops)],
     shape: Annotated[
         str, typer.Option("--shape", help='Every extent, a number or a name where it is open: "...=rows,N=4096".')
     ],

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from codegen.arch import USUAL
+from codegen.cli.completing import built_ops
 from codegen.cli.project import PACKAGE, SPECS, Project, checked_architectures
 from codegen.errors import Mistake, SpecError, printable
 
@@ -29,7 +30,10 @@ Tests = Annotated[
         show_default="tests/NAME beside the package NAME",
     ),
 ]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.", autocompletion=built_ops),
+]
 Archs = Annotated[
     str | None, typer.Option("--arch", help="Architectures, separated by commas.", show_default=USUAL, metavar="ARCH")
 ]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from codegen.cli.completing import specified_ops
 from codegen.cli.options import (
     AsJson,
     Kind,
@@ -183,7 +184,10 @@ def check(specs: Specs = None, package: Package = None, tests: Tests = None, out
 
 def list_ops(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="Only ops with these in name or summary.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD]...", help="Only ops with these in name or summary.", autocompletion=specified_ops
+        ),
     ] = None,
     kind: Kind = "",
     long: Annotated[bool, typer.Option("--long", "-l", help="Show types, arguments and results.")] = False,

@@ -1,10 +1,14 @@
 """What type checkers know of ops: arguments, keywords, results. JAX and the compiler are stubs: mypy reads this program alone."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 
-from tests.pure.building import ROOT
+import pytest
+
+from tests.pure.building import HERE, ROOT
 
 JAX = """
 from typing import Any
@@ -39,6 +43,18 @@ def use(x: jax.Array, b: jax.Array) -> None:
     rmsnorm(x, b, eps="small")
     add_rmsnorm(x, x, b).nonsuch
 """
+PYRIGHT = shutil.which("pyright")
+PYRIGHT_USER = """
+import jax
+
+from ops import dense_gelu, layernorm_stats
+
+
+def use(x: jax.Array) -> None:
+    reveal_type(dense_gelu(x, x, x))
+    reveal_type(layernorm_stats(x))
+    layernorm_stats(x, epsilon=1.0)
+"""
 FOUND = [
     "8: Revealed type is 'jax.Array'",
     "9: Revealed type is 'jax.Array'",
@@ -67,6 +83,29 @@ def test_ops_have_their_signatures(run, tmp_path):
     lines = [re.sub(r"^user.py:(\d+): (?:note|error):", r"\1:", line) for line in lines if "defined in" not in line]
     assert len(lines) == len(FOUND) + 1, result  # and nothing is wrong in the package itself
     assert [line[: len(found)] for line, found in zip(lines, FOUND, strict=False)] == FOUND
+
+
+@pytest.mark.skipif(not PYRIGHT, reason="pyright is not installed")
+def test_pyright_sees_them_too(run, tmp_path):
+    """And it finds nothing in generated modules, though their kernels are of no type that it knows."""
+    names = (
+        "bias_gelu_tanh",
+        "cross_entropy_grad",
+        "dense_gelu",
+        "dgroup_norm",
+        "layernorm_stats",
+    )  # a kernel of each kind
+    specs = [str(ROOT / f"specs/{name}.yaml") for name in names]
+    assert run("build", *specs, "--package", "ops", "--tests", "").status == 0
+    (tmp_path / "user.py").write_text(PYRIGHT_USER)
+    command = [PYRIGHT, "--pythonpath", sys.executable, "--outputjson", "user.py", "ops"]
+    result = subprocess.run(command, cwd=tmp_path, env=HERE, capture_output=True, text=True)
+    found = [(d["severity"], d["message"]) for d in json.loads(result.stdout)["generalDiagnostics"]]
+    assert found == [
+        ("information", 'Type of "dense_gelu(x, x, x)" is "Array"'),
+        ("information", 'Type of "layernorm_stats(x)" is "LayernormStatsOutputs"'),
+        ("error", 'No parameter named "epsilon"'),
+    ]
 
 
 def test_installed_packages_say_that_they_are_typed():

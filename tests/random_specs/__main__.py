@@ -56,7 +56,7 @@ def whole(given: argparse.Namespace, seeds: range) -> None:
         while seed < seeds.stop and time.time() - start < 60 * given.minutes:
             last = min(seed + BATCH[given.build_only], seeds.stop)
             left = 60 * given.minutes - (time.time() - start)
-            for row in run(given, seed, last, left + 300):
+            for row in run(given, seed, last, left):
                 seed = row["seed"] + 1
                 counts.update(row["counts"])
                 if row["failure"]:
@@ -103,7 +103,7 @@ def run(given: argparse.Namespace, first: int, last: int, seconds: float):
             if line.startswith('{"seed"'):
                 yield (row := json.loads(line))
                 seed = row["seed"] + 1
-            if time.time() - start > seconds:
+            if time.time() - start > seconds:  # the rest of the batch is left
                 process.kill()
                 return
         if process.wait() and seed < last:

@@ -123,6 +123,12 @@ def reached_types(
     return found
 
 
+def pin_types(node: Node) -> tuple[str, ...]:
+    """The types that the mark of a pinned value names."""
+    assert node.op == PINNED
+    return node.attr if isinstance(node.attr, tuple) else ()
+
+
 def is_approximable(node: Node) -> bool:
     """Whether kernels have an approximate form of an operation."""
     return node.op in OPS and "{approx}" in OPS[node.op].cute

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
+from codegen.contraction import pin_types
 from codegen.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.ir import Call, Leaf, Node, Statement, axes_text, lost_axes, topological
 from codegen.ops import OPERATORS, OPS, PINNED, REDUCTIONS
@@ -117,7 +118,7 @@ class _Writer:
         if node.op == "cast":
             return f"cast({args[0][0]}, {node.attr})", ATOM
         if node.op == PINNED:
-            return f"{PINNED}({', '.join([args[0][0], *node.attr])})", ATOM
+            return f"{PINNED}({', '.join([args[0][0], *pin_types(node)])})", ATOM
         if node.op in REDUCTIONS:
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]

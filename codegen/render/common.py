@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from codegen import emit, online, ranges
-from codegen.contraction import is_approximable, rounding
+from codegen.contraction import is_approximable, pin_types, rounding
 from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, dtypes_of, reaching, topological
 from codegen.names import fresh
@@ -119,7 +119,7 @@ class Context:
         texts: dict[int, str] = {}
         flags: dict[tuple[Array, ...], str] = {}
         by_type = {a.dtype: a for a in reversed(outputs) if len(narrow[a.name]) == 2}  # outputs of one type go together
-        deciding = {
+        deciding: dict[int, tuple[Array, ...] | None] = {
             i: tuple(
                 a
                 for a in outputs
@@ -131,13 +131,12 @@ class Context:
         deciding.update(self.marked())
         kinds = {some for some in deciding.values() if some}
         for i in approximable:
-            if deciding.get(i) is None:
-                texts[i] = "False"
-            elif not deciding[i]:
-                texts[i] = "True"
-            else:
-                name = "approx" if len(kinds) == 1 else "_".join(["approx", *(a.name for a in deciding[i])])
-                texts[i] = flags[deciding[i]] = flags.get(deciding[i]) or fresh(taken, name)
+            arrays = deciding.get(i)
+            if not arrays:
+                texts[i] = "False" if arrays is None else "True"
+                continue
+            name = "approx" if len(kinds) == 1 else "_".join(["approx", *(a.name for a in arrays)])
+            texts[i] = flags[arrays] = flags.get(arrays) or fresh(taken, name)
         for i, read in self.terms().items():
             widths = [{DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in read]
             if texts[i] == "False" and read and {False} not in widths:
@@ -151,9 +150,9 @@ class Context:
         arrays = {a.dtype: a for a in reversed([*self.asking(), *there])}
         found: dict[int, tuple[Array, ...] | None] = {}
         for node in self.nodes:
-            if node.op != PINNED or not node.attr:
+            if node.op != PINNED or not pin_types(node):
                 continue
-            widths = {t: {is_narrow(d) for d in dtypes_of(t, dict(self.spec.types))} for t in node.attr}
+            widths = {t: {is_narrow(d) for d in dtypes_of(t, dict(self.spec.types))} for t in pin_types(node)}
             open_types = [t for t, narrow in widths.items() if len(narrow) == 2]
             never = any(narrow == {False} for narrow in widths.values()) or any(t not in arrays for t in open_types)
             found[id(node.args[0])] = None if never else tuple(arrays[t] for t in open_types)

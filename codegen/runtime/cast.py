@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 
 def cast(x: jax.Array, dtype) -> jax.Array:
-    """`x` rounded to `dtype` within a chain, as `store` does it. XLA may leave out a conversion to a narrow float and back;
-    not this one."""
+    """`x` rounded to `dtype` within a chain, as `store` does it.
+
+    XLA may leave out a conversion to a narrow float and back, and does so on GPUs. Here `x` is rounded before, so that the
+    conversion changes nothing.
+    """
     dtype = jnp.dtype(dtype)
-    if dtype == jnp.bfloat16 and jnp.issubdtype(x.dtype, jnp.floating):
-        x = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-    rounded = store(x, dtype)
-    # reduce_precision would flush float16's denormals
-    return jax.lax.optimization_barrier(rounded) if dtype == jnp.float16 else rounded
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 and x.dtype in (jnp.float32, jnp.float64):
+        x = _rounded(x, dtype)
+    return store(x, dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _rounded(x: jax.Array, dtype) -> jax.Array:
+    """`x`, of float32 or float64, rounded to the nearest value of a narrower type, ties to even, in its own type. What is
+    beyond the largest value is rounded as if there were more."""
+    own, narrow = jnp.finfo(x.dtype), jnp.finfo(dtype)
+    found = jax.lax.reduce_precision(x, exponent_bits=own.nexp, mantissa_bits=narrow.nmant)
+    if narrow.minexp == own.minexp:
+        return found
+    # Below the smallest normal number values are evenly spaced: a sum with a number whose last bit is that space rounds to it
+    smallest = float(narrow.smallest_normal)
+    spaced = jnp.asarray(1.5 * 2.0**own.nmant * smallest * 2.0**-narrow.nmant, x.dtype)
+    return jnp.where(abs(x) < smallest, jnp.copysign((x + spaced) - spaced, x), found)
+
+
+@_rounded.defjvp
+def _rounded_jvp(dtype, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    return _rounded(*primals, dtype), tangents[0]
 
 
 @jax.custom_jvp

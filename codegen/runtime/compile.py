@@ -212,7 +212,7 @@ def _call(
 def _with_operands(op: Op, made: Compiled, found: dict[str, bool] | None) -> Compiled:
     if found is None:
         return made
-    own = [(text, [n for n in _parameters(op, name, list(found)) if found[n]]) for name, text in entries(made.ptx)]
+    own = [(text, [n for n in parameters_of(op, name, list(found)) if found[n]]) for name, text in entries(made.ptx)]
     return replace(made, operands=operands(own, [n for n in found if found[n]]))
 
 
@@ -270,14 +270,15 @@ def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
     return make_fake_compact_tensor(getattr(cutlass, dtype), shape, stride_order=order, assumed_align=alignment)
 
 
-def _parameters(op: Op, entry: str, tensors: list[str]) -> list[str]:
+def parameters_of(op: Op, entry: str, tensors: list[str]) -> list[str]:
     """Which of the launcher's tensors a kernel takes, by their names in the generated file."""
     names = list(inspect.signature(op._launch).parameters)[1:]
     module = inspect.unwrap(op._launch).__globals__
     kernels = [
         k
         for k in module
-        if k in entry and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish", f"{op.spec.op}_rows_kernel"))
+        if f"{k}_" in entry  # whole: the types of its arguments follow, of which None would end a name that ends in N
+        and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish", f"{op.spec.op}_rows_kernel"))
     ]
     if not kernels:  # `partials.begin`
         return ["counter"]

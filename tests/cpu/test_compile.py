@@ -1,5 +1,6 @@
 """Generated kernels, some of every fourth op's in turns: they compile, and their memory accesses are as wide as planned."""
 
+import inspect
 import json
 import re
 import sys
@@ -29,6 +30,7 @@ from codegen.runtime.compile import (
     compile_tasks,
     entries,
     memory_accesses,
+    parameters_of,
     row_lengths,
     variants,
 )
@@ -279,6 +281,36 @@ $L__BB0_1:
 	bra $L__BB0_1;
 }
 """
+
+
+SUMS = """
+op: totals
+summary: A product whose backward sums over columns, and over everything.
+inputs:
+  x: float32[..., K]
+  w: float32[K, N]
+  c: float32[2]
+  h: float32[N]
+outputs:
+  y: float32[..., N]
+chain: |
+  y = (x @ w) * c[0] * h + c[1]
+reference: |
+  y = (x @ w) * c[0] * h + c[1]
+"""
+
+
+def test_a_kernel_is_told_from_one_whose_name_begins_alike(tmp_path):
+    """The types of a kernel's arguments follow its name: here None, whose first letter is the other's last."""
+    op = next(op for op in make_op(tmp_path, SUMS).kernels if op.spec.op == "totals_backward")
+    tensors = list(inspect.signature(op._launch).parameters)[1:]
+    everything, columns = (
+        parameters_of(op, f"kernel_cutlass_{name}_None_tensorptr_1", tensors)
+        for name in ("totals_backward_finish", "totals_backward_finish_N")
+    )
+    assert "mDc" in everything
+    assert "mDh" not in everything
+    assert "mDh" in columns
 
 
 def test_accesses_are_followed_to_their_operands():

@@ -22,11 +22,12 @@ ifneq ($(origin PYTHON),file)
 ANEW := $(if $(filter-out $(call version,$(PYTHON)),$(call version,$(BIN)/python)),anew)
 endif
 
-.PHONY: help setup build demo test compat wheel lint types check tests instructions bench docs docs-serve clean anew
+.PHONY: help setup build demo test check compat wheel lint types current tests instructions bench docs docs-serve clean anew
 
 help:
 	@echo 'make demo    bias + ReLU from ten lines of YAML to a result'
 	@echo 'make test    every check: lint, types, generated files, tests'
+	@echo 'make check   what takes less than a minute of it: all but the tests that need JAX'
 	@echo 'make compat  the tests with the newest libraries, in an environment of its own'
 	@echo 'make wheel   a source distribution and a wheel, in dist'
 	@echo 'make bench   on a GPU: every op against XLA'
@@ -50,7 +51,11 @@ demo: build
 	@$(BIN)/python examples/demo.py
 
 # pytest comes last: its summary is the last line.
-test: lint types check tests
+test: lint types current tests
+
+# What needs neither JAX nor a compiled kernel
+check: lint types current
+	$(BIN)/pytest tests/pure -n $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check --quiet
@@ -59,10 +64,11 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: $(STAMP)
+# Whether the generated files are those of the specs
+current: $(STAMP)
 	$(BIN)/codegen check
 
-tests: $(STAMP) lint types check
+tests: $(STAMP) lint types current
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # With the newest Python here, and the newest libraries that pyproject.toml allows: the tests that need no GPU.

@@ -79,6 +79,12 @@ def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage need look through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 MOST_RESIDENT = 3 * 2**30  # bytes of a process that keeps what it compiled
 
 

@@ -52,6 +52,13 @@ class Product:
     at: tuple[np.ndarray, ...]  # the bytes it reads, of each factor
     places: dict[str, int]  # of the accumulators that it writes, by all their names
 
+    def by_place(self) -> dict[int, list[str]]:
+        """The names of each accumulator."""
+        found: dict[int, list[str]] = {}
+        for name, place in self.places.items():
+            found.setdefault(place, []).append(name)
+        return found
+
 
 class Products:
     """Those of a batch of blocks, and the registers that they may write: `accumulators`, by name."""
@@ -117,16 +124,18 @@ class Products:
     def check_start(self, names: list[str], lanes: np.ndarray) -> None:
         """A product of a warpgroup is to add to accumulators: nobody may have touched them since a fence but others of its
         kind."""
+        others = [product for product in self.under_way if self.of(product, lanes).any()]
+        copies = [product.by_place() for product in others]
         for place, name in enumerate(names):
             if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
                 raise Fault(int(lanes[~fenced][0]), f"wgmma into {name} with no wgmma.fence since it was last used")
-            for product in self.writing.get(name, ()):
-                if not self.of(product, lanes).any():
+            for product, by_place in zip(others, copies, strict=True):
+                if name not in product.places:
                     continue
-                if product.places[name] != place or max(product.places.values()) + 1 != len(names):
+                if product.places[name] != place or max(by_place) + 1 != len(names):
                     raise Fault(int(lanes[0]), f"wgmma into {name}, which one of another shape may still write")
-                for other, its in product.places.items():
-                    if its == place and other != name:
+                for other in by_place[place]:
+                    if other != name:
                         self.stale[other][lanes] = True
 
     # Groups

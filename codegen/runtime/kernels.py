@@ -239,13 +239,19 @@ def _sources(launch: Callable[..., None]) -> tuple[dict[str, str], tuple[str, ..
     for file, imported in sorted(files.items()):
         try:
             content = Path(file).read_bytes()
-            written = _nested(compile(content, file, "exec", dont_inherit=True))
+            written = _written(content, file)
         except (OSError, SyntaxError, ValueError):
             return None
-        if not imported <= set(written):
+        if not imported <= written:
             return None
         hashes[file] = hashlib.sha256(content).hexdigest()
     return hashes, tuple(sorted(constants))
+
+
+@functools.lru_cache(maxsize=256)  # launchers share most of what they reach
+def _written(content: bytes, file: str) -> frozenset[CodeType]:
+    """All code that a file of this content has. Raises SyntaxError and ValueError where it is no Python."""
+    return frozenset(_nested(compile(content, file, "exec", dont_inherit=True)))
 
 
 # Whoever changes these changes the version that `_version` knows, or nothing that reaches a kernel

@@ -435,7 +435,7 @@ def test_a_kernel_that_does_not_compile_is_a_row_and_status_1(cold_cache, monkey
 
 
 def test_ptx_of_one_kernel(monkeypatch, capsys):
-    words = ["compile", "relu", "--arch", "sm_100a", "--ptx", "--types", "T=float16"]
+    words = ["compile", "relu", "--arch", "sm_100a", "--ptx", "--types", "T=float16", "--jobs", 1]
     assert run(monkeypatch, *words) == 0
     whole = capsys.readouterr().out
     assert ".target sm_100a" in whole
@@ -445,14 +445,14 @@ def test_ptx_of_one_kernel(monkeypatch, capsys):
 
 
 def test_ptx_of_a_contraction_is_that_of_its_products(monkeypatch, capsys):
-    words = ["compile", "dense_relu", "--arch", "sm_90a", "--ptx", "--types", "T=bfloat16"]
+    words = ["compile", "dense_relu", "--arch", "sm_90a", "--ptx", "--types", "T=bfloat16", "--jobs", 1]
     assert run(monkeypatch, *words) == 0
     assert "wgmma.mma_async" in capsys.readouterr().out
 
 
 def test_sass_needs_a_tool(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = ["compile", "relu", "--arch", "sm_80", "--sass", "--types", "T=float16"]
+    words = ["compile", "relu", "--arch", "sm_80", "--sass", "--types", "T=float16", "--jobs", 1]
     assert run(monkeypatch, *words) == 2
     assert "neither cuobjdump nor nvdisasm" in capsys.readouterr().err
     tool = tmp_path / "cuobjdump"

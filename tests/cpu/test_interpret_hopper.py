@@ -123,7 +123,7 @@ def test_faults(monkeypatch, edit, message):
 
 def test_a_turn_is_only_for_speed(monkeypatch):
     """What the consumers share is guarded by the stages' own barriers."""
-    many_tiles = dataclasses.replace(CASE, M=2048)
+    many_tiles = dataclasses.replace(CASE, M=1024)  # two for each of a block's consumers
     run_edited(monkeypatch, changed(line(r"bar\.sync"), 0), many_tiles)
 
 

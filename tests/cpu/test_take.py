@@ -9,6 +9,7 @@ from codegen.pipeline import Derived
 from codegen.runtime.testing import check_gradient, check_op
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
+from tests.turns import FEWER
 
 SPEC = """
 op: embed
@@ -334,7 +335,7 @@ def test_an_index_along_the_columns_of_an_op_that_reduces(name, tmp_path):
     assert op.plan.kind == kind
     assert isinstance(op.backward, Derived)
     check_op(op, "xla", examples=10)
-    check_op(op, "interpret", examples=20)
+    check_op(op, "interpret", examples=20 // FEWER)
     check_gradient(op, "interpret")
 
 

@@ -23,15 +23,18 @@ def cast(x: jax.Array, dtype) -> jax.Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _rounded(x: jax.Array, dtype) -> jax.Array:
     """`x`, of float32 or float64, rounded to the nearest value of a narrower type, ties to even, in its own type. What is
-    beyond the largest value is rounded as if there were more."""
+    beyond the largest value is infinite, or of float8, which saturates, rounded as if there were more."""
     own, narrow = jnp.finfo(x.dtype), jnp.finfo(dtype)
     found = jax.lax.reduce_precision(x, exponent_bits=own.nexp, mantissa_bits=narrow.nmant)
     if narrow.minexp == own.minexp:
         return found
-    # Below the smallest normal number values are evenly spaced: a sum with a number whose last bit is that space rounds to it
+    # Below the smallest normal number values are evenly spaced
     smallest = float(narrow.smallest_normal)
-    spaced = jnp.asarray(1.5 * 2.0**own.nmant * smallest * 2.0**-narrow.nmant, x.dtype)
-    return jnp.where(abs(x) < smallest, jnp.copysign((x + spaced) - spaced, x), found)
+    a_unit = 2.0**narrow.nmant / smallest
+    found = jnp.where(abs(x) < smallest, jnp.round(x * a_unit) * (1 / a_unit), found)
+    if jnp.dtype(dtype).itemsize == 1:
+        return found
+    return jnp.where(abs(found) > float(narrow.max), jnp.copysign(jnp.inf, x), found)
 
 
 @_rounded.defjvp

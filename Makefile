@@ -22,7 +22,7 @@ ifneq ($(origin PYTHON),file)
 ANEW := $(if $(filter-out $(call version,$(PYTHON)),$(call version,$(BIN)/python)),anew)
 endif
 
-.PHONY: help setup build demo test check compat wheel lint types current tests instructions bench docs docs-serve clean anew
+.PHONY: help setup build demo test check static compat wheel lint types current instructions bench docs docs-serve clean anew
 
 help:
 	@echo 'make demo    bias + ReLU from ten lines of YAML to a result'
@@ -51,11 +51,16 @@ demo: build
 	@$(BIN)/python examples/demo.py
 
 # pytest comes last: its summary is the last line.
-test: lint types current tests
+test: static
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # What needs neither JAX nor a compiled kernel
-check: lint types current
+check: static
 	$(BIN)/pytest tests/pure -n $(WORKERS) --dist worksteal
+
+# Three processes at once, for one of them takes as long as the others
+static: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync lint types current
 
 lint: $(STAMP)
 	$(BIN)/ruff check --quiet
@@ -67,9 +72,6 @@ types: $(STAMP)
 # Whether the generated files are those of the specs
 current: $(STAMP)
 	$(BIN)/codegen check
-
-tests: $(STAMP) lint types current
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # With the newest Python here, and the newest libraries that pyproject.toml allows: the tests that need no GPU.
 NEWEST ?= $(shell for v in 3.13 3.12 3.11; do for p in python$$v $(HOME)/.pyenv/versions/$$v.*/bin/python; do \

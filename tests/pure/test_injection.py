@@ -23,7 +23,7 @@ from codegen.pipeline import Op, read_op
 from codegen.render import render_op
 from codegen.specfile import load_spec
 from tests.mutants import meaning
-from tests.turns import FEWER
+from tests.turns import FEWER, some
 
 SPECS = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
 
@@ -231,7 +231,8 @@ def test_line_ends_do_not_matter(path):
     data = path.read_bytes()
     _, expected = rendered(data, path.stem)
     assert data_in(expected)["op"] == path.stem
-    for changed in (data.replace(b"\n", b"\r\n"), data.replace(b"\n", b"\r"), b"\xef\xbb\xbf" + data):
+    changes = data.replace(b"\n", b"\r\n"), data.replace(b"\n", b"\r"), b"\xef\xbb\xbf" + data
+    for changed in some(changes, 3, first=SPECS.index(path) % 3):
         assert rendered(changed, path.stem)[1] == expected
 
 

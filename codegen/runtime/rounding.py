@@ -4,12 +4,16 @@ are rounded apart, as they are by a compiler that fuses some of its operations, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
+
+Error = Callable[[jax.Array], jax.Array]  # of a result, in units: between -1 and 1 for each of its elements
 
 UNIT = 2.0**-24  # half the distance of 1 and the float32 after it
 ROUND = {"add", "add_any", "sub", "mul", "div", "integer_pow", "square", "sqrt", "reduce_sum", "cumsum"}
@@ -21,26 +25,43 @@ CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"}
 
 
 def rounded_apart(function: Callable[..., Any], functions: float = UNIT, products: float = UNIT) -> Callable[..., Any]:
-    """`function` of pytrees of float64 arrays, with a key before its arguments for the errors of its operations: each up to
+    """`function` of pytrees of float64 arrays, with a seed before its arguments for the errors of its operations: each up to
     `UNIT` of the result, up to `functions` of it where the operation is none of arithmetic, up to `products` of it where it
     is a product of matrices."""
     units = dict.fromkeys(ROUND, UNIT) | dict.fromkeys(FUNCTIONS, functions) | {"dot_general": products}
 
-    def noisy(key: jax.Array, *args: Any) -> Any:
+    def run(error: Error, *args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        results = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), _keys(key), units)
+        results = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), error, units)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
-    return jax.jit(noisy)
+    @functools.lru_cache(maxsize=8)
+    def shapes(structure: Any, *leaves: jax.ShapeDtypeStruct) -> list[tuple[int, ...]]:
+        """Those of the results that have errors, in their order."""
+        found: list[tuple[int, ...]] = []
+
+        def note(y: jax.Array) -> jax.Array:
+            found.append(y.shape)
+            return y
+
+        jax.eval_shape(functools.partial(run, note), *jax.tree.unflatten(structure, leaves))
+        return found
+
+    @jax.jit
+    def with_errors(errors: list[jax.Array], *args: Any) -> Any:
+        left = iter(errors)
+        return run(lambda y: next(left).astype(y.dtype), *args)
+
+    def noisy(seed: int, *args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        described = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in leaves]
+        random = np.random.default_rng(seed)  # XLA would take long to compile a generator for each operation
+        return with_errors([random.uniform(-1, 1, shape) for shape in shapes(structure, *described)], *args)
+
+    return noisy
 
 
-def _keys(key: jax.Array) -> Iterator[jax.Array]:
-    while True:
-        key, own = jax.random.split(key)
-        yield own
-
-
-def _run(jaxpr: Any, consts: Any, args: list, keys: Iterator[jax.Array], units: dict[str, float]) -> list:
+def _run(jaxpr: Any, consts: Any, args: list, error: Error, units: dict[str, float]) -> list:
     known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def value(atom: Any) -> Any:
@@ -50,17 +71,15 @@ def _run(jaxpr: Any, consts: Any, args: list, keys: Iterator[jax.Array], units: 
         inputs = [value(atom) for atom in equation.invars]
         if equation.primitive.name in CALLS:
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-            outputs = _run(inner.jaxpr, inner.consts, inputs, keys, units)
+            outputs = _run(inner.jaxpr, inner.consts, inputs, error, units)
         else:
             made = equation.primitive.bind(*inputs, **equation.params)
             outputs = list(made) if equation.primitive.multiple_results else [made]
         if (unit := units.get(equation.primitive.name)) is not None:
-            outputs = [_rounded(y, next(keys), unit) for y in outputs]
+            outputs = [_rounded(y, error, unit) for y in outputs]
         known |= zip(equation.outvars, outputs, strict=True)
     return [value(atom) for atom in jaxpr.outvars]
 
 
-def _rounded(y: jax.Array, key: jax.Array, unit: float) -> jax.Array:
-    if not jnp.issubdtype(y.dtype, jnp.floating):
-        return y
-    return y * (1 + unit * jax.random.uniform(key, y.shape, y.dtype, -1.0, 1.0))
+def _rounded(y: jax.Array, error: Error, unit: float) -> jax.Array:
+    return y * (1 + unit * error(y)) if jnp.issubdtype(y.dtype, jnp.floating) else y

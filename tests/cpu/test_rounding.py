@@ -22,7 +22,7 @@ def off(function, *args):
     with jax.enable_x64(True):
         args = tuple(jnp.asarray(x) for x in args)
         exact = np.asarray(function(*args))
-        found = [np.asarray(rounded_apart(function)(jax.random.key(i), *args)) for i in range(8)]
+        found = [np.asarray(rounded_apart(function)(i, *args)) for i in range(8)]
     assert all(y.dtype == exact.dtype for y in found)
     return max(np.max(np.abs(y - exact) / np.abs(exact)) for y in found) / UNIT
 

@@ -23,7 +23,7 @@ from codegen.parsing import parse_expression
 from codegen.prelude import prelude
 from codegen.scope import make_scope
 from codegen.simplify import Algebra
-from codegen.spec import Array, Axis, Spec
+from codegen.spec import Array, Axis, Spec, types_of
 from codegen.statements import MAX_STATEMENTS, read_lines
 from codegen.unparse import unparse
 
@@ -326,8 +326,8 @@ class Reverse:
         behind = {id(n) for n in topological(saved.values())}
         nodes = list(topological(s.value for s in (*self.statements, *assigned)))
         values = [value for value, statistic in meetings(nodes) if id(statistic) in behind]
-        again = reached_types(assigned, gradients, {id(node) for node in saved.values()})
-        return marks(values, reached_types(self.statements, self.spec.asking), again)
+        again = reached_types(assigned, types_of(gradients), {id(node) for node in saved.values()})
+        return marks(values, reached_types(self.statements, self.spec.asked_types), again)
 
     def written_formulas(self) -> dict[tuple[str, int | None], Node]:
         """The gradients that the spec gives itself."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 from codegen.ir import Node, Statement, topological
 from codegen.ops import OPS, PINNED, REDUCTIONS
-from codegen.spec import Array
 
 SUMS = frozenset({"add", "sub"})
 # Functions that multiply or divide what they take before they add anything to it; others may begin with a sum
@@ -111,10 +110,10 @@ def marks(
 
 
 def reached_types(
-    statements: Iterable[Statement], outputs: Iterable[Array], leaves: Collection[int] = ()
+    statements: Iterable[Statement], types: Mapping[str, str], leaves: Collection[int] = ()
 ) -> dict[int, frozenset[str]]:
-    """The types of the outputs that each node reaches, by identity; not through `leaves`, which an array holds."""
-    types = {array.name: array.dtype for array in outputs}
+    """The types of the outputs that each node reaches, by identity; not through `leaves`, which an array holds. `types` are
+    those of all outputs."""
     found: dict[int, frozenset[str]] = {}
     for statement in statements:
         if statement.name in types:

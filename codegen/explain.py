@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, lost_axes, topological
@@ -24,9 +23,11 @@ from codegen.ops import REDUCTIONS
 from codegen.pipeline import Derived, Op
 from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
+from codegen.shared import read_config
 from codegen.sizes import Shape, array_bytes, elements, extents
 from codegen.spec import Array, Spec
-from codegen.tiles import Product, read_config
+from codegen.supported import lacks
+from codegen.tiles import Product
 from codegen.words import words
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codegen.arch import Types
 from codegen.autodiff import Backward, Reverse
 from codegen.chain import line_with, read_chain
 from codegen.errors import Diagnostic, Mistake, SpecError
@@ -21,6 +20,7 @@ from codegen.plan import INT_MAX
 from codegen.scope import make_scope
 from codegen.spec import Array, Spec
 from codegen.statements import Placed
+from codegen.supported import Types
 from codegen.tiles import GemmLaunch, Product, Tile, fresh
 from codegen.unparse import unparse
 

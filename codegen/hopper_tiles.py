@@ -10,14 +10,12 @@ main loop issues an instruction every four or five cycles: part of that is fetch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from codegen.ir import DTYPES
+from codegen.shared import STAGED_ROWS, Tiles
 
 SHARED = 227 * 1024  # bytes of shared memory that a block may have
-ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
-GAP = 128  # bytes of a piece of them that nothing uses, part of it after each block of columns
-WARPS = 8  # that multiply
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
 MOST_BESIDE_OTHERS = 128  # and where it adds up those of other blocks, or reads elements one by one
 MOST_BESIDE_COLUMNS = 180  # together with what a thread's columns come to
@@ -30,65 +28,6 @@ SLOWDOWN = 1.15  # of tensor cores in large products: as power allows no more
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many blocks that fit on 132 multiprocessors at once, one block each
 DEEP = 512  # bytes along K that a block multiplies at least, where several share K out
 DOUBT = 1.1  # how much faster, by these estimates, another way must be than the usual one to be taken
-
-
-def stage_bytes(piece: int) -> int:
-    """Shared memory that a warp needs for pieces of so many columns: one of `ROWS` rows, or two of half as many."""
-    return ROWS * piece * 4 + 2 * GAP
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How the Hopper main loop cuts a product."""
-
-    tile_m: int  # rows of a tile
-    tile_n: int  # its columns, of both b together where there are two
-    tile_k: int
-    stages: int  # tiles of the operands in shared memory
-    cluster_m: int = 1  # tiles above each other that share what they read of b
-    cluster_n: int = 1  # tiles side by side that share what they read of a
-    pingpong: bool = False  # whether each of two warpgroups has a tile of its own, or both share one
-    group: int = 8  # rows of clusters that are walked column by column
-    blocks: int = 132  # at most: the multiprocessors
-    piece: int = 64  # columns of accumulators that pass through shared memory at once
-    ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
-    rolled: bool = False  # whether a loop runs the epilogue of a piece
-    staged: int = 0  # bytes of `ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
-    splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
-
-    @property
-    def multicast(self) -> int:
-        """Blocks that load for each other."""
-        return self.cluster_m * self.cluster_n
-
-    @property
-    def cluster(self) -> int:
-        """Blocks in a cluster."""
-        return self.multicast * self.splits
-
-    @property
-    def accumulators(self) -> int:
-        """Registers of a thread that hold accumulators."""
-        return self.tile_m * self.tile_n // (128 if self.pingpong else 256)
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """A thread's, where it loads and where it multiplies: together what a multiprocessor has."""
-        return (24, 240) if self.accumulators >= 160 else (40, 232)
-
-    def shared(self, a: str, b: str) -> int:
-        """Bytes of shared memory for operands of these dtypes."""
-        stage = (self.tile_m * DTYPES[a].size + self.tile_n * DTYPES[b].size) * self.tile_k + 16
-        operands = WARPS * self.ahead * (self.staged + 2 * 8) if self.staged else 16 + 8  # and barriers; one of none
-        return self.stages * stage + WARPS * stage_bytes(self.piece) + operands
-
-    def row_pieces(self, N: int, paired: str = "") -> int:
-        """Tiles side by side, or blocks that share them, each of which writes one partial result of a fold over a row."""
-        return _up(N, self.tile_n // (2 if paired else 1) // self.splits)
-
-    def column_pieces(self, M: int) -> int:
-        """Tiles above each other, each of which writes one partial result of a fold over a column."""
-        return _up(M, self.tile_m)
 
 
 def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K: int = 0, N: int = 0) -> str:
@@ -116,8 +55,8 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
         return (
             f"a thread would hold {tiles.accumulators} accumulators; {MOST_ACCUMULATORS} leave enough of its registers"
         )
-    if tiles.shared(a, b) > SHARED:
-        return f"{tiles.stages} stages need {tiles.shared(a, b)} bytes of shared memory; a block has {SHARED}"
+    if tiles.shared(DTYPES[a].size, DTYPES[b].size) > SHARED:
+        return f"{tiles.stages} stages need {tiles.shared(DTYPES[a].size, DTYPES[b].size)} bytes of shared memory; a block has {SHARED}"
     return ""
 
 
@@ -176,7 +115,7 @@ def choose(
             tiles = replace(tiles, rolled=True)
         elif reads and tiles == WIDE:
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
-        if over_rows * tiles.tile_n // (2 if paired else 1) > ROWS * tiles.piece:
+        if over_rows * tiles.tile_n // (2 if paired else 1) > STAGED_ROWS * tiles.piece:
             continue
         held = 2 * N if paired == "interleaved" else N
         alone = replace(row, cluster_m=1, cluster_n=1)
@@ -196,9 +135,9 @@ def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:
         (32, tiles.stages),
         (32, tiles.stages - 1),
     ):
-        staged = ROWS * piece // parts * reads
+        staged = STAGED_ROWS * piece // parts * reads
         found = replace(tiles, piece=piece, stages=stages, ahead=2, rolled=True, staged=staged)
-        if found.shared("bfloat16", "bfloat16") <= SHARED:
+        if found.shared(2, 2) <= SHARED:
             return found
     return None
 

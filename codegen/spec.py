@@ -138,6 +138,11 @@ class Spec:
         return tuple(a for a in self.outputs if a.name not in self.kept)
 
     @property
+    def asked_types(self) -> dict[str, str]:
+        """The types of these outputs, by name."""
+        return types_of(self.asking)
+
+    @property
     def arrays(self) -> tuple[Array, ...]:
         return self.inputs + self.outputs
 
@@ -210,3 +215,8 @@ def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         order.append(axis)
         del before[axis]
     return tuple(order)
+
+
+def types_of(arrays: collections.abc.Iterable[Array]) -> dict[str, str]:
+    """The type of each array, by name."""
+    return {a.name: a.dtype for a in arrays}

@@ -7,10 +7,8 @@ chain makes of the whole comes after.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from codegen import hopper_tiles, online
 from codegen.errors import Mistake
@@ -18,8 +16,8 @@ from codegen.hopper_tiles import FLOAT8, Tiles
 from codegen.ir import DTYPES, Node, Statement, lost_axes, topological
 from codegen.names import fresh
 from codegen.ops import REDUCTIONS
-from codegen.parsing import parse_expression
 from codegen.plan import Access, Elementwise, tile_plan
+from codegen.shared import write_config
 from codegen.spec import Array, Axis, Spec
 
 
@@ -107,7 +105,7 @@ class Tile:
         halved = 2 if self.paired else 1
         if arch == "sm_90a" and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
             options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
-            config = _config("sm_90a", options)
+            config = write_config("sm_90a", options)
             why = self.slower(tiles, dtypes, extents)
             return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved // tiles.splits, 1, why)
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
@@ -122,7 +120,7 @@ class Tile:
             options["tile_n"] = min(64, options["tile_n"])
         rows, columns, side = options["tile_m"], options["tile_n"] // halved, options["warps_n"]
         why = self.refused(dtypes, extents, arch)
-        return GemmLaunch(vec, ragged, _config("sm_80", options), rows, columns, side, why)
+        return GemmLaunch(vec, ragged, write_config("sm_80", options), rows, columns, side, why)
 
     @property
     def placed(self) -> tuple[str, ...]:
@@ -246,17 +244,6 @@ AMPERE = ("float16", "bfloat16", "float32", "int8")
 # Where mma.sync of float8 is one of float16 and conversions, which take registers
 EMULATED = ("sm_90", "sm_100", "sm_103")
 LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
-
-
-def read_config(config: str) -> tuple[str, dict[str, Any]]:
-    """The main loop, and its options: "sm_80(tile_m=128, ...)"."""
-    call = parse_expression(config)
-    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    return call.func.id, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-
-
-def _config(name: str, options: Mapping[str, int | bool]) -> str:
-    return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
 
 
 def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:

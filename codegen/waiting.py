@@ -10,7 +10,7 @@ from types import MappingProxyType
 from codegen.contraction import marks, meetings, reached_types
 from codegen.errors import Mistake
 from codegen.ir import Call, Leaf, Node, Statement, topological
-from codegen.spec import Array, Axis, Spec
+from codegen.spec import Array, Axis, Spec, types_of
 from codegen.unparse import unparse
 
 
@@ -27,17 +27,17 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
     own = {a.name for a in spec.outputs}
     # What one op reduces, the other computes again and uses with the result
     pinned = [value for value, _ in meetings(list(topological(s.value for s in statements)))]
-    asked = reached_types(statements, spec.asking)
+    asked = reached_types(statements, spec.asked_types)
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
-    marked = marks(pinned, asked, reached_types(results, kept))
+    marked = marks(pinned, asked, reached_types(results, types_of(kept)))
     first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {}, marked)
     if not first.computes_as(spec):
         raise Mistake("what all rows come to would be computed in float32, which float64 loses")
     leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
     # The parameters are all the other's too: who calls both takes their values from its
-    marked = marks(pinned, asked, reached_types(assigned, spec.outputs, leaves))
+    marked = marks(pinned, asked, reached_types(assigned, types_of(spec.outputs), leaves))
     then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {}, marked)
     return first, replace(then, params=spec.params)
 

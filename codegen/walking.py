@@ -51,7 +51,6 @@ SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of a 
 LEAST_SHARED = 96  # where it is not known
 UNEVEN = ("sm_90",)  # architectures whose memory serves some processors better than others
 LONG = 8  # rows of a thread, from which on a call is long
-COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from codegen.arch import lacks
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
 from codegen.runtime import Implementation, Op, interpreted
-from codegen.runtime.compile import Compiled, Variant, bindings, compile_kernel
+from codegen.runtime.arguments import all_types
+from codegen.runtime.compile import Compiled, Variant, compile_kernel
+from codegen.supported import lacks
 from cutefuse import bias_relu, silu_mul_fp8
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +39,7 @@ def implementation(op: Op) -> Implementation:
     if not GPU:
         return "interpret"
     number = jax.devices()[0].compute_capability.replace(".", "")
-    return "xla" if any(lacks(op, types, f"sm_{number}") for types in bindings(op.spec)) else "cute"
+    return "xla" if any(lacks(op, types, f"sm_{number}") for types in all_types(op.spec)) else "cute"
 
 
 def main() -> None:
@@ -159,7 +160,7 @@ def agreement(ours: jax.Array, expected: jax.Array) -> str:
 
 def compiled(op: Op, arch: str) -> Compiled:
     """The kernel for bfloat16 and rows that whole vectors fit."""
-    types = next(types for types in bindings(op.spec) if ("T", "bfloat16") in types.variables)
+    types = next(types for types in all_types(op.spec) if ("T", "bfloat16") in types.variables)
     return compile_kernel(op, Variant(types, ragged=False), arch)
 
 

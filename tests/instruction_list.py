@@ -79,8 +79,9 @@ def listed() -> frozenset[str]:
 
 def dealt(op, arch: str) -> list:
     """Variants that have every type, and every shape, of an op between them; pairs differ from one architecture to another."""
-    from codegen.arch import USUAL, lacks
+    from codegen.arch import USUAL
     from codegen.runtime.compile import row_lengths, variants
+    from codegen.supported import lacks
 
     def traits(v):
         length = None if v.columns is None else row_lengths(op, v.types).index(v.columns)

@@ -126,8 +126,8 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
-    from codegen.arch import lacks
     from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, is_of_gradients, variants
+    from codegen.supported import lacks
 
     project = find_project().at(package=package)
     ops, wanted = load_kernels(project.package, names), read_types(types)

@@ -15,7 +15,7 @@ from codegen.reductions import RowLaunch, Statistic
 from codegen.reference import Reference
 from codegen.render.common import camel
 from codegen.render.rows import Function, RowContext, in_tuple
-from codegen.walking import COUNTER
+from codegen.shared import COUNTER
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ argument, what it got and what the spec says.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -276,3 +277,12 @@ def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
 
 def _either(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def all_types(spec: Spec, wanted: Mapping[str, str] | None = None) -> Iterator[Types]:
+    """Every combination of the type variables' dtypes; of a variable in `wanted`, only with that dtype."""
+    names = [name for name, _ in spec.types]
+    for values in itertools.product(*(dtypes for _, dtypes in spec.types)):
+        bound = dict(zip(names, values, strict=True))
+        if all(bound.get(name, dtype) == dtype for name, dtype in (wanted or {}).items()):
+            yield Types(tuple(bound.items()))

@@ -31,12 +31,11 @@ from codegen.ir import DTYPES
 from codegen.plan import Extents, Launch, overrides
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.runtime import kernels, views
-from codegen.runtime.arguments import Types
+from codegen.runtime.arguments import Types, all_types
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.kernels import Call, nameable
 from codegen.runtime.op import KernelCall, Op
 from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
-from codegen.spec import Spec
 
 with extras.needed("build"):
     from elftools.elf.elffile import ELFFile
@@ -95,24 +94,15 @@ class Compiled:
         return _widest_first(w for o in self.operands for w in o.stores)
 
 
-def bindings(spec: Spec, wanted: Mapping[str, str] | None = None) -> Iterator[Types]:
-    """Every combination of the type variables' dtypes; of a variable in `wanted`, only with that dtype."""
-    names = [name for name, _ in spec.types]
-    for values in itertools.product(*(dtypes for _, dtypes in spec.types)):
-        bound = dict(zip(names, values, strict=True))
-        if all(bound.get(name, dtype) == dtype for name, dtype in (wanted or {}).items()):
-            yield Types(tuple(bound.items()))
-
-
 def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
     """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params, and for as many
     rows as there are lengths: of those `row_lengths`."""
     some = any(a.default is not None for a in op.spec.inputs)
     if isinstance(op, GemmOp):
-        ways = itertools.product(bindings(op.spec, wanted), (False, True), (False, True) if some else (False,))
+        ways = itertools.product(all_types(op.spec, wanted), (False, True), (False, True) if some else (False,))
         yield from (Variant(types, ragged, defaults) for types, ragged, defaults in ways)
         return
-    for types in bindings(op.spec, wanted):
+    for types in all_types(op.spec, wanted):
         for columns in row_lengths(op, types):
             for ragged in (False, True):
                 variant = Variant(types, ragged, False, columns)

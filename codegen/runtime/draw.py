@@ -61,10 +61,10 @@ def cases(
 ) -> st.SearchStrategy[Case]:
     """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block. Where it is not said, some
     have special values, and some an `empty` array."""
-    from codegen.runtime.compile import bindings
+    from codegen.runtime.arguments import all_types
 
     spec = op.spec
-    bound = types or tuple(bindings(spec))
+    bound = types or tuple(all_types(spec))
 
     @st.composite
     def draw(pick) -> Case:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.explain import Binding, bindings
 from codegen.ir import DTYPES
@@ -13,6 +12,7 @@ from codegen.runtime.bench import _wide_types, make_inputs, static_arguments
 from codegen.runtime.op import Op
 from codegen.sizes import Shape, array_bytes, elements
 from codegen.spec import Spec
+from codegen.supported import lacks
 
 MOST = 1 << 18  # elements of an output that take the interpreter no more than a moment
 LARGEST = 1 << 24  # elements of an array that it has room for

@@ -19,13 +19,13 @@ from typing import Any
 
 import jax
 
-from codegen.arch import lacks
 from codegen.errors import Mistake, known, named, shown
 from codegen.ir import DTYPES, ROWS
 from codegen.runtime import views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.op import Op
 from codegen.spec import Array, Param, Spec, fits
+from codegen.supported import lacks
 
 PLATFORMS = ("cuda", "cpu")
 _CUSTOM_CALL = re.compile(r'custom_call @CuteDSLRT_.*?[{ ]key = "((?:[^"\\]|\\.)*)"')  # the key is the code's hash

@@ -11,7 +11,7 @@ from cutlass import Int32, Int64
 
 from codegen.runtime import gemm_sm80, gemm_sm90, vectors
 from codegen.runtime.gemm_pieces import Follows
-from codegen.tiles import read_config
+from codegen.shared import read_config
 
 
 @cute.jit

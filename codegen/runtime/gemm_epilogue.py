@@ -13,9 +13,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from codegen.runtime import device, gemm_folds, gemm_pieces, reduce, staging, unsigned, vectors
+from codegen.runtime import device, gemm_folds, gemm_pieces, reduce, staging, vectors
 from codegen.runtime.device import WARP
-from codegen.runtime.gemm_pieces import ROWS, Form, Pieces
+from codegen.runtime.gemm_pieces import Form, Pieces
+from codegen.shared import STAGED_ROWS
 
 
 @cute.jit
@@ -53,7 +54,7 @@ def finish(
     lane = cute.arch.lane_idx()
     walk = gemm_pieces.walk_over(acc, place, extents, slab_step, form)
     shared = stage.iterator.toint() + warp * (form.stage * 4)
-    count = ROWS * walk.slabs * walk.per_row // WARP
+    count = STAGED_ROWS * walk.slabs * walk.per_row // WARP
     rRows = [reduce.accumulator(count, op, p.element_type) for op, p in zip(form.row_ops, row_parts, strict=True)]
     columns = zip(form.column_ops, column_parts, strict=True)
     rColumns = [reduce.accumulators(form.vec, walk.turns, op, p.element_type) for op, p in columns]
@@ -212,7 +213,7 @@ def _unrolled(
             given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
             found = form.run(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
             if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
-                at = (slab * (ROWS // walk.rows) + part) * walk.steps + step
+                at = (slab * (STAGED_ROWS // walk.rows) + part) * walk.steps + step
                 gemm_folds.fold(found, c, limit, at, turn, rRows, rColumns, form)
 
 
@@ -223,7 +224,7 @@ def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
         return tensor
     strides = tuple(vectors.compact_stride(tensor, mode) for mode in range(cute.rank(tensor)))
     made = cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=strides))
-    return unsigned.typed(made, tensor.element_type)
+    return vectors.typed(made, tensor.element_type)
 
 
 def _bring_next(

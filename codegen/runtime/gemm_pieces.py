@@ -25,9 +25,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from codegen.hopper_tiles import GAP, ROWS, stage_bytes
 from codegen.runtime import staging, tensorcore
 from codegen.runtime.device import WARP
+from codegen.shared import GAP, STAGED_ROWS, stage_bytes
 
 # A fold along rows that sums exponentials: its place, that of its maximum before it, exp or exp2, the factor of the
 # difference, and whether 0 stands for a maximum that is not finite
@@ -64,7 +64,7 @@ class Form:
     # read ahead took a fifth to a half longer
     rolled: bool = False
     staged: int = (
-        0  # bytes of shared memory for the operands of `ROWS` rows, read ahead: else registers do; if `rolled`
+        0  # bytes of shared memory for the operands of `STAGED_ROWS` rows, read ahead: else registers do; if `rolled`
     )
     boxes: tuple[staging.Box, ...] = ()  # of what is `staged`, as `tiles` reads it
     warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
@@ -130,12 +130,12 @@ class Pieces:
     @property
     def buffers(self) -> int:
         """In shared memory: one is written while another is read."""
-        return ROWS // self.rows
+        return STAGED_ROWS // self.rows
 
     @property
     def order(self) -> list[tuple[int, int, int]]:
         """The pieces: turn, slab, and which rows of it."""
-        return [(t, s, p) for t in range(self.turns) for s in range(self.slabs) for p in range(ROWS // self.rows)]
+        return [(t, s, p) for t in range(self.turns) for s in range(self.slabs) for p in range(STAGED_ROWS // self.rows)]
 
     def first_column(self, turn: int, lane: Int32) -> Int32:
         """Of a lane's vectors in a turn."""
@@ -180,7 +180,7 @@ def piece_of(columns: int, form: Form) -> tuple[int, int]:
     width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
     per_row = width // (form.accumulators * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
-    return ROWS if form.rolled and not form.early else max(ROWS // 2, WARP // per_row), width
+    return STAGED_ROWS if form.rolled and not form.early else max(STAGED_ROWS // 2, WARP // per_row), width
 
 
 def walk_over(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> Pieces:
@@ -196,7 +196,7 @@ def write_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
     """Where a lane writes to, or a matrix's row that it names."""
     if form.matrices:  # even columns, odd ones; of 16 rows, then those of the last 8
         which = lane // 8
-        return lane % 8 * 16 + which % 2 * walk.plane + (which // 2 * 128 if walk.rows == ROWS else 0)
+        return lane % 8 * 16 + which % 2 * walk.plane + (which // 2 * 128 if walk.rows == STAGED_ROWS else 0)
     row, quad = lane // 4, lane % 4
     if form.fours:  # two lanes share a block
         return row * 16 + quad // 2 * (form.halves * walk.block) + quad % 2 * 8
@@ -208,7 +208,7 @@ def write(acc: cute.Tensor, memory: Int32, place: Int32, piece: tuple[int, int, 
     turn, slab, part = piece
     words = cute.recast_tensor(acc, Uint32)
     halves, each = form.halves, cute.size(acc, mode=[2]) // form.halves
-    rows = [part] if walk.rows < ROWS else [0, 1]
+    rows = [part] if walk.rows < STAGED_ROWS else [0, 1]
     memory += place
     for block in range(walk.width // 8):
         half, own = block % halves, block // halves

@@ -31,10 +31,10 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from codegen.hopper_tiles import WARPS, Tiles
 from codegen.runtime import device, gemm_epilogue, gemm_pieces, gemm_split, staging, tensorcore
 from codegen.runtime.device import WARP
 from codegen.runtime.gemm_pieces import Follows, Form
+from codegen.shared import WARPS, Tiles
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block

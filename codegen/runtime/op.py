@@ -26,7 +26,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from codegen import pipeline
-from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.interpret import host
 from codegen.ir import DTYPES, Statement
@@ -38,6 +37,7 @@ from codegen.runtime.cast import store
 from codegen.runtime.evaluate import wide
 from codegen.runtime.platform import choose, current_arch
 from codegen.spec import Array, Spec
+from codegen.supported import lacks
 from codegen.tiles import GemmLaunch
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.runtime.device import WARP, Vector, vector
 from codegen.runtime.reduce import combine, identity, over_row, result, shared
-from codegen.walking import COUNTER
+from codegen.shared import COUNTER
 
 
 def shared_columns(threads: int, per_row: int, count: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:

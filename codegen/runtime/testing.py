@@ -20,15 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen import extras
-from codegen.arch import lacks
 from codegen.errors import Mistake
 from codegen.ir import DTYPES, reaching
 from codegen.pipeline import Derived
 from codegen.plan import Access, access_key
 from codegen.runtime import arguments, draw, interpreted, views
 from codegen.runtime.agreement import BrokenReference, Disagreement, Report, compare, same
-from codegen.runtime.arguments import Axes, Types
-from codegen.runtime.compile import bindings
+from codegen.runtime.arguments import Axes, Types, all_types
 from codegen.runtime.draw import Case
 from codegen.runtime.errorbound import FAST, Analysis, Bound, Terms, stored
 from codegen.runtime.gemm_op import GemmOp
@@ -37,6 +35,7 @@ from codegen.runtime.platform import on_gpu
 from codegen.runtime.products import product
 from codegen.runtime.rounding import UNIT, rounded_apart
 from codegen.spec import Spec
+from codegen.supported import lacks
 from codegen.walking import in_parts
 
 with extras.needed("test"):
@@ -51,7 +50,7 @@ SHARES = {"elementwise": 1.0, "gemm": 0.5}
 
 def covering(spec: Spec) -> list[Types]:
     """Bindings of type variables in which each variable has each of its dtypes."""
-    bound = list(bindings(spec))
+    bound = list(all_types(spec))
     left = {pair for types in bound for pair in types.variables}
     found: list[Types] = []
     while left or not found:

@@ -23,6 +23,8 @@ class _Unsigned:
     def __call__(self, stream: Any, *tensors: Any, **constants: Any) -> None:
         import cutlass
 
+        from codegen.runtime.vectors import typed
+
         own = [
             typed(tensor, getattr(cutlass, DTYPES[dtype].cutlass))
             if tensor is not None and dtype.startswith("u")
@@ -30,11 +32,6 @@ class _Unsigned:
             for tensor, dtype in zip(tensors, self.dtypes, strict=True)
         ]
         self.launch(stream, *own, **constants)
-
-
-def typed(tensor: Any, dtype: Any) -> Any:
-    """The same tensor, of this CuTe dtype: one that is made of a pointer is signed, as the pointer does not know better."""
-    return type(tensor)(tensor, dtype=dtype)
 
 
 def launcher(launch: Callable[..., None], dtypes: tuple[str, ...]) -> Callable[..., None]:

@@ -98,3 +98,8 @@ def _store_words(address: Int64, words: list[Uint32], there: Boolean) -> None:
     text = f"@$0 st.global.{_SUFFIX[len(words)]} [$1], {values};"
     operands = [there.ir_value(), address.ir_value(), *(word.ir_value() for word in words)]
     llvm.inline_asm(None, operands, text, "b,l" + ",r" * len(words), has_side_effects=True)
+
+
+def typed(tensor: Any, dtype: Any) -> Any:
+    """The same tensor, of this CuTe dtype: one that is made of a pointer is signed, as the pointer does not know better."""
+    return type(tensor)(tensor, dtype=dtype)

@@ -14,9 +14,9 @@ from codegen.plan import INT_MAX, Access, Elementwise, Extents, Launch, Plan
 from codegen.reductions import Reduction, RowLaunch, Statistic, WalkLaunch
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import store
+from codegen.shared import COUNTER
 from codegen.spec import Array, Spec
 from codegen.tiles import GemmLaunch
-from codegen.walking import COUNTER
 
 # The largest extent of a group: a vector may run past it without leaving int32
 LIMIT = INT_MAX - 64

@@ -7,8 +7,8 @@ import pytest
 from jax import export
 
 import generated
-from codegen.arch import lacks
-from codegen.runtime.compile import bindings
+from codegen.runtime.arguments import all_types
+from codegen.supported import lacks
 from tests.making import make_op
 
 X = jax.ShapeDtypeStruct((4, 16), jnp.bfloat16)
@@ -60,5 +60,5 @@ def test_a_cast_in_the_chain_counts(for_sm_80, tmp_path):
 
 def test_the_first_architecture_that_has_it(tmp_path):
     op = make_op(tmp_path, ROUNDED)
-    (types,) = bindings(op.spec)
+    (types,) = all_types(op.spec)
     assert [bool(lacks(op, types, a)) for a in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a")] == [1, 1, 0, 0, 0]

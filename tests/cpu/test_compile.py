@@ -14,7 +14,7 @@ from making import make_op
 import generated
 from codegen import __main__ as command_line
 from codegen import cache, sizes
-from codegen.arch import USUAL, lacks
+from codegen.arch import USUAL
 from codegen.hopper_tiles import HALVES
 from codegen.ir import DTYPES, topological
 from codegen.plan import Launch, overrides
@@ -36,6 +36,7 @@ from codegen.runtime.compile import (
 )
 from codegen.runtime.gemm_op import GemmOp
 from codegen.runtime.op import Op
+from codegen.supported import lacks
 from tests.turns import some
 
 ARCHITECTURES = USUAL.split(",")

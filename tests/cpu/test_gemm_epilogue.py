@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from codegen.hopper_tiles import GAP, ROWS, stage_bytes
 from codegen.runtime.gemm_pieces import Form, Pieces, read_place, write_place
+from codegen.shared import GAP, STAGED_ROWS, stage_bytes
 
 LANES = range(32)
 # Columns and rows of a piece, vectors, how accumulators are paired
@@ -65,7 +65,7 @@ def test_matrices_are_written_in_place(form):
     walk = walk_of(*form)
     where = words(walk, paired)
     for block in range(width // 8):
-        for matrix in range(4 if rows == ROWS else 2):
+        for matrix in range(4 if rows == STAGED_ROWS else 2):
             at = [
                 (write_place(8 * matrix + r, walk, SimpleNamespace(matrices=True)) + block * walk.block) // 4
                 for r in range(8)

@@ -89,7 +89,7 @@ def test_tiles_of_the_table_compile(tiles):
     product = dataclasses.replace(GELU, tiles=tiles)
     ptx, stack, _ = compiled(product)
     assert ptx.count("wgmma") > 4 and stack <= SPILLS
-    assert tiles.shared("bfloat16", "bfloat16") <= SHARED
+    assert tiles.shared(2, 2) <= SHARED
 
 
 @pytest.mark.turns(3)
@@ -98,7 +98,7 @@ def test_shared_memory_is_what_a_launch_asks_for(product):
     launcher = interpreted.compile_call(product.call).launcher
     buffers = [(2**20 * i, x.shape) for i, x in enumerate((*product.inputs, *product.outputs), 1)]
     (launch,) = launcher.launches(buffers)
-    assert launch.shared == product.tiles.shared(product.dtype, product.dtype)
+    assert launch.shared == product.tiles.shared(*2 * [DTYPES[product.dtype].size])
 
 
 SHARED_OUT = [

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from making import make_op
 
-from codegen.runtime.compile import Variant, bindings, compile_kernel
+from codegen.runtime.arguments import all_types
+from codegen.runtime.compile import Variant, compile_kernel
 
 rng = np.random.default_rng(0)
 
@@ -62,5 +63,5 @@ def test_kernels_compute_in_float32_where_a_float64_input_is_left_out(tmp_path, 
     )
     op = make_op(tmp_path, text)
     for kernel in op.kernels:
-        (types,) = bindings(kernel.spec)
+        (types,) = all_types(kernel.spec)
         assert compile_kernel(kernel, Variant(types, False, True, 32), "sm_90a").cubin

@@ -21,7 +21,7 @@ from jax import export
 import generated
 from codegen.reductions import Reduction
 from codegen.runtime import interpreted, kernels
-from codegen.runtime.compile import bindings
+from codegen.runtime.arguments import all_types
 from codegen.runtime.draw import Case
 from tests import faulty_kernels
 from tests.making import make_op
@@ -124,7 +124,7 @@ def test_no_launch_of_a_reduction_depends_on_the_number_of_rows(arch, monkeypatc
     found = [op for op in derived if isinstance(op.plan, Reduction) and not op.plan.collapsed and op.plan.walked_groups]
     assert sum(bool(op.plan.apart) for op in found) > 5 < len(found)
     for op in found:
-        axis, types = op.plan.walked_groups[0].axes[0], next(bindings(op.spec))
+        axis, types = op.plan.walked_groups[0].axes[0], next(all_types(op.spec))
         for extent in (16, 64, 300, 4096):
             extents = {a: op.spec.extents.get(a, extent) for a in op.spec.axes if a != "..."}
             constants = set()

@@ -22,7 +22,7 @@ from codegen.emit import leaf_key
 from codegen.ir import topological
 from codegen.pipeline import Derived
 from codegen.runtime import arguments, draw, gemm_op, partition, shards, views
-from codegen.runtime.compile import bindings
+from codegen.runtime.arguments import all_types
 from codegen.runtime.evaluate import evaluate, evaluate_outputs, leaf_values
 from codegen.runtime.op import Op
 from codegen.tiles import Tile
@@ -342,7 +342,7 @@ def test_any_sharding(kernels, name):
             axis: op.spec.extents.get(axis) or random.choice([8, 16, 24]) for axis in op.spec.axes if axis != "..."
         }
         rows = random.choice([(8,), (4, 8), (8, 2, 4)]) if "..." in op.spec.axes else ()
-        every = list(bindings(op.spec))
+        every = list(all_types(op.spec))
         types = next((b for b in every if {d for _, d in b.variables} <= {"float32", "int32"}), every[0])
         params = tuple((p.name, 1 if p.default is None else p.default) for p in op.spec.params)
         given = draw.named(op, draw.Case(types, rows, tuple(extents.items()), (), params, False, 1.0, trial))

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 import generated
 from codegen.ir import DTYPES
 from codegen.runtime import draw
-from codegen.runtime.compile import bindings
+from codegen.runtime.arguments import all_types
 from codegen.runtime.op import Op
 
 P = PartitionSpec
@@ -29,7 +29,7 @@ KEEP_DOTS = jax.checkpoint_policies.checkpoint_dots
 def calls(op: Op) -> tuple[list[jax.Array], dict, tuple[int, ...]]:
     """The arrays of some calls, stacked; keywords; the places of those that a gradient is for."""
     extents = {axis: op.spec.extents.get(axis, EXTENT) for axis in op.spec.axes if axis != "..."}
-    types = next(bindings(op.spec))
+    types = next(all_types(op.spec))
     params = tuple((p.name, 0.5 if p.default is None else p.default) for p in op.spec.params)
     rows = ROWS if "..." in op.spec.axes else ()
     made = []

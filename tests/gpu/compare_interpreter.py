@@ -25,7 +25,7 @@ import numpy as np
 import cutefuse
 from codegen.interpret import approximations
 from codegen.runtime import draw, interpreted
-from codegen.runtime.compile import bindings
+from codegen.runtime.arguments import all_types
 from codegen.runtime.gemm_op import GemmOp
 
 INNERS = (1024, 1021)  # whole vectors, and ragged ones
@@ -48,7 +48,7 @@ def name_of(op, types) -> str:
 def cases() -> Iterator[tuple]:
     for name in cutefuse.__all__:
         op = getattr(cutefuse, name)
-        for types in () if isinstance(op, GemmOp) else bindings(op.spec):
+        for types in () if isinstance(op, GemmOp) else all_types(op.spec):
             yield op, types
 
 

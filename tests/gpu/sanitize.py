@@ -10,7 +10,7 @@ import jax
 
 import generated
 from codegen.runtime import draw
-from codegen.runtime.compile import bindings
+from codegen.runtime.arguments import all_types
 from tests.pulling import with_gradients
 
 words = sys.argv[1:] or ["0"]
@@ -21,7 +21,7 @@ for name in names:
     op = getattr(generated, name)
     axes = [axis for axis in op.spec.axes if axis != "..."]
     small = {axis: op.spec.extents.get(axis, 3) for axis in axes}
-    choices = list(bindings(op.spec))
+    choices = list(all_types(op.spec))
     for i, (inner, rows) in enumerate(SIZES):
         free = [axis for axis in axes if axis not in op.spec.extents]
         extents = {**small, **({free[-1]: inner} if free else {})}

@@ -8,7 +8,7 @@ import pytest
 
 import generated
 from codegen.runtime import draw
-from codegen.runtime.compile import bindings
+from codegen.runtime.arguments import all_types
 from tests.pulling import with_gradients
 
 ROWS = (3001,)  # rows for many blocks, and no whole number of them
@@ -26,7 +26,7 @@ def evaluate(op):
         extents[free[-1]] = max(8, 520 // math.prod(spec.extents.values()))
     rows = ROWS if "..." in spec.axes else ()
     params = tuple((p.name, 1 if p.default is None else p.default) for p in spec.params)
-    case = draw.Case(list(bindings(spec))[-1], rows, tuple(extents.items()), (), params, False, 1.0, 7)
+    case = draw.Case(list(all_types(spec))[-1], rows, tuple(extents.items()), (), params, False, 1.0, 7)
     with jax.enable_x64(True):
         both = with_gradients(op, case)
         got = [list(map(np.asarray, both())) for _ in range(3)]

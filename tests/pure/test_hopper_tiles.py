@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from codegen.hopper_tiles import MOST_ACCUMULATORS, SHARED, SQUARE, TABLE, WIDE, Tiles, choose, loses, refusal
+from codegen.ir import DTYPES
 
 TILES = Tiles(128, 128, 64, 4)
 
@@ -114,7 +115,7 @@ def test_what_is_chosen_fits(M, N, K, dtype, paired):
     tiles = choose(M, N, K, a=dtype, b=dtype, b_is_nk=True, paired=paired, multiprocessors=114)
     assert tiles is not None and tiles.blocks == 114
     assert refusal(tiles, dtype, dtype, b_is_nk=True, paired=paired, K=K, N=N) == ""
-    assert tiles.shared(dtype, dtype) <= SHARED and tiles.accumulators <= MOST_ACCUMULATORS
+    assert tiles.shared(DTYPES[dtype].size, DTYPES[dtype].size) <= SHARED and tiles.accumulators <= MOST_ACCUMULATORS
     # what a block finishes is whole: a vector or two of each of what is paired
     assert tiles.tile_n % tiles.splits == 0 and tiles.tile_n // tiles.splits % (32 if paired else 16) == 0
 
@@ -138,7 +139,7 @@ def test_operands_in_tiles_are_read_further_ahead():
 @pytest.mark.parametrize("paired", ["", "halves", "interleaved"])
 def test_there_is_room_for_operands(reads, paired):
     tiles = choose(8192, 8192, 8192, reads=reads, boxes=True, paired=paired)
-    assert tiles is not None and tiles.shared("bfloat16", "bfloat16") <= SHARED
+    assert tiles is not None and tiles.shared(2, 2) <= SHARED
     assert tiles.staged == 0 or (tiles.staged >= 16 * tiles.piece * reads // 2 and tiles.rolled)
 
 

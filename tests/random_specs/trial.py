@@ -15,7 +15,6 @@ from pathlib import Path
 
 import hypothesis
 
-from codegen.arch import lacks
 from codegen.errors import Mistake, SpecError
 from codegen.pipeline import Derived, read_op
 from codegen.render import render_op
@@ -23,6 +22,7 @@ from codegen.runtime import device, draw, testing
 from codegen.runtime.compile import compile_kernel, variants
 from codegen.runtime.draw import Case
 from codegen.runtime.op import Op
+from codegen.supported import lacks
 from tests.making import make_op
 from tests.mutants import check_names
 from tests.random_specs.tree import RandomSpec

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from codegen.backwards import Derived, backward_of
 from codegen.errors import Diagnostic, Span, SpecError, named
 from codegen.parsing import parse
-from codegen.pipeline import Derived, Op, read_op
+from codegen.pipeline import read_op
+from codegen.planned import Op
 from codegen.render import environment, render_op
 
 
@@ -111,7 +113,7 @@ def test_files(ops: list[Op], package: str) -> dict[str, str]:
             path=f"specs/{op.spec.op}.yaml",
             package=package,
             differentiable=op.spec.grad != "none",
-            backward=isinstance(op.backward, Derived),
+            backward=isinstance(backward_of(op), Derived),
         )
         for op in ops
     }

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.backwards import Derived, backward_of
 from codegen.errors import Mistake
-from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, lost_axes, topological
 from codegen.ops import REDUCTIONS
-from codegen.pipeline import Derived, Op
 from codegen.plan import Extents, Launch, overrides
+from codegen.planned import Gemm, Op
 from codegen.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.shared import read_config
 from codegen.sizes import Shape, array_bytes, elements, extents
@@ -297,13 +297,14 @@ def saved(op: Op) -> dict[str, Any]:
     """What the forward pass keeps for the backward one."""
     if op.spec.grad == "none":
         return {"names": [], "why": "it has no gradient"}
-    if not isinstance(op.backward, Derived):
+    backward = backward_of(op)
+    if not isinstance(backward, Derived):
         names = [a.name for a in op.spec.inputs] + [p.name for p in op.spec.params if not p.static]
         return {"names": names, "why": "the backward differentiates the jnp form (jax.vjp)"}
-    how, own = op.backward.how, op.backward.op.spec
+    how, own = backward.how, backward.op.spec
     names = [*how.saved, *how.inputs, *(p.name for p in own.params if not p.static)]
     if isinstance(op.plan, Gemm):
-        made = dict.fromkeys((*how.saved, *(acc for acc, _ in op.backward.products)))
+        made = dict.fromkeys((*how.saved, *(acc for acc, _ in backward.products)))
         factors = (x.name for p in op.plan.products for x in (p.a, p.b))
         why = "the products' factors and inputs"
         why += f", and {', '.join(made)} as the forward writes it" if made else ""
@@ -326,7 +327,8 @@ def saved(op: Op) -> dict[str, Any]:
 
 def _kept(op: Op, names: list[str]) -> list[Array]:
     """The arrays that a call keeps."""
-    more = op.backward.how.spec.inputs if isinstance(op.backward, Derived) else ()
+    backward = backward_of(op)
+    more = backward.how.spec.inputs if isinstance(backward, Derived) else ()
     arrays = {a.name: a for a in (*op.spec.inputs, *more)}
     return [arrays[name] for name in names if name in arrays]
 
@@ -335,7 +337,7 @@ def backward(op: Op) -> dict[str, Any] | None:
     """The generated backward, as a spec would say it; None where the op has no gradient."""
     if op.spec.grad == "none":
         return None
-    found = op.backward
+    found = backward_of(op)
     if not isinstance(found, Derived):
         return {"kernel": False, "why": found.message}
     spec = found.op.spec

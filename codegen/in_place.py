@@ -3,8 +3,8 @@ input before it alone writes that of the output."""
 
 from __future__ import annotations
 
-from codegen.gemms import Gemm
 from codegen.plan import Elementwise
+from codegen.planned import Gemm
 from codegen.reductions import Reduction
 
 

@@ -49,7 +49,9 @@ class Tiles:
     piece: int = 64  # columns of accumulators that pass through shared memory at once
     ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
     rolled: bool = False  # whether a loop runs the epilogue of a piece
-    staged: int = 0  # bytes of `STAGED_ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
+    staged: int = (
+        0  # bytes of `STAGED_ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
+    )
     splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
 
     @property

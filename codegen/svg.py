@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 from codegen.explain import Operation, graph
 from codegen.ir import axes_text, lost_axes
 from codegen.ops import REDUCTIONS
-from codegen.pipeline import Op
+from codegen.planned import Op
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from codegen.errors import Mistake
-from codegen.gemms import Gemm
 from codegen.ir import ROWS, lost_axes, part_text
 from codegen.plan import Access, Elementwise, Plan
+from codegen.planned import Gemm
 from codegen.reductions import Reduction
 
 

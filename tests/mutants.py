@@ -38,7 +38,8 @@ from codegen.embedding import to_data
 from codegen.errors import SpecError
 from codegen.formula import functions
 from codegen.ir import DTYPES
-from codegen.pipeline import Op, read_op
+from codegen.pipeline import read_op
+from codegen.planned import Op
 from codegen.render import render_op
 from codegen.render.literals import dict_literal
 from codegen.spec import Spec

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from codegen.pipeline import Derived
+from codegen.backwards import Derived
 from codegen.runtime import draw
 
 

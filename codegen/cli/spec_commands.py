@@ -34,7 +34,7 @@ from codegen.cli.project import Project, find_project
 from codegen.errors import SpecError, named, printable
 
 if TYPE_CHECKING:
-    from codegen.pipeline import Op
+    from codegen.planned import Op
 
 
 def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = None) -> None:
@@ -257,8 +257,10 @@ def schema() -> None:
 
 
 def _print_notices(ops: Iterable[Op]) -> None:
+    from codegen.notices import notices
+
     for op in ops:
-        for notice in op.notices:
+        for notice in notices(op.spec, op.statements):
             print(notice, file=sys.stderr)
 
 

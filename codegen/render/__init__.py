@@ -9,10 +9,10 @@ import functools
 import re
 
 from codegen import extras, library
+from codegen.backwards import Derived, backward_of
 from codegen.embedding import to_data
-from codegen.gemms import Gemm
-from codegen.pipeline import Derived, Op
 from codegen.plan import Elementwise
+from codegen.planned import Gemm, Op
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
@@ -64,16 +64,17 @@ def render_op(op: Op) -> str:
 def derived_ops(op: Op) -> dict[str, Op]:
     """The ops that an op's module holds besides it, by what they are to it."""
     found = {"epilogue": op.plan.epilogue} if isinstance(op.plan, Gemm) else {}
-    if isinstance(op.backward, Derived):
-        if op.backward.forward is not None:
-            found["forward"] = op.backward.forward
-        if op.backward.first is not None:
-            found["first"] = op.backward.first
-        if op.backward.beside is not None:
-            found["beside"] = op.backward.beside
-        if op.backward.frozen is not None:
-            found["frozen"] = op.backward.frozen.op
-        found["backward"] = op.backward.op
+    backward = backward_of(op)
+    if isinstance(backward, Derived):
+        if backward.forward is not None:
+            found["forward"] = backward.forward
+        if backward.first is not None:
+            found["first"] = backward.first
+        if backward.beside is not None:
+            found["beside"] = backward.beside
+        if backward.frozen is not None:
+            found["frozen"] = backward.frozen.op
+        found["backward"] = backward.op
     return found
 
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable
 
 from codegen import emit, online, ranges
 from codegen.contraction import is_approximable, pin_types, rounding
-from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Leaf, dtypes_of, reaching, topological
 from codegen.names import fresh
 from codegen.ops import PINNED
-from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key, dtype_constant, unheld_types
+from codegen.planned import Gemm, Op
 from codegen.reductions import Reduction
 from codegen.spec import Array, Param
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from codegen import emit
-from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise
+from codegen.planned import Op
 from codegen.render.common import Context, camel, quoted
 from codegen.spec import Array
 

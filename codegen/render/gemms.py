@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from codegen.contraction import rounding
 from codegen.errors import Mistake
-from codegen.gemms import Gemm
 from codegen.ir import topological
 from codegen.names import fresh
-from codegen.pipeline import Op
 from codegen.plan import Access, Elementwise, access_key
+from codegen.planned import Gemm, Op
 from codegen.render.common import Context, camel
 from codegen.render.elementwise import ElementwiseContext
 from codegen.spec import Array

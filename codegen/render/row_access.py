@@ -7,8 +7,8 @@ import math
 from dataclasses import replace
 
 from codegen import emit
-from codegen.pipeline import Op
 from codegen.plan import Access, Group
+from codegen.planned import Op
 from codegen.reductions import Reduction
 from codegen.render.common import Context, camel
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from codegen import emit
 from codegen.ir import ROWS, Statement, topological
 from codegen.names import fresh
-from codegen.pipeline import Op
 from codegen.plan import Access, dtype_constant
+from codegen.planned import Op
 from codegen.reductions import RowLaunch, Statistic
 from codegen.reference import Reference
 from codegen.render.common import camel

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen import pipeline
+from codegen import backwards, planned
 from codegen.runtime.op import Key, Op
 from codegen.runtime.scatter import add_taken
 
@@ -25,15 +25,15 @@ class DerivedOp(Op):
         self._begin(parts.get(f"{which}_launch"), parts.get(f"{which}_xla"))
 
     @functools.cached_property
-    def derived(self) -> pipeline.Derived:
+    def derived(self) -> backwards.Derived:
         """How both stand to the op."""
-        found: Any = self.origin._op.backward
+        found: Any = backwards.backward_of(self.origin._op)
         found = found.frozen if self._which == "frozen" else found
-        assert isinstance(found, pipeline.Derived), found
+        assert isinstance(found, backwards.Derived), found
         return found
 
     @functools.cached_property
-    def _op(self) -> pipeline.Op:
+    def _op(self) -> planned.Op:
         found = {"first": self.derived.first, "forward": self.derived.forward, "beside": self.derived.beside}.get(
             self._which, self.derived.op
         )

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from codegen.emit import leaf_key
 from codegen.ir import Node, topological
 from codegen.ops import OPS
-from codegen.pipeline import Op
 from codegen.plan import Access, access_key
+from codegen.planned import Op
 from codegen.runtime import slopes, views
 from codegen.runtime.arguments import Axes, Types
 from codegen.runtime.cast import cast

@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen import pipeline, sizes
+from codegen import backwards, planned, sizes
 from codegen.errors import Mistake
-from codegen.gemms import Gemm
 from codegen.ir import DTYPES, Statement
 from codegen.plan import Launch
+from codegen.planned import Gemm
 from codegen.reductions import RowLaunch, WalkLaunch
 from codegen.runtime import arguments, interpreted, shards, tile_folds, unsigned, views
 from codegen.runtime.arguments import Axes, Types
@@ -258,7 +258,7 @@ class Epilogue(DerivedOp):
     """What follows the products of an op."""
 
     @functools.cached_property
-    def _op(self) -> pipeline.Op:
+    def _op(self) -> planned.Op:
         plan = self.origin.plan
         assert isinstance(plan, Gemm)
         return plan.epilogue
@@ -274,9 +274,9 @@ class GemmForward(GemmOp):
         self._begin(parts.get("forward_launch"), None)
 
     @functools.cached_property
-    def _op(self) -> pipeline.Op:
-        found = self.origin._op.backward
-        assert isinstance(found, pipeline.Derived) and found.forward is not None
+    def _op(self) -> planned.Op:
+        found = backwards.backward_of(self.origin._op)
+        assert isinstance(found, backwards.Derived) and found.forward is not None
         return found.forward
 
     @functools.cached_property

@@ -135,7 +135,9 @@ class Pieces:
     @property
     def order(self) -> list[tuple[int, int, int]]:
         """The pieces: turn, slab, and which rows of it."""
-        return [(t, s, p) for t in range(self.turns) for s in range(self.slabs) for p in range(STAGED_ROWS // self.rows)]
+        return [
+            (t, s, p) for t in range(self.turns) for s in range(self.slabs) for p in range(STAGED_ROWS // self.rows)
+        ]
 
     def first_column(self, turn: int, lane: Int32) -> Int32:
         """Of a lane's vectors in a turn."""

@@ -25,7 +25,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
-from codegen import pipeline
+from codegen import backwards, pipeline, planned
 from codegen.errors import Mistake
 from codegen.interpret import host
 from codegen.ir import DTYPES, Statement
@@ -119,7 +119,7 @@ class Op(Generic[P, R]):
         self._xla_extra = [] if xla is None else list(inspect.signature(xla).parameters)
 
     @functools.cached_property
-    def _op(self) -> pipeline.Op:
+    def _op(self) -> planned.Op:
         return pipeline.read_op(f"specs/{self.__name__}.yaml", self._content)  # type: ignore[attr-defined]
 
     @property
@@ -145,9 +145,9 @@ class Op(Generic[P, R]):
         return (self, *(k for k in more if k is not None))
 
     @property
-    def backward(self) -> pipeline.Derived | Mistake:
+    def backward(self) -> backwards.Derived | Mistake:
         """The generated backward, or why there is none."""
-        return self._op.backward
+        return backwards.backward_of(self._op)
 
     @property
     def statements(self):

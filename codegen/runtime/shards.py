@@ -23,7 +23,7 @@ from codegen.runtime.evaluate import evaluate, evaluate_outputs, leaf_values, wi
 from codegen.spec import Array
 
 if TYPE_CHECKING:
-    from codegen import pipeline
+    from codegen import planned
     from codegen.reductions import Reduction, Statistic
     from codegen.runtime.op import Key, Op
 
@@ -68,7 +68,7 @@ def in_jnp(op: Op, key: Key, operands: Sequence[jax.Array], split: Split) -> tup
 
 
 def outputs_in_jnp(
-    op: pipeline.Op, stores: Sequence[Access], arrays: Mapping[str, Any], params: Mapping[str, Any], types: arguments.Types,
+    op: planned.Op, stores: Sequence[Access], arrays: Mapping[str, Any], params: Mapping[str, Any], types: arguments.Types,
     compute: str, split: Split,
 ) -> dict[Array, jax.Array]:  # fmt: skip
     """The outputs that `stores` write, on one shard, in jnp; by array."""
@@ -81,7 +81,7 @@ def outputs_in_jnp(
 
 
 def known_in_jnp(
-    op: pipeline.Op,
+    op: planned.Op,
     roots: Sequence[Node],
     arrays: Mapping[str, Any],
     params: Mapping[str, Any],
@@ -106,7 +106,7 @@ def known_in_jnp(
 
 
 def asked(
-    op: pipeline.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
+    op: planned.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
     """What some of a chain's nodes ask for that a shard has not: positions in the whole, sizes of it, and what is taken along
     axes that are split; by the identity of the nodes."""
@@ -122,7 +122,7 @@ def asked(
 
 
 def _picked(
-    op: pipeline.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
+    op: planned.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
     """What is taken along axes that are split, by the identity of the nodes: each element from the shard that has it."""
     known = {}

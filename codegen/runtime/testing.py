@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen import extras
+from codegen.backwards import Derived
 from codegen.errors import Mistake
 from codegen.ir import DTYPES, reaching
-from codegen.pipeline import Derived
 from codegen.plan import Access, access_key
 from codegen.runtime import arguments, draw, interpreted, views
 from codegen.runtime.agreement import BrokenReference, Disagreement, Report, compare, same

@@ -12,7 +12,8 @@ from typing import Any
 
 from codegen.explain import explain
 from codegen.explain_text import size_text, time_text
-from codegen.pipeline import Op, read_op
+from codegen.pipeline import read_op
+from codegen.planned import Op
 from codegen.sizes import bench_shapes, default_shape
 from codegen.svg import draw
 from docs.site.formula import Formula

@@ -12,11 +12,11 @@ import pytest
 from making import make_op
 
 import generated
+from codegen.backwards import Derived
 from codegen.errors import SpecError
 from codegen.formula import functions
 from codegen.ir import COMPUTE
 from codegen.ops import OPS, REDUCTIONS
-from codegen.pipeline import Derived
 from codegen.prelude import prelude
 from codegen.runtime import testing
 from tests.cpu.test_reductions import spec_text

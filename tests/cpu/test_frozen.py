@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import generated
 from codegen import sizes
-from codegen.pipeline import Derived
+from codegen.backwards import Derived
 from tests.cpu.test_reductions import spec_text
 from tests.cpu.test_sharding import collectives, kernels, make_mesh, normal  # noqa: F401
 from tests.making import make_op

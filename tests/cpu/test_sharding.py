@@ -18,9 +18,9 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import generated
+from codegen.backwards import Derived
 from codegen.emit import leaf_key
 from codegen.ir import topological
-from codegen.pipeline import Derived
 from codegen.runtime import arguments, draw, gemm_op, partition, shards, views
 from codegen.runtime.arguments import all_types
 from codegen.runtime.evaluate import evaluate, evaluate_outputs, leaf_values

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.pipeline import Derived
+from codegen.backwards import Derived
 from codegen.runtime.testing import check_gradient, check_op
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from codegen.errors import SpecError
 from codegen.formula import functions
 from codegen.ir import DTYPES
-from codegen.pipeline import Op, read_op
+from codegen.pipeline import read_op
+from codegen.planned import Op
 from codegen.render import render_op
 from codegen.specfile import KEYS
 from tests.mutants import examine

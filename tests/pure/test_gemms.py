@@ -2,9 +2,10 @@
 
 import pytest
 
+from codegen.backwards import Derived, backward_of
 from codegen.errors import Mistake
-from codegen.gemms import Gemm
-from codegen.pipeline import Derived, read_op
+from codegen.pipeline import read_op
+from codegen.planned import Gemm
 
 
 def made(inputs: str, chain: str, outputs: str = "y: T[..., N]", types: str = "T: [float16, bfloat16]"):
@@ -118,7 +119,7 @@ def test_what_is_folded_may_be_all_that_there_is():
 
 
 def backward(*args: str) -> Derived:
-    found = made(*args).backward
+    found = backward_of(made(*args))
     assert isinstance(found, Derived), found
     return found
 
@@ -144,13 +145,13 @@ def test_an_output_that_is_the_product_serves_as_one_that_is_kept():
 
 def test_products_of_float8_are_kept_as_the_output_is():
     types = "Q: [float8_e4m3fn]; T: [float16, bfloat16]"
-    found = made("x: Q[..., K]; w: Q[K, N]; bias: T[N]", "y = silu(x @ w + bias)", types=types).backward
+    found = backward_of(made("x: Q[..., K]; w: Q[K, N]; bias: T[N]", "y = silu(x @ w + bias)", types=types))
     assert [str(a) for a in found.op.spec.outputs] == ["T[..., N]", "T[N]"]
 
 
 def test_products_of_float8_alone_are_kept_in_float32():
     types = "Q: [float8_e4m3fn]"
-    found = made("x: Q[..., K]; w: Q[K, N]", "y = silu(x @ w)", "y: Q[..., N]", types=types).backward
+    found = backward_of(made("x: Q[..., K]; w: Q[K, N]", "y = silu(x @ w)", "y: Q[..., N]", types=types))
     assert [str(a) for a in found.forward.spec.outputs] == ["Q[..., N]", "float32[..., N]"]
     assert [str(a) for a in found.op.spec.outputs] == ["float32[..., N]"]
 

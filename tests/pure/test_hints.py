@@ -8,7 +8,8 @@ import pytest
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.formula import INSTEAD
-from codegen.pipeline import Op, read_op
+from codegen.pipeline import read_op
+from codegen.planned import Op
 
 FOLDER = Path(__file__).parent / "bad_specs"
 BAD = {path.stem: path.read_bytes() for path in sorted(FOLDER.glob("*.yaml"))}

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from codegen import build
 from codegen.errors import SpecError
-from codegen.pipeline import Op, read_op
+from codegen.pipeline import read_op
+from codegen.planned import Op
 from codegen.render import render_op
 from codegen.specfile import load_spec
 from tests.mutants import meaning

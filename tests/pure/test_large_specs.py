@@ -8,8 +8,10 @@ import time
 import pytest
 
 from codegen import explain, sizes, svg
+from codegen.backwards import Derived, backward_of
 from codegen.explain import graph
-from codegen.pipeline import Derived, Op, read_op
+from codegen.pipeline import read_op
+from codegen.planned import Op
 from codegen.render import render_op
 from codegen.statements import MAX_STATEMENTS
 
@@ -77,7 +79,7 @@ def test_specs_at_the_limits_take_no_longer_than_promised(name):
 
 def tower(chain: str, outputs: str = "y: float32[..., N]") -> Op:
     made = read_op("specs/large.yaml", text(chain, "x: float32[..., N]\nbias: float32[N]", outputs).replace(TYPES, ""))
-    assert isinstance(made.backward, Derived), made.backward
+    assert isinstance(backward_of(made), Derived), backward_of(made)
     return made
 
 
@@ -96,8 +98,8 @@ def test_towers_of_powers_are_as_long_as_their_graph(chain, outputs, most):
     source = render_op(op)
     assert max(map(len, source.splitlines())) < 200
     # the backward multiplies at most once more for each power
-    assert len(graph(op.backward.op).operations) < 8 * most
-    assert len(op.backward.how.spec.chain.value) < 60 * 8 * most
+    assert len(graph(backward_of(op).op).operations) < 8 * most
+    assert len(backward_of(op).how.spec.chain.value) < 60 * 8 * most
 
 
 def test_a_derivative_of_a_large_power_is_that_of_the_power():
@@ -105,6 +107,6 @@ def test_a_derivative_of_a_large_power_is_that_of_the_power():
     op = tower("y = ((x + bias) ** 32) ** 32")
     x, bias, dy = 0.4, 0.6 + 1e-4, 0.7
     scope = {"x": x, "bias": bias, "dy": dy, "y": (x + bias) ** 1024, "sum": lambda value, axis: value, "N": "N"}
-    exec(op.backward.op.spec.chain.value.replace("axis=...", "axis=0"), {}, scope)
+    exec(backward_of(op).op.spec.chain.value.replace("axis=...", "axis=0"), {}, scope)
     assert scope["dx"] == pytest.approx(dy * 1024 * (x + bias) ** 1023, rel=1e-9)
     assert scope["dbias"] == pytest.approx(dy * 1024 * (x + bias) ** 1023, rel=1e-9)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import hypothesis
 
+from codegen.backwards import Derived
 from codegen.errors import Mistake, SpecError
-from codegen.pipeline import Derived, read_op
+from codegen.pipeline import read_op
 from codegen.render import render_op
 from codegen.runtime import device, draw, testing
 from codegen.runtime.compile import compile_kernel, variants
